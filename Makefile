@@ -1,0 +1,42 @@
+# The two commands of a newcomer are `make demo` and `make test`; each builds .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    replay recorded rollouts live under two policies and compare"
+	@echo "make test    run all tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   what the system costs on top of plain Celery"
+	@echo "make clean   remove .venv and what demos left"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; this is %d.%d: make PYTHON=python3.12 …" % sys.version_info[:2])'
+	@echo "building $(VENV) (once) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e '.[server,gpu,postgres,dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/tangram demo
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(STAMP)
+	@$(BIN)/python -m bench.overhead
+
+clean:
+	rm -rf $(VENV) .tangram

@@ -1,0 +1,54 @@
+"""ARL-Tangram: what a trainer installs."""
+
+from tangram.action import Action, Cost
+from tangram.aio import AsyncClient, AsyncEnvironment
+from tangram.client import Client, Environment
+from tangram.elasticity import Amdahl, Flat, Table
+from tangram.errors import (
+    ActionCancelled,
+    ActionError,
+    ActionFailed,
+    ActionLost,
+    ActionRejected,
+    ActionTimedOut,
+    InvalidAction,
+    ResultNotReady,
+    StackUnreachable,
+    TangramError,
+)
+from tangram.handles import AsyncHandle, Handle
+from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Texts
+from tangram.session import ClientClosed
+from tangram.settings import Settings
+
+__all__ = [
+    "Act",
+    "Action",
+    "ActionCancelled",
+    "ActionError",
+    "ActionFailed",
+    "ActionLost",
+    "ActionRejected",
+    "ActionTimedOut",
+    "Amdahl",
+    "AsyncClient",
+    "AsyncEnvironment",
+    "AsyncHandle",
+    "Client",
+    "ClientClosed",
+    "Cost",
+    "Environment",
+    "ExecResult",
+    "Flat",
+    "Handle",
+    "InvalidAction",
+    "Logprobs",
+    "Response",
+    "ResultNotReady",
+    "Scores",
+    "Settings",
+    "StackUnreachable",
+    "Table",
+    "TangramError",
+    "Texts",
+]

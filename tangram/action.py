@@ -1,0 +1,224 @@
+"""The unified action formulation: what one action is, what it costs, how it may be treated.
+
+An action has a cost vector over kinds of resource. A dimension may name a set of acceptable amounts instead of
+one; at most one dimension, the *key elastic resource*, changes how long the action runs (the paper, section
+"Unified action formulation"). Everything is checked at construction, with errors that name the field, so that a
+wrong action never leaves the trainer. The same words, as JSON, travel in the message header `tangram`
+(`Action.to_header`, `Action.from_header`); arguments travel in the Celery message itself.
+
+Only values live here: no connection, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from tangram.elasticity import FLAT, Amdahl, Curve, Elasticity, Table, check_units, make_curve
+from tangram.errors import InvalidAction
+
+CORES = "cores"
+CELLS = "cells"
+MEMORY_MB = "memory_mb"
+QUOTA_PREFIX = "quota:"
+
+CPU_KINDS = ("cpu.open", "cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.close")
+GPU_KINDS = ("gpu.score", "gpu.logprobs", "gpu.generate")
+API_KINDS = ("api.call",)
+KINDS = CPU_KINDS + GPU_KINDS + API_KINDS
+"""The kinds that come with the system. Any other Celery task that declares its resources is an action too."""
+
+LOWEST_PRIORITY, DEFAULT_PRIORITY, HIGHEST_PRIORITY = 0, 5, 9
+
+Amounts = int | Iterable[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A cost vector: for each kind of resource the acceptable amounts, ascending.
+
+    Names are `cores`, `cells` (GPU cells), `memory_mb` and `quota:<name>` (requests against that quota).
+    """
+
+    amounts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse unknown resources, wrong amounts and more than one elastic dimension."""
+        clean: dict[str, tuple[int, ...]] = {}
+        for name in sorted(self.amounts):
+            if name not in (CORES, CELLS, MEMORY_MB) and not (name.startswith(QUOTA_PREFIX) and len(name) > len(QUOTA_PREFIX)):
+                raise InvalidAction("cost", f"unknown resource {name!r}: use cores, cells, memory_mb or quota:<name>")
+            check_units(self.amounts[name], f"cost.{name}")
+            clean[name] = tuple(self.amounts[name])
+        elastic = [name for name, amounts in clean.items() if len(amounts) > 1]
+        if len(elastic) > 1:
+            raise InvalidAction("cost", f"at most one resource may name several amounts, not {' and '.join(elastic)}")
+        object.__setattr__(self, "amounts", MappingProxyType(clean))
+
+    @classmethod
+    def of(cls, **amounts: Amounts) -> Cost:
+        """Build a cost from keywords, e.g. `Cost.of(cores=[1, 2, 4], memory_mb=512)`."""
+        return cls({name: _amounts(name, given) for name, given in amounts.items()})
+
+    @property
+    def key(self) -> str | None:
+        """The key elastic resource: the dimension with several amounts, else the compute dimension, else none."""
+        for name, amounts in self.amounts.items():
+            if len(amounts) > 1:
+                return name
+        for name in (CORES, CELLS):
+            if name in self.amounts:
+                return name
+        return None
+
+    def least(self, name: str) -> int:
+        """Return the smallest acceptable amount of `name`; 0 where the vector has no such dimension."""
+        amounts = self.amounts.get(name)
+        return amounts[0] if amounts else 0
+
+    @property
+    def quotas(self) -> tuple[str, ...]:
+        """The names of the quotas that this cost draws on."""
+        return tuple(name[len(QUOTA_PREFIX) :] for name in self.amounts if name.startswith(QUOTA_PREFIX))
+
+    def __hash__(self) -> int:
+        """Hash by content."""
+        return hash(tuple(self.amounts.items()))
+
+    def __reduce__(self) -> tuple[type[Cost], tuple[dict[str, tuple[int, ...]]]]:
+        """Pickle as a plain mapping."""
+        return (Cost, (dict(self.amounts),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One invocation of an outside resource; the unit that is scheduled.
+
+    `kind` is the Celery task's name and `arguments` its keywords. `work_s` is the expected duration on one unit
+    (`T_ori`), absent where nobody knows. `timeout_s` counts from the start of execution, `queue_timeout_s` from
+    submission; `output_timeout_s` is the longest silence allowed. Higher `priority` (0..9) goes first. An
+    `idempotent` action may be run again after its node was lost. `action_class` groups alike actions for learning.
+    """
+
+    kind: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    cost: Cost = field(default_factory=Cost)
+    curve: Curve = FLAT
+    job: str = "default"
+    trajectory: str = ""
+    environment: str | None = None
+    session: str | None = None
+    service: str | None = None
+    requires: tuple[str, ...] = ()
+    work_s: float | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    output_timeout_s: float | None = None
+    priority: int = DEFAULT_PRIORITY
+    idempotent: bool = False
+    action_class: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse wrong fields, naming the field."""
+        _check_text("kind", self.kind)
+        _check_text("job", self.job)
+        for name in ("trajectory", "environment", "session", "service", "action_class"):
+            if getattr(self, name):
+                _check_text(name, getattr(self, name))
+        for name in ("timeout_s", "queue_timeout_s", "output_timeout_s"):
+            _check_seconds(name, getattr(self, name), above_zero=True)
+        _check_seconds("work_s", self.work_s, above_zero=False)
+        if not isinstance(self.priority, int) or isinstance(self.priority, bool) or not 0 <= self.priority <= HIGHEST_PRIORITY:
+            raise InvalidAction("priority", f"must be a whole number from 0 to {HIGHEST_PRIORITY}, not {self.priority!r}")
+        if not isinstance(self.idempotent, bool):
+            raise InvalidAction("idempotent", f"must be true or false, not {self.idempotent!r}")
+        if self.kind.startswith("gpu.") and not self.service:
+            raise InvalidAction("service", f"{self.kind} needs the name of a service")
+        if self.kind in ("cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.open", "cpu.close") and not self.environment:
+            raise InvalidAction("environment", f"{self.kind} needs an environment")
+        if isinstance(self.requires, str) or not all(isinstance(label, str) and label for label in self.requires):
+            raise InvalidAction("requires", f"must be a list of node labels, not {self.requires!r}")
+        object.__setattr__(self, "requires", tuple(self.requires))
+        _ = self.elasticity
+
+    @property
+    def elasticity(self) -> Elasticity:
+        """The amounts of the key elastic resource and the curve over them."""
+        key = self.cost.key
+        return Elasticity(units=self.cost.amounts[key] if key else (1,), curve=self.curve)
+
+    def to_header(self) -> dict[str, Any]:
+        """Return the JSON-able header; fields at their default are left out, arguments are not in it."""
+        header: dict[str, Any] = {"kind": self.kind, "cost": {name: list(amounts) for name, amounts in self.cost.amounts.items()}}
+        if isinstance(self.curve, Amdahl):
+            header["parallel_fraction"] = self.curve.parallel_fraction
+        elif isinstance(self.curve, Table):
+            header["efficiency"] = {str(units): value for units, value in self.curve.efficiency}
+        for name in _PLAIN:
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                header[name] = list(value) if isinstance(value, tuple) else value
+        return header
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> Action:
+        """Build the action that a header describes.
+
+        Raises
+        ------
+        InvalidAction
+            When a field is unknown or wrong; nothing in a header is trusted.
+
+        """
+        if not isinstance(header, Mapping):
+            raise InvalidAction("tangram", f"the header must be an object, not {type(header).__name__}")
+        unknown = sorted(str(name) for name in set(header) - _HEADER_FIELDS)
+        if unknown:
+            raise InvalidAction(unknown[0], "no such field of an action")
+        cost = header.get("cost", {})
+        if not isinstance(cost, Mapping):
+            raise InvalidAction("cost", f"must be an object, not {type(cost).__name__}")
+        efficiency = header.get("efficiency")
+        if efficiency is not None and not isinstance(efficiency, Mapping):
+            raise InvalidAction("efficiency", f"must be an object, not {type(efficiency).__name__}")
+        plain = {name: header[name] for name in _PLAIN if name in header}
+        return cls(
+            kind=header.get("kind", ""),
+            cost=Cost({str(name): _amounts(str(name), given) for name, given in cost.items()}),
+            curve=make_curve(header.get("parallel_fraction"), efficiency),
+            **plain,
+        )
+
+    def with_arguments(self, **arguments: Any) -> Action:
+        """Return a copy with these keyword arguments for its task."""
+        return replace(self, arguments=arguments)
+
+
+_PLAIN = tuple(f.name for f in fields(Action) if f.name not in ("kind", "arguments", "cost", "curve"))
+_DEFAULTS = {f.name: f.default for f in fields(Action)}
+_HEADER_FIELDS = {*_PLAIN, "kind", "cost", "parallel_fraction", "efficiency", "submitted_at"}
+
+
+def _amounts(name: str, given: object) -> tuple[int, ...]:
+    if isinstance(given, int):
+        return (given,)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidAction(f"cost.{name}", f"must be an amount or a list of amounts, not {given!r}")
+    return tuple(given)
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value or len(value) > 256 or not value.isprintable():
+        raise InvalidAction(name, f"must be 1 to 256 printable characters, not {str(value)[:40]!r}")
+
+
+def _check_seconds(name: str, value: object, *, above_zero: bool) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidAction(name, f"must be a number of seconds, not {value!r}")
+    if value < 0 or (above_zero and value == 0):
+        raise InvalidAction(name, f"must be {'above 0' if above_zero else '0 or more'}, not {value!r}")

@@ -1,0 +1,200 @@
+"""The async client: the words of `tangram.client`, every call awaited.
+
+Thousands of coroutines share one client: sending is done by one thread, results come over one subscription, and nothing
+here blocks the event loop. Cancelling a coroutine that waits for an action cancels the action.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from tangram import calls
+from tangram.action import Action
+from tangram.calls import CallOptions, ExecOptions, Limits, Place, ServiceOptions
+from tangram.errors import TangramError
+from tangram.handles import AsyncHandle
+from tangram.results import ExecResult, Logprobs, Response, Scores, Texts
+from tangram.session import CLOSE_WAIT_S, Session
+from tangram.settings import Settings
+
+
+class AsyncClient:
+    """A trainer's way to the stack, for coroutines. Errors and meanings are those of `tangram.client.Client`."""
+
+    def __init__(self, job: str = "default", settings: Settings | None = None) -> None:
+        """Prepare; entering the context connects, else the first call does."""
+        self.job = job
+        self._settings = settings
+        self._session: Session | None = None
+        self._starting = asyncio.Lock()
+
+    async def open(
+        self,
+        *,
+        trajectory: str,
+        image: str | None = None,
+        memory_mb: int | None = None,
+        requires: Iterable[str] = (),
+        **limits: Unpack[Limits],
+    ) -> AsyncEnvironment:
+        """Open an environment of `trajectory`; see `Client.open`."""
+        action = calls.open_environment(self.job, trajectory=trajectory, image=image, memory_mb=memory_mb, requires=requires, **limits)
+        session = await self._connected()
+        await session.open_environment(action)
+        return AsyncEnvironment(session, calls.place_of(action))
+
+    async def score(self, service: str, items: Sequence[Any], **options: Unpack[ServiceOptions]) -> Scores:
+        """Return the scores that a reward model gives to `items`, one each."""
+        scores: Scores = await self._run(calls.score(self.job, service, items, options))
+        return scores
+
+    async def logprobs(self, service: str, token_ids: Sequence[Sequence[int]], **options: Unpack[ServiceOptions]) -> Logprobs:
+        """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats."""
+        logprobs: Logprobs = await self._run(calls.logprobs(self.job, service, token_ids, options))
+        return logprobs
+
+    async def generate(
+        self,
+        service: str,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        **options: Unpack[ServiceOptions],
+    ) -> Texts:
+        """Return how a model continues `prompts`, one text each; what is not given is the service's own default."""
+        texts: Texts = await self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
+        return texts
+
+    async def call(
+        self,
+        quota: str,
+        *,
+        url: str,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | str | None = None,
+        json: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Response:
+        """Send one request to an outside API once its quota allows it, and return the answer, whatever its status code."""
+        action = calls.call(self.job, quota, url=url, method=method, headers=headers, body=body, json=json, **options)
+        answer: Response = await self._run(action)
+        return answer
+
+    async def submit(self, action: Action) -> AsyncHandle[Any]:
+        """Submit any action and return a handle on it; see `Client.submit`."""
+        return AsyncHandle((await self._connected()).submit(action))
+
+    async def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:
+        """Cancel a trajectory of this job, or a whole job; see `Client.cancel`."""
+        (await self._connected()).cancel(trajectory, job)
+
+    async def close(self) -> None:
+        """Close this client's environments, waiting a bounded time for that, and its connections. Idempotent."""
+        async with self._starting:
+            session = self._session
+            if session is None:
+                return
+            try:
+                await _settled(session.begin_closing(), CLOSE_WAIT_S)
+            finally:
+                await asyncio.shield(asyncio.to_thread(session.stop))
+
+    async def __aenter__(self) -> Self:
+        """Connect. Raises `StackUnreachable` when no stack answers in time."""
+        await self._connected()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close."""
+        await self.close()
+
+    async def _connected(self) -> Session:
+        if self._session is None:
+            async with self._starting:
+                if self._session is None:
+                    self._session = await self._connect()
+        return self._session
+
+    async def _connect(self) -> Session:
+        session = await asyncio.to_thread(Session, self.job, self._settings)
+        try:
+            await _settled(session.start(), session.start_limit_s)
+            session.check_started()
+        except BaseException:
+            session.stop(0.0)
+            raise
+        return session
+
+    async def _run(self, action: Action) -> Any:
+        return await (await self._connected()).submit(action)
+
+
+class AsyncEnvironment:
+    """A stateful sandbox, for coroutines; see `tangram.client.Environment`."""
+
+    def __init__(self, session: Session, place: Place) -> None:
+        """Stand for an environment that is open; `AsyncClient.open` makes these."""
+        self._session = session
+        self._place = place
+        self._closed = False
+
+    @property
+    def id(self) -> str:
+        """The environment's id."""
+        return self._place.environment
+
+    @property
+    def trajectory(self) -> str:
+        """The trajectory that owns it."""
+        return self._place.trajectory
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a shell command and wait for it; see `Environment.exec`."""
+        result: ExecResult = await self._session.submit(calls.execute(self._place, command, **options))
+        return result
+
+    async def submit(self, command: str, **options: Unpack[ExecOptions]) -> AsyncHandle[ExecResult]:
+        """Submit a shell command and return a handle on it."""
+        return AsyncHandle(self._session.submit(calls.execute(self._place, command, **options)))
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the bytes of a file."""
+        data: bytes = await self._session.submit(calls.read_file(self._place, path))
+        return data
+
+    async def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
+        """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
+        await self._session.submit(calls.write_file(self._place, path, data, mode))
+
+    async def close(self) -> None:
+        """End its processes and throw its files away. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._session.submit(calls.close_environment(self._place))
+
+    async def __aenter__(self) -> Self:
+        """Return the environment."""
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close; an error of closing never hides the one that is already on its way."""
+        try:
+            await self.close()
+        except TangramError:
+            if error is None:
+                raise
+
+
+async def _settled(futures: Iterable[Future[Any]], timeout_s: float) -> None:
+    """Wait until all futures are done, however they end, at most `timeout_s` seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*(asyncio.wrap_future(future) for future in futures), return_exceptions=True)

@@ -1,0 +1,99 @@
+"""Large parts of payloads, kept in the result store beside the messages.
+
+A value up to `wire.BLOB_THRESHOLD_BYTES` travels as it is (bytes as base64 text); a larger one is put under a key of its own
+that expires, and a reference `{"$blob": key, "bytes": n}` travels instead. Trainers and workers use the same class.
+Only putting and getting lives here; which arguments and results may be large is written in `tangram.wire`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from redis import Redis
+
+from tangram.errors import ActionFailed
+from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S
+
+_REFERENCE = "$blob"
+
+
+class Blobs:
+    """Puts large values into Redis and gets them back; safe for use by many threads.
+
+    Putting raises what redis-py raises when the store is away. Getting raises `ActionFailed` for a blob that has
+    expired and for values that are neither inline nor a reference.
+    """
+
+    def __init__(self, store: Redis, threshold_bytes: int = BLOB_THRESHOLD_BYTES, ttl_s: float = BLOB_TTL_S) -> None:
+        """Use `store`; values above `threshold_bytes` become blobs that live for `ttl_s`."""
+        self._store = store
+        self._threshold_bytes = threshold_bytes
+        self._ttl_ms = max(1, round(ttl_s * 1000))
+
+    def put(self, data: bytes) -> str | dict[str, Any]:
+        """Return the wire form of `data`: base64 text, or a reference."""
+        return self._keep(data) if self._large(data) else base64.b64encode(data).decode("ascii")
+
+    def get(self, value: object) -> bytes:
+        """Return the bytes that `put` was given."""
+        if isinstance(value, Mapping):
+            return self._fetch(value)
+        if not isinstance(value, str):
+            raise ActionFailed(f"expected base64 text or a blob reference, not {type(value).__name__}")
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ActionFailed(f"data is not base64: {error}") from None
+
+    def put_text(self, text: str) -> str | dict[str, Any]:
+        """Return the wire form of `text`: the text itself, or a reference. Lone surrogates are replaced in blobs."""
+        if len(text) * 4 <= self._threshold_bytes:
+            return text
+        data = text.encode("utf-8", "replace")
+        return self._keep(data) if self._large(data) else text
+
+    def get_text(self, value: object) -> str:
+        """Return the text that `put_text` was given."""
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, Mapping):
+            raise ActionFailed(f"expected text or a blob reference, not {type(value).__name__}")
+        return self._fetch(value).decode("utf-8", "replace")
+
+    def put_json(self, value: Any) -> Any:
+        """Return the wire form of a JSON value: the value itself, or a reference. Raises `TypeError` for other values."""
+        data = json.dumps(value, separators=(",", ":")).encode()
+        return self._keep(data) if self._large(data) else value
+
+    def get_json(self, value: Any) -> Any:
+        """Return the value that `put_json` was given."""
+        if not (isinstance(value, Mapping) and _REFERENCE in value):
+            return value
+        try:
+            return json.loads(self._fetch(value))
+        except ValueError as error:
+            raise ActionFailed(f"a blob does not hold JSON: {error}") from None
+
+    def _large(self, data: bytes) -> bool:
+        return len(data) > self._threshold_bytes
+
+    def _keep(self, data: bytes) -> dict[str, Any]:
+        key = BLOB_KEY_PREFIX + uuid4().hex
+        self._store.set(key, data, px=self._ttl_ms)
+        return {_REFERENCE: key, "bytes": len(data)}
+
+    def _fetch(self, reference: Mapping[str, Any]) -> bytes:
+        key = reference.get(_REFERENCE)
+        if not isinstance(key, str) or not key.startswith(BLOB_KEY_PREFIX):
+            raise ActionFailed(f"not a blob reference: {str(dict(reference))[:80]}")
+        data = self._store.get(key)
+        if data is None:
+            raise ActionFailed(f"a large value ({reference.get('bytes')} bytes) is no longer in the result store: it has expired")
+        if not isinstance(data, bytes):
+            raise ActionFailed("blobs need a Redis client without decode_responses")
+        return data

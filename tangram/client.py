@@ -1,0 +1,190 @@
+"""The sync client: what a trainer's threads call.
+
+Thin words over `tangram.calls` (what is asked) and `tangram.session` (how it travels); nothing is decided here. A client
+and its environments may be used by many threads at once. `tangram.aio` has the same words for coroutines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from tangram import calls
+from tangram.action import Action
+from tangram.calls import CallOptions, ExecOptions, Limits, Place, ServiceOptions
+from tangram.errors import TangramError
+from tangram.handles import Handle
+from tangram.results import ExecResult, Logprobs, Response, Scores, Texts
+from tangram.session import CLOSE_WAIT_S, Session
+from tangram.settings import Settings
+
+
+class Client:
+    """A trainer's way to the stack.
+
+    All methods that wait raise the `ActionError` that says how an action ended without a result, `InvalidAction` for
+    wrong words before anything is sent, and `StackUnreachable` when the stack is away. Leaving the context closes the
+    environments that were opened through this client.
+    """
+
+    def __init__(self, job: str = "default", settings: Settings | None = None) -> None:
+        """Connect as `job`, to the stack that `settings` name: by default `TANGRAM_*`, else the state folder's stack.
+
+        Raises
+        ------
+        StackUnreachable
+            When no stack answers within `settings.connect_timeout_s`.
+
+        """
+        self._session = Session(job, settings)
+        wait(self._session.start(), self._session.start_limit_s)
+        self._session.check_started()
+
+    @property
+    def job(self) -> str:
+        """The job that this client's actions belong to."""
+        return self._session.job
+
+    def open(
+        self,
+        *,
+        trajectory: str,
+        image: str | None = None,
+        memory_mb: int | None = None,
+        requires: Iterable[str] = (),
+        **limits: Unpack[Limits],
+    ) -> Environment:
+        """Open an environment of `trajectory` and wait until it is there.
+
+        `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have.
+        """
+        action = calls.open_environment(self.job, trajectory=trajectory, image=image, memory_mb=memory_mb, requires=requires, **limits)
+        self._session.open_environment(action).result()
+        return Environment(self._session, calls.place_of(action))
+
+    def score(self, service: str, items: Sequence[Any], **options: Unpack[ServiceOptions]) -> Scores:
+        """Return the scores that a reward model gives to `items`, one each."""
+        scores: Scores = self._run(calls.score(self.job, service, items, options))
+        return scores
+
+    def logprobs(self, service: str, token_ids: Sequence[Sequence[int]], **options: Unpack[ServiceOptions]) -> Logprobs:
+        """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats."""
+        logprobs: Logprobs = self._run(calls.logprobs(self.job, service, token_ids, options))
+        return logprobs
+
+    def generate(
+        self,
+        service: str,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        **options: Unpack[ServiceOptions],
+    ) -> Texts:
+        """Return how a model continues `prompts`, one text each; what is not given is the service's own default."""
+        texts: Texts = self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
+        return texts
+
+    def call(
+        self,
+        quota: str,
+        *,
+        url: str,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | str | None = None,
+        json: Any = None,
+        **options: Unpack[CallOptions],
+    ) -> Response:
+        """Send one request to an outside API once its quota allows it, and return the answer, whatever its status code."""
+        action = calls.call(self.job, quota, url=url, method=method, headers=headers, body=body, json=json, **options)
+        answer: Response = self._run(action)
+        return answer
+
+    def submit(self, action: Action) -> Handle[Any]:
+        """Submit any action and return a handle on it; does not wait. One without a job gets this client's."""
+        return self._session.submit(action)
+
+    def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:
+        """Cancel every waiting and running action of a trajectory of this job, or of a whole job, and its environments."""
+        self._session.cancel(trajectory, job)
+
+    def close(self) -> None:
+        """Close this client's environments, waiting a bounded time for that, and its connections. Idempotent."""
+        try:
+            wait(self._session.begin_closing(), CLOSE_WAIT_S)
+        finally:
+            self._session.stop()
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close."""
+        self.close()
+
+    def _run(self, action: Action) -> Any:
+        return self._session.submit(action).result()
+
+
+class Environment:
+    """A stateful sandbox: files, processes and shell sessions stay between its actions."""
+
+    def __init__(self, session: Session, place: Place) -> None:
+        """Stand for an environment that is open; `Client.open` makes these."""
+        self._session = session
+        self._place = place
+        self._closed = False
+
+    @property
+    def id(self) -> str:
+        """The environment's id."""
+        return self._place.environment
+
+    @property
+    def trajectory(self) -> str:
+        """The trajectory that owns it."""
+        return self._place.trajectory
+
+    def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a shell command and wait for it.
+
+        A command that fails is a result with its exit code. One that was killed at a timeout is a result with status
+        `timed_out` and what it had printed. Everything else that can happen to an action is raised.
+        """
+        return self.submit(command, **options).result()
+
+    def submit(self, command: str, **options: Unpack[ExecOptions]) -> Handle[ExecResult]:
+        """Submit a shell command and return a handle on it; does not wait."""
+        return self._session.submit(calls.execute(self._place, command, **options))
+
+    def read_file(self, path: str) -> bytes:
+        """Return the bytes of a file."""
+        data: bytes = self._session.submit(calls.read_file(self._place, path)).result()
+        return data
+
+    def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
+        """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
+        self._session.submit(calls.write_file(self._place, path, data, mode)).result()
+
+    def close(self) -> None:
+        """End its processes and throw its files away. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._session.submit(calls.close_environment(self._place)).result()
+
+    def __enter__(self) -> Self:
+        """Return the environment."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close; an error of closing never hides the one that is already on its way."""
+        try:
+            self.close()
+        except TangramError:
+            if error is None:
+                raise

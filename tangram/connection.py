@@ -1,0 +1,151 @@
+"""Where the stack is, and how a trainer connects to it: the broker for messages, Redis for results and blobs.
+
+Addresses come from the settings, or else from the file in which `tangram up` notes what it started. Everything here
+ends within `connect_timeout_s` or says in one line that the stack is unreachable. Only opening connections lives here:
+no message, no thread, no retry beyond the first contact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from celery import Celery
+from kombu.utils.url import maybe_sanitize_url
+from pydantic import BaseModel, ValidationError
+from redis import BlockingConnectionPool, Redis
+
+from tangram.errors import StackUnreachable
+from tangram.settings import Settings
+
+STORE_CONNECTIONS = 3
+"""Redis connections of one client: one listens, two fetch and put blobs."""
+
+_POOL_WAIT_S = 60.0
+_HEALTH_CHECK_S = 15
+_REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Celery URLs of the broker and of the result store."""
+
+    broker_url: str
+    result_url: str
+
+
+class _StackFile(BaseModel):
+    """What a client reads of `stack.json`."""
+
+    broker_url: str
+    result_url: str
+
+
+def find_addresses(settings: Settings) -> Addresses:
+    """Return the addresses in `settings`, else those of the stack that runs in its state folder.
+
+    Raises
+    ------
+    StackUnreachable
+        When there are none, only one of the two, or the result store is not Redis.
+
+    """
+    given = {"TANGRAM_BROKER_URL": settings.broker_url, "TANGRAM_RESULT_URL": settings.result_url}
+    missing = [name for name, url in given.items() if not url]
+    if settings.broker_url and settings.result_url:
+        addresses = Addresses(settings.broker_url, settings.result_url)
+    elif len(missing) == 1:
+        raise StackUnreachable(f"{missing[0]} is not set, though the other of TANGRAM_BROKER_URL and TANGRAM_RESULT_URL is")
+    else:
+        addresses = _read_stack_file(settings.stack_file)
+    redis_url(addresses.result_url)
+    return addresses
+
+
+def redis_url(url: str) -> str:
+    """Return the Celery result URL `url` as redis-py writes it; the two differ for Unix sockets and for TLS.
+
+    Raises
+    ------
+    StackUnreachable
+        When it names something other than Redis: results are pushed over Redis, nothing else can do it.
+
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _REDIS_SCHEMES:
+        raise StackUnreachable(f"the result store must be Redis ({', '.join(f'{s}://' for s in _REDIS_SCHEMES)}), not {show(url)}")
+    query = dict(parse_qsl(parts.query))
+    if "ssl_cert_reqs" in query:
+        query["ssl_cert_reqs"] = query["ssl_cert_reqs"].lower().removeprefix("cert_")
+    if parts.scheme != "redis+socket":
+        return parts._replace(query=urlencode(query)).geturl()
+    query["db"] = query.pop("virtual_host", "0").strip("/") or "0"
+    login = f"{quote(parts.username or '', safe='%')}:{quote(parts.password, safe='%')}@" if parts.password else ""
+    return f"unix://{login}{parts.path}?{urlencode(query)}"
+
+
+def open_store(result_url: str, connect_timeout_s: float, connections: int = STORE_CONNECTIONS) -> Redis:
+    """Return a Redis client of at most `connections` connections, none of them open yet.
+
+    A caller waits its turn when all are in use; no command waits longer than `connect_timeout_s` for an answer.
+    """
+    url = redis_url(result_url)
+    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True, "socket_connect_timeout": connect_timeout_s}
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=connections,
+        timeout=_POOL_WAIT_S,
+        socket_timeout=connect_timeout_s,
+        health_check_interval=_HEALTH_CHECK_S,
+        **keepalive,
+    )
+    return Redis(connection_pool=pool)
+
+
+def make_app(addresses: Addresses, connect_timeout_s: float) -> Celery:
+    """Return the private Celery app that a client publishes with: JSON only, and no result backend.
+
+    Celery's own Redis backend would subscribe to every single result, on a connection more; a client has one
+    subscription for all (`tangram.feed`).
+    """
+    app = Celery("tangram.client", broker=addresses.broker_url, backend="disabled://", set_as_current=False)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        result_serializer="json",
+        broker_connection_timeout=connect_timeout_s,
+        broker_transport_options=_transport_options(addresses.broker_url, connect_timeout_s),
+    )
+    return app
+
+
+def show(url: str) -> str:
+    """Return `url` for people: without its password."""
+    return str(maybe_sanitize_url(url))
+
+
+def _read_stack_file(path: Path) -> Addresses:
+    try:
+        found = _StackFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise StackUnreachable(
+            f"no stack is running in {path.parent}: start one with `tangram up`, or set TANGRAM_BROKER_URL and TANGRAM_RESULT_URL"
+        ) from None
+    except OSError as error:
+        raise StackUnreachable(f"{path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise StackUnreachable(f"{path} is no stack file: {error.errors()[0]['msg']}") from None
+    return Addresses(found.broker_url, found.result_url)
+
+
+def _transport_options(broker_url: str, connect_timeout_s: float) -> dict[str, object]:
+    """Return what makes a dead broker show itself: time limits on Redis, publisher confirms on AMQP."""
+    scheme = urlsplit(broker_url).scheme
+    if scheme in ("redis", "rediss"):
+        return {"socket_timeout": connect_timeout_s, "socket_connect_timeout": connect_timeout_s, "socket_keepalive": True}
+    if scheme == "redis+socket":
+        return {"socket_timeout": connect_timeout_s}
+    if scheme in ("amqp", "amqps", "pyamqp"):
+        return {"confirm_publish": True}
+    return {}

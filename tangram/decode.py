@@ -1,0 +1,223 @@
+"""From what Celery stores about a task to what a trainer gets: a value, or the error that says how the action ended.
+
+| status in the store | becomes |
+|---|---|
+| `SUCCESS`, built-in kind | the payload's value as `ExecResult`, `bytes`, `None`, `Scores`, `Logprobs`, `Texts` or `Response` |
+| `SUCCESS`, any other task | the task's plain value |
+| `FAILURE` of a class in `tangram.errors` | that error |
+| `FAILURE` of any other class | `ActionFailed("Class: message")` |
+| `REVOKED` | `ActionCancelled` |
+| anything else | nothing yet: the action goes on |
+
+Nothing read here is trusted: what does not have the shape of `tangram.wire` ends as `ActionFailed`, never as another error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from kombu.utils.json import loads
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tangram.action import KINDS
+from tangram.arrays import ArrayError, unpack_floats
+from tangram.blobs import Blobs
+from tangram.errors import BY_STATUS, ActionCancelled, ActionError, ActionFailed
+from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Texts
+
+_ERRORS = {error.__name__: error for error in BY_STATUS.values()}
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MaybeBlob = str | dict[str, Any]
+
+
+class _Times(BaseModel):
+    """The parts of the ACT that the stack measured, seconds."""
+
+    queue_s: _Seconds
+    execution_s: _Seconds
+
+
+class _Payload(BaseModel):
+    """What the tasks of this system return (`tangram.wire.Payload`)."""
+
+    status: Literal["succeeded", "timed_out"]
+    value: Any = None
+    reason: str = ""
+    dop: int
+    act: _Times
+
+
+class _Exec(BaseModel):
+    """The value of `cpu.exec`."""
+
+    exit_code: int | None
+    stdout: _MaybeBlob
+    stderr: _MaybeBlob
+    truncated: bool = False
+    cpu_s: float = 0.0
+    max_rss_mb: float = 0.0
+
+
+class _File(BaseModel):
+    """The value of `cpu.read_file`."""
+
+    data: _MaybeBlob
+
+
+class _Answer(BaseModel):
+    """The value of `api.call`."""
+
+    model_config = ConfigDict(strict=True)
+
+    status_code: int
+    headers: dict[str, str] = {}
+    body: _MaybeBlob = ""
+    truncated: bool = False
+
+
+_FLOATS = TypeAdapter(list[float])
+_STRINGS = TypeAdapter(list[str])
+
+
+class Meta(BaseModel):
+    """What Celery stores about a task, as far as it matters here."""
+
+    status: str
+    result: Any = None
+
+    @property
+    def final(self) -> bool:
+        """Whether the task has ended."""
+        return self.status in ("SUCCESS", "FAILURE", "REVOKED")
+
+
+def read_meta(raw: bytes) -> Meta:
+    """Parse what the result store holds under a task's key. Raises `ActionFailed` where that is no result."""
+    try:
+        return Meta.model_validate(loads(raw))
+    except Exception as error:
+        # kombu's JSON runs decoders by type name, each of which raises as it likes.
+        raise ActionFailed(f"its result is unreadable: {_first_line(error)}") from None
+
+
+def decode(kind: str, meta: Meta, submitted: float, blobs: Blobs) -> Any:
+    """Return the value of an action of `kind` that was submitted at `submitted` on the monotonic clock.
+
+    Raises
+    ------
+    ActionError
+        The way in which the action ended, if not with a value.
+
+    """
+    if meta.status == "REVOKED":
+        raise ActionCancelled(_failure_text(meta.result) or "revoked")
+    if meta.status == "FAILURE":
+        raise _failure(meta.result)
+    if kind not in KINDS:
+        return meta.result
+    try:
+        payload = _Payload.model_validate(meta.result)
+        return _DECODERS[kind](payload, lambda: _act(payload, submitted), blobs)
+    except (ValidationError, ArrayError) as error:
+        raise ActionFailed(f"the result of {kind} is unreadable: {_first_line(error)}") from None
+
+
+def _act(payload: _Payload, submitted: float) -> Act:
+    """Account for the whole wait of the trainer: what was neither queueing nor execution was overhead."""
+    queue_s, execution_s = payload.act.queue_s, payload.act.execution_s
+    overhead_s = max(0.0, time.monotonic() - submitted - queue_s - execution_s)
+    return Act(queue_s=queue_s, overhead_s=overhead_s, execution_s=execution_s)
+
+
+_Timer = Callable[[], Act]
+"""Closes the account; called once the value is here, so that fetching blobs counts."""
+
+
+def _exec(payload: _Payload, act: _Timer, blobs: Blobs) -> ExecResult:
+    value = _Exec.model_validate(payload.value)
+    stdout, stderr = blobs.get_text(value.stdout), blobs.get_text(value.stderr)
+    return ExecResult(
+        status=payload.status,
+        exit_code=value.exit_code,
+        stdout=stdout,
+        stderr=stderr,
+        truncated=value.truncated,
+        dop=payload.dop,
+        act=act(),
+        reason=payload.reason,
+        cpu_s=value.cpu_s,
+        max_rss_mb=value.max_rss_mb,
+    )
+
+
+def _read_file(payload: _Payload, act: _Timer, blobs: Blobs) -> bytes:
+    return blobs.get(_File.model_validate(payload.value).data)
+
+
+def _nothing(payload: _Payload, act: _Timer, blobs: Blobs) -> None:
+    return None
+
+
+def _scores(payload: _Payload, act: _Timer, blobs: Blobs) -> Scores:
+    scores = Scores(_FLOATS.validate_python(blobs.get_json(payload.value)))
+    scores.act, scores.dop = act(), payload.dop
+    return scores
+
+
+def _logprobs(payload: _Payload, act: _Timer, blobs: Blobs) -> Logprobs:
+    logprobs = Logprobs(unpack_floats(blobs.get_json(payload.value)))
+    logprobs.act, logprobs.dop = act(), payload.dop
+    return logprobs
+
+
+def _texts(payload: _Payload, act: _Timer, blobs: Blobs) -> Texts:
+    texts = Texts(_STRINGS.validate_python(blobs.get_json(payload.value)))
+    texts.act, texts.dop = act(), payload.dop
+    return texts
+
+
+def _response(payload: _Payload, act: _Timer, blobs: Blobs) -> Response:
+    value = _Answer.model_validate(payload.value)
+    body = blobs.get(value.body)
+    return Response(status_code=value.status_code, headers=value.headers, body=body, truncated=value.truncated, act=act())
+
+
+_DECODERS: dict[str, Callable[[_Payload, _Timer, Blobs], Any]] = {
+    "cpu.open": _nothing,
+    "cpu.exec": _exec,
+    "cpu.read_file": _read_file,
+    "cpu.write_file": _nothing,
+    "cpu.close": _nothing,
+    "gpu.score": _scores,
+    "gpu.logprobs": _logprobs,
+    "gpu.generate": _texts,
+    "api.call": _response,
+}
+
+
+def _failure(result: object) -> ActionError:
+    """Rebuild the error that a failed task stored: by class name, from its reason."""
+    name = result.get("exc_type") if isinstance(result, Mapping) else None
+    if not isinstance(name, str):
+        return ActionFailed(f"failed without a readable error: {str(result)[:200]}")
+    text = _failure_text(result)
+    known = _ERRORS.get(name)
+    return known(text) if known else ActionFailed(f"{name}: {text}" if text else name)
+
+
+def _failure_text(result: object) -> str:
+    """Return an exception's message; Celery stores its arguments as a list, some writers one string."""
+    message = result.get("exc_message") if isinstance(result, Mapping) else None
+    if isinstance(message, (list, tuple)):
+        return ", ".join(str(part) for part in message)
+    return "" if message is None else str(message)
+
+
+def _first_line(error: Exception) -> str:
+    """Say in one line where a value is wrong."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(str(step) for step in first['loc']) or 'value'}: {first['msg']}"
+    return str(error).partition("\n")[0][:200] or type(error).__name__

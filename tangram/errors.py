@@ -1,0 +1,77 @@
+"""Every error a trainer can see, named by what ended and why.
+
+Two families. `InvalidAction` and its kin are raised before anything was sent: the caller's words were
+wrong. `ActionError` and its kin say how an action that was sent has ended; they travel through the Celery
+result backend by class name, so each can be rebuilt from one string, its reason.
+"""
+
+from __future__ import annotations
+
+
+class TangramError(Exception):
+    """Base of all errors of this project."""
+
+
+class InvalidAction(TangramError, ValueError):
+    """Raised when an action is described wrongly; the message starts with the field's name."""
+
+    def __init__(self, field: str, problem: str = "") -> None:
+        """Name the `field` and the `problem` with it."""
+        super().__init__(f"{field}: {problem}" if problem else field)
+        self.field = field
+
+
+class StackUnreachable(TangramError, ConnectionError):
+    """Raised when the broker or the result store cannot be reached."""
+
+
+class ResultNotReady(TangramError, TimeoutError):
+    """Raised when `result(timeout_s=…)` ran out of time; the action itself goes on."""
+
+
+class ActionError(TangramError):
+    """Base of the ways in which an action ends without a result."""
+
+    status = "failed"
+
+    def __init__(self, reason: str = "") -> None:
+        """Keep the `reason`, one sentence for a person."""
+        if type(self) is ActionError:
+            raise TypeError("ActionError is abstract: raise the way the action ended")
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ActionFailed(ActionError):
+    """Raised when an action could not be carried out, e.g. its environment is gone."""
+
+    status = "failed"
+
+
+class ActionTimedOut(ActionError, TimeoutError):
+    """Raised when an action without partial output ran past its timeout."""
+
+    status = "timed_out"
+
+
+class ActionCancelled(ActionError):
+    """Raised when an action was cancelled before it had a result."""
+
+    status = "cancelled"
+
+
+class ActionRejected(ActionError):
+    """Raised when the scheduler refused an action at once: bounds of a queue, impossible demands."""
+
+    status = "rejected"
+
+
+class ActionLost(ActionError):
+    """Raised when the node of an action died and the action may not be run a second time."""
+
+    status = "lost"
+
+
+BY_STATUS: dict[str, type[ActionError]] = {
+    error.status: error for error in (ActionFailed, ActionTimedOut, ActionCancelled, ActionRejected, ActionLost)
+}

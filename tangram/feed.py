@@ -1,0 +1,137 @@
+"""The one subscription that brings a client all its results.
+
+Celery's Redis backend publishes each result under the key it stores it at, and all task ids of a client begin with the
+client's own id: one pattern subscription gets them all, pushed. Published messages are not kept, so what may have
+been missed is read from the keys:
+
+| when | then |
+|---|---|
+| the subscription was confirmed, first or again | the keys of all waiting tasks are read once |
+| every `SWEEP_S` | the same; if that finds a result, the subscription is deaf and is made anew |
+| the connection breaks | a new one, with growing pauses up to `_LONGEST_PAUSE_S` |
+| no connection for `OUTAGE_LIMIT_S` | what waits ends with `StackUnreachable`; trying goes on |
+
+Only listening lives here: results are made sense of in `tangram.inbox`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from redis import Redis, RedisError
+from redis.client import PubSub
+
+from tangram.errors import StackUnreachable
+from tangram.inbox import Inbox
+from tangram.wire import RESULT_KEY_PREFIX
+
+SWEEP_S = 30.0
+OUTAGE_LIMIT_S = 60.0
+
+_LISTEN_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_KEYS_AT_ONCE = 500
+_CLOSING = "closing"
+_log = logging.getLogger(__name__)
+
+
+class Feed:
+    """One thread that listens for the results of the client `client_id` and hands them to its inbox."""
+
+    def __init__(self, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float, store_name: str) -> None:
+        """Prepare; `start` begins. `store_name` is the store's address for error messages."""
+        self._store = store
+        self._inbox = inbox
+        self._prefix = f"{RESULT_KEY_PREFIX}{client_id}-"
+        self._connect_timeout_s = connect_timeout_s
+        self._store_name = store_name
+        self._stopping = threading.Event()
+        self._down_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="tangram-feed", daemon=True)
+        self.ready: Future[None] = Future()
+        """Done once the subscription is confirmed; fails with `StackUnreachable` if it is not in time."""
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._down_since = time.monotonic()
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread, waiting at most `timeout_s` for it."""
+        self._stopping.set()
+        if self._down_since is None:
+            # The thread sleeps in a read; a message on its own pattern wakes it at once.
+            with contextlib.suppress(RedisError):
+                self._store.publish(self._prefix + _CLOSING, b"")
+        # The last reference to a client may die in this very thread, with the callback of a result.
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            try:
+                with self._store.pubsub() as pubsub:  # type: ignore[no-untyped-call]
+                    pubsub.psubscribe(self._prefix + "*")
+                    self._listen(pubsub)
+                continue
+            except Exception as error:
+                # Mostly a RedisError, but redis-py lets others through when a socket breaks under it: none ends the feed.
+                if self._stopping.is_set():
+                    return
+                if self._down_since is None:
+                    self._down_since, pause_s = time.monotonic(), _FIRST_PAUSE_S
+                    _log.warning("lost the result store at %s, connecting again: %s", self._store_name, error)
+                self._judge_outage(error, time.monotonic() - self._down_since)
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _judge_outage(self, error: Exception, outage_s: float) -> None:
+        """Give up the first contact when its time is over, and what waits when the store is away for too long."""
+        reason = f"the result store at {self._store_name} is unreachable: {error}"
+        if not self.ready.done():
+            if outage_s >= self._connect_timeout_s:
+                self.ready.set_exception(StackUnreachable(reason))
+                self._stopping.set()
+        elif outage_s >= OUTAGE_LIMIT_S:
+            self._inbox.fail_all(lambda: StackUnreachable(reason))
+
+    def _listen(self, pubsub: PubSub) -> None:
+        """Hand on what arrives until the client closes or the subscription turns out to be deaf."""
+        next_sweep = time.monotonic() + SWEEP_S
+        while not self._stopping.is_set():
+            message = pubsub.get_message(timeout=_LISTEN_S)
+            if message is not None:
+                self._take(message)
+            if time.monotonic() >= next_sweep:
+                if self._sweep():
+                    _log.warning("results were stored that the subscription did not bring: subscribing again")
+                    return
+                next_sweep = time.monotonic() + SWEEP_S
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["type"] == "pmessage":
+            channel = message["channel"].decode("utf-8", "replace")
+            self._inbox.deliver(channel.removeprefix(RESULT_KEY_PREFIX), message["data"])
+        elif message["type"] == "psubscribe":
+            # redis-py may have connected again by itself; the confirmation is the one sign that it did.
+            self._down_since = None
+            self._sweep()
+            if not self.ready.done():
+                self.ready.set_result(None)
+
+    def _sweep(self) -> int:
+        """Read the keys of all waiting tasks; return how many had ended."""
+        waiting = self._inbox.waiting()
+        found = 0
+        for start in range(0, len(waiting), _KEYS_AT_ONCE):
+            ids = waiting[start : start + _KEYS_AT_ONCE]
+            for task_id, raw in zip(ids, self._store.mget([RESULT_KEY_PREFIX + i for i in ids]), strict=True):
+                if isinstance(raw, bytes):
+                    found += self._inbox.deliver(task_id, raw)
+        return found

@@ -1,0 +1,123 @@
+"""The results a client waits for: what was submitted and has not ended.
+
+| an action here | because |
+|---|---|
+| is entered | `expect`, before its message is sent |
+| leaves with a value or an error | `deliver`, its final result arrived |
+| leaves with an error | `fail`: its message could not be sent, or the client is closed |
+
+Each future is resolved exactly once, by whoever takes its entry out. Results of some size, and those kept in blobs, are
+decoded on two threads of their own, so that one large result does not hold up the thousand small ones behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from redis import RedisError
+
+from tangram.blobs import Blobs
+from tangram.decode import Meta, decode, read_meta
+from tangram.errors import ActionFailed, StackUnreachable, TangramError
+from tangram.wire import BLOB_THRESHOLD_BYTES
+
+_DECODERS = 2
+_THREADS = "tangram-decode"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One action that has not ended; `submitted` is on the monotonic clock."""
+
+    kind: str
+    submitted: float
+    future: Future[Any]
+
+
+class Inbox:
+    """Matches arriving results with the futures that wait for them; safe for use by many threads."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        """Fetch large values from `blobs`."""
+        self._blobs = blobs
+        self._waiting: dict[str, _Entry] = {}
+        self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix=_THREADS)
+
+    def expect(self, task_id: str, kind: str) -> Future[Any]:
+        """Wait for the result of a task that is about to be submitted.
+
+        The future counts as running from the start: cancelling what waits for it never cancels the future itself.
+        """
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self._waiting[task_id] = _Entry(kind, time.monotonic(), future)
+        return future
+
+    def waiting(self) -> list[str]:
+        """Return the ids of all tasks that have not ended."""
+        return list(self._waiting)
+
+    def deliver(self, task_id: str, raw: bytes) -> bool:
+        """Take in what the store says of a task; return whether that ended an action waited for.
+
+        Whatever `raw` holds, nothing is raised: a result that makes no sense fails its own action only.
+        """
+        if task_id not in self._waiting:
+            return False
+        try:
+            meta = read_meta(raw)
+        except ActionFailed as unreadable:
+            return self.fail(task_id, unreadable)
+        if not meta.final:
+            return False
+        entry = self._waiting.pop(task_id, None)
+        if entry is None:
+            return False
+        if len(raw) > BLOB_THRESHOLD_BYTES or b'"$blob"' in raw:
+            self._decode_beside(entry, meta)
+        else:
+            self._resolve(entry, meta)
+        return True
+
+    def fail(self, task_id: str, error: TangramError) -> bool:
+        """End the wait for one task with `error`; return whether it was waited for."""
+        entry = self._waiting.pop(task_id, None)
+        if entry is None:
+            return False
+        entry.future.set_exception(error)
+        return True
+
+    def fail_all(self, make_error: Callable[[], TangramError]) -> int:
+        """End every wait with an error of its own; return how many."""
+        return sum(self.fail(task_id, make_error()) for task_id in self.waiting())
+
+    def close(self) -> None:
+        """Finish what is being decoded, unless one of the decoding threads is the caller."""
+        self._decoders.shutdown(wait=not threading.current_thread().name.startswith(_THREADS))
+
+    def _decode_beside(self, entry: _Entry, meta: Meta) -> None:
+        try:
+            self._decoders.submit(self._resolve, entry, meta)
+        except RuntimeError:
+            # The interpreter is shutting down and takes no more work on threads.
+            self._resolve(entry, meta)
+
+    def _resolve(self, entry: _Entry, meta: Meta) -> None:
+        try:
+            value = decode(entry.kind, meta, entry.submitted, self._blobs)
+        except TangramError as error:
+            entry.future.set_exception(error)
+        except RedisError as error:
+            entry.future.set_exception(StackUnreachable(f"a large result could not be fetched: {error}"))
+        except Exception as error:
+            _log.exception("decoding a result of %s", entry.kind)
+            entry.future.set_exception(ActionFailed(f"its result is unreadable: {error}"))
+        else:
+            entry.future.set_result(value)

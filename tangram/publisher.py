@@ -1,0 +1,215 @@
+"""The one thread and the one broker connection that carry everything a client sends.
+
+Callers only append to a queue, so nobody waits for the network: not an event loop, not 2,000 coroutines that submit in
+the same millisecond. The thread takes what has gathered and sends it as one batch, in order: on Redis one pipeline.
+
+| a batch | then |
+|---|---|
+| is sent | done |
+| meets a broken connection | is sent again on a new one, within `connect_timeout_s`; ids make repeats harmless |
+| is still unsent after that | its actions end with `StackUnreachable` |
+| holds arguments that are no JSON | that action ends with `InvalidAction`, the others are sent |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import reprlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from celery import Celery
+from kombu import Connection, Producer
+from kombu.exceptions import EncodeError
+from redis import RedisError
+
+from tangram.action import KINDS, Action
+from tangram.blobs import Blobs
+from tangram.connection import show
+from tangram.errors import InvalidAction, StackUnreachable
+from tangram.inbox import Inbox
+from tangram.wire import ACTION_HEADER, CONTROL, INGRESS
+
+_BATCH = 256
+_PAUSE_S = 0.1
+_PAUSES = {"interval_start": _PAUSE_S, "interval_step": _PAUSE_S, "interval_max": 1.0}
+_SHOWN = ("environment", "command", "path", "service", "quota", "method")
+"""Arguments that Flower may see, cut short; none of them is large, and none is where people put keys and tokens."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Submission:
+    """One action on its way out; `submitted_at` is seconds since the epoch."""
+
+    task_id: str
+    action: Action
+    submitted_at: float = field(default_factory=time.time)
+    packed: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One message for the scheduler's control queue."""
+
+    body: Mapping[str, Any]
+
+
+class _Stop:
+    """Told to the thread last."""
+
+
+class Publisher:
+    """Sends submissions and control messages, in the order in which they were given to `send`."""
+
+    def __init__(self, app: Celery, blobs: Blobs, inbox: Inbox, connect_timeout_s: float) -> None:
+        """Prepare; `start` begins. What cannot be sent fails in `inbox`."""
+        self._app = app
+        self._blobs = blobs
+        self._inbox = inbox
+        self._connect_timeout_s = connect_timeout_s
+        self._queue: SimpleQueue[Submission | Control | _Stop] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._connection: Connection | None = None
+        self._producer: Producer | None = None
+        self._thread = threading.Thread(target=self._run, name="tangram-publish", daemon=True)
+        self.ready: Future[None] = Future()
+        """Done once the broker answered; fails with `StackUnreachable` if it did not in time."""
+
+    def start(self) -> None:
+        """Begin to connect and to send."""
+        self._thread.start()
+
+    def send(self, message: Submission | Control) -> None:
+        """Send `message` soon; never blocks."""
+        self._queue.put(message)
+
+    def stop(self, timeout_s: float) -> None:
+        """Send what was given so far and end, waiting at most `timeout_s`."""
+        self._queue.put(_Stop())
+        # The last reference to a client may die in this very thread, with the callback of a failure.
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        self._stopping.set()
+
+    def _run(self) -> None:
+        try:
+            self._connect()
+        except Exception as error:
+            # Every transport has errors of its own; at first contact they all mean the same.
+            self._disconnect()
+            self.ready.set_exception(self._unreachable(error))
+            return
+        self.ready.set_result(None)
+        going = True
+        while going:
+            batch, going = self._gather()
+            if batch:
+                self._send(batch)
+        self._disconnect()
+
+    def _gather(self) -> tuple[list[Submission | Control], bool]:
+        """Wait for something to send and take all that has gathered, up to a batch; say whether to go on after it."""
+        batch: list[Submission | Control] = []
+        message = self._queue.get()
+        with contextlib.suppress(Empty):
+            while not isinstance(message, _Stop):
+                batch.append(message)
+                if len(batch) == _BATCH:
+                    return batch, True
+                message = self._queue.get_nowait()
+        return batch, not isinstance(message, _Stop)
+
+    def _send(self, batch: Sequence[Submission | Control]) -> None:
+        deadline = time.monotonic() + self._connect_timeout_s
+        while True:
+            try:
+                self._publish(batch)
+                return
+            except Exception as error:
+                # Transports raise what they like when a connection breaks; the deadline bounds what is tried in vain.
+                self._disconnect()
+                if time.monotonic() >= deadline or self._stopping.is_set():
+                    self._give_up(batch, error)
+                    return
+                _log.warning("sending again after: %s", error)
+                self._stopping.wait(_PAUSE_S)
+
+    def _publish(self, batch: Sequence[Submission | Control]) -> None:
+        producer = self._producer or self._connect()
+        with producer.batch():
+            for message in batch:
+                if isinstance(message, Control):
+                    producer.publish(dict(message.body), exchange="", routing_key=CONTROL.name, serializer="json")
+                    continue
+                try:
+                    self._publish_action(producer, message)
+                except (EncodeError, TypeError, ValueError) as error:
+                    self._inbox.fail(message.task_id, InvalidAction("arguments", f"cannot be sent as JSON: {error}"))
+
+    def _publish_action(self, producer: Producer, message: Submission) -> None:
+        """Send one Celery task message.
+
+        This is the lower half of `Celery.send_task`, called directly: the upper half builds an `AsyncResult`
+        that nobody wants, which costs more than all the rest of a batched publish.
+        """
+        action = message.action
+        if message.packed is None:
+            message.packed = self._pack(action)
+        shown = {name: message.packed[name] for name in _SHOWN if name in message.packed}
+        task = self._app.amqp.create_task_message(
+            message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=reprlib.repr(shown), ignore_result=False
+        )
+        header = {ACTION_HEADER: {**action.to_header(), "submitted_at": message.submitted_at}}
+        self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
+
+    def _pack(self, action: Action) -> dict[str, Any]:
+        """Move what is large beside the message. Tasks that are not ours know nothing of blobs and get what they were given."""
+        if action.kind not in KINDS:
+            return dict(action.arguments)
+        try:
+            return {name: self._pack_value(value) for name, value in action.arguments.items()}
+        except RedisError as error:
+            raise StackUnreachable(f"the result store is unreachable: {error}") from error
+
+    def _pack_value(self, value: Any) -> Any:
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return self._blobs.put(bytes(value))
+        if isinstance(value, str):
+            return self._blobs.put_text(value)
+        return self._blobs.put_json(value) if isinstance(value, (list, tuple)) else value
+
+    def _connect(self) -> Producer:
+        connection = self._app.connection_for_write()
+        self._connection = connection
+        connection.ensure_connection(timeout=self._connect_timeout_s, **_PAUSES)
+        channel = connection.default_channel
+        for queue in (INGRESS, CONTROL):
+            queue(channel).declare()
+        self._producer = Producer(channel, serializer="json", auto_declare=False)
+        return self._producer
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                # It is given up anyway, mostly because it broke.
+                connection.release()
+
+    def _give_up(self, batch: Sequence[Submission | Control], error: Exception) -> None:
+        _log.error("%d messages could not be sent: %s", len(batch), error)
+        for message in batch:
+            if isinstance(message, Submission):
+                self._inbox.fail(message.task_id, self._unreachable(error))
+
+    def _unreachable(self, error: Exception) -> StackUnreachable:
+        if isinstance(error, StackUnreachable):
+            return StackUnreachable(str(error))
+        return StackUnreachable(f"the broker at {show(str(self._app.conf.broker_url))} is unreachable: {error}")

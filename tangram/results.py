@@ -1,0 +1,88 @@
+"""What an action gives back: its value, its degree of parallelism and where its time went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """Action completion time by part, in seconds: `queue_s + overhead_s + execution_s = total_s`.
+
+    `queue_s` is the wait for resources in the scheduler, `execution_s` the action's own run, `overhead_s` all
+    the rest from submission to result: messages, journal, applying the grant, restoring a model.
+    """
+
+    queue_s: float
+    overhead_s: float
+    execution_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Submission to result."""
+        return self.queue_s + self.overhead_s + self.execution_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """The result of a command in an environment.
+
+    `status` is `succeeded` when the command ran to its end, whatever its `exit_code`; `timed_out` when it was
+    killed at a timeout: then `exit_code` is None and the output is what had been printed so far.
+    `cpu_s` are core-seconds used. `truncated` says that output beyond the cap was dropped.
+    """
+
+    status: str
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    truncated: bool
+    dop: int
+    act: Act
+    reason: str = ""
+    cpu_s: float = 0.0
+    max_rss_mb: float = 0.0
+
+
+class Scores(list[float]):
+    """Scores of a reward model, one per item, as a plain list that also carries `act` and `dop`."""
+
+    act: Act
+    dop: int
+
+
+class Logprobs(list[list[float]]):
+    """Log-probabilities of a teacher: for n token ids n-1 floats, a list per sequence; carries `act` and `dop`."""
+
+    act: Act
+    dop: int
+
+
+class Texts(list[str]):
+    """Generated texts, one per prompt; carries `act` and `dop`."""
+
+    act: Act
+    dop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """The answer of an outside API. `body` are the bytes as received, at most the output cap."""
+
+    status_code: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    truncated: bool = False
+    act: Act
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8, undecodable bytes replaced."""
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """Parse the body as JSON. Raises `ValueError` where it is none."""
+        return json.loads(self.body)

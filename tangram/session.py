@@ -1,0 +1,175 @@
+"""What the sync and the async client share: one client's connections and what it has opened.
+
+| state | from | to |
+|---|---|---|
+| starting | `start` | open, once broker and result store have answered; else `StackUnreachable` |
+| open | | submits, cancels, remembers environments |
+| closing | `begin_closing` | asks for the end of all its environments; takes no other work |
+| closed | `stop` | what still waits ends with `ClientClosed` |
+
+Nothing here blocks, except `stop`, which waits for two threads. A session belongs to the process that made it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import weakref
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from redis import Redis
+
+from tangram import calls
+from tangram.action import Action
+from tangram.blobs import Blobs
+from tangram.connection import find_addresses, make_app, open_store, show
+from tangram.errors import InvalidAction, StackUnreachable, TangramError
+from tangram.feed import Feed
+from tangram.handles import Handle
+from tangram.inbox import Inbox
+from tangram.publisher import Control, Publisher, Submission
+from tangram.settings import Settings
+
+CLOSE_WAIT_S = 10.0
+"""How long leaving a client's context waits for its environments to be gone."""
+
+_START_SLACK_S = 0.5
+_STOP_WAIT_S = 5.0
+
+
+class ClientClosed(TangramError, RuntimeError):
+    """Raised when a client is used after it was closed, or closed before an action had its result."""
+
+
+class Session:
+    """The core of one client; safe for use by many threads."""
+
+    def __init__(self, job: str, settings: Settings | None = None) -> None:
+        """Find the stack; `start` connects to it.
+
+        Raises
+        ------
+        InvalidAction
+            When `job` is no valid name.
+        StackUnreachable
+            When there is no stack to connect to.
+
+        """
+        Action(kind="check", job=job)
+        settings = settings or Settings()
+        addresses = find_addresses(settings)
+        self.job = job
+        self.start_limit_s = settings.connect_timeout_s + _START_SLACK_S
+        self._client_id = secrets.token_hex(8)
+        self._counter = itertools.count(1)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._environments: dict[str, calls.Place] = {}
+        self._store = open_store(addresses.result_url, settings.connect_timeout_s)
+        blobs = Blobs(self._store)
+        self._inbox = Inbox(blobs)
+        self._publisher = Publisher(make_app(addresses, settings.connect_timeout_s), blobs, self._inbox, settings.connect_timeout_s)
+        self._feed = Feed(self._store, self._inbox, self._client_id, settings.connect_timeout_s, show(addresses.result_url))
+        # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
+        self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self._store, self._pid)
+
+    def start(self) -> list[Future[None]]:
+        """Begin to connect; return what becomes done when broker and result store have answered."""
+        self._feed.start()
+        self._publisher.start()
+        return [self._publisher.ready, self._feed.ready]
+
+    def check_started(self) -> None:
+        """Give up what has not connected by now. Raises `StackUnreachable`, saying which part it was."""
+        for part, ready in (("broker", self._publisher.ready), ("result store", self._feed.ready)):
+            problem = ready.exception() if ready.done() else StackUnreachable(f"the {part} gave no answer in {self.start_limit_s:g} s")
+            if problem is not None:
+                self.stop(0.0)
+                raise problem
+
+    def submit(self, action: Action) -> Handle[Any]:
+        """Send `action` on its way and return a handle on it. An action that names no job gets that of the client."""
+        with self._lock:
+            self._check_open()
+            if action.kind == "cpu.close" and action.environment:
+                self._environments.pop(action.environment, None)
+            return self._submit(action)
+
+    def open_environment(self, action: Action) -> Handle[Any]:
+        """Submit a `cpu.open` whose environment is closed with the client, unless it could not be opened."""
+        place = calls.place_of(action)
+        with self._lock:
+            self._check_open()
+            self._environments[place.environment] = place
+            handle = self._submit(action)
+        handle.when_done(lambda failed: self._forget(place) if failed else None)
+        return handle
+
+    def cancel(self, trajectory: str | None, job: str | None) -> None:
+        """Cancel everything of one trajectory, or of a whole job. Raises `InvalidAction` unless one is named."""
+        if (trajectory is None) == (job is None):
+            raise InvalidAction("cancel", "name either a trajectory or a job")
+        what = {"job": job} if trajectory is None else {"trajectory": trajectory, "job": self.job}
+        with self._lock:
+            self._check_open()
+            for environment, place in tuple(self._environments.items()):
+                if place.job == what["job"] and trajectory in (None, place.trajectory):
+                    del self._environments[environment]
+            self._publisher.send(Control({"cancel": what}))
+
+    def cancel_task(self, task_id: str) -> None:
+        """Ask for the end of one action. Does nothing once the client is closed."""
+        if not self._closed:
+            self._publisher.send(Control({"cancel": {"ids": [task_id]}}))
+
+    def begin_closing(self) -> list[Future[Any]]:
+        """Take no more work and ask for the end of all open environments; return what is done with it. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return []
+            self._closed = True
+            places, self._environments = list(self._environments.values()), {}
+            if self._pid != os.getpid():
+                return []
+            return [self._submit(calls.close_environment(place)).future for place in places]
+
+    def stop(self, wait_s: float = _STOP_WAIT_S) -> None:
+        """Send what is still to be sent, end both threads, and end what waits. Idempotent."""
+        with self._lock:
+            self._closed = True
+        if self._finalizer.detach():
+            _shut_down(self._publisher, self._feed, self._inbox, self._store, self._pid, wait_s)
+
+    def _submit(self, action: Action) -> Handle[Any]:
+        if action.job == "default":
+            action = replace(action, job=self.job)
+        task_id = f"{self._client_id}-{next(self._counter):08x}"
+        future = self._inbox.expect(task_id, action.kind)
+        self._publisher.send(Submission(task_id, action))
+        return Handle(task_id, future, self.cancel_task)
+
+    def _forget(self, place: calls.Place) -> None:
+        with self._lock:
+            self._environments.pop(place.environment, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the client is closed: open another one")
+        if self._pid != os.getpid():
+            raise ClientClosed(f"the client belongs to process {self._pid}: open one in each process after forking")
+
+
+def _shut_down(publisher: Publisher, feed: Feed, inbox: Inbox, store: Redis, pid: int, wait_s: float = _STOP_WAIT_S) -> None:
+    """End the threads and connections of a session, in the process that made it."""
+    if pid != os.getpid():
+        return
+    publisher.stop(wait_s)
+    feed.stop(wait_s)
+    inbox.fail_all(lambda: ClientClosed("the client was closed before the action had a result"))
+    inbox.close()
+    store.connection_pool.disconnect()

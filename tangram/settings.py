@@ -1,0 +1,55 @@
+"""Every setting, in one typed place; each is read from the environment as `TANGRAM_<NAME>`.
+
+Without a broker URL the *embedded stack* of the state folder is meant: `tangram up` writes `stack.json` there
+with the addresses of what it started, and clients and tools read it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def default_state_dir() -> Path:
+    """Return the per-user state folder of the XDG base directory specification."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "tangram"
+
+
+class Settings(BaseSettings):
+    """The settings of a deployment. Changing URLs is all that a larger deployment needs."""
+
+    model_config = SettingsConfigDict(env_prefix="TANGRAM_", extra="ignore", frozen=True)
+
+    broker_url: str | None = Field(default=None, description="Celery broker: redis://, redis+socket:// or amqp://.")
+    result_url: str | None = Field(default=None, description="Celery result backend; must be Redis, results are pushed over it.")
+    database_url: str | None = Field(default=None, description="SQLAlchemy URL of the journal: sqlite:/// or postgresql+psycopg://.")
+    state_dir: Path = Field(default_factory=default_state_dir, description="Folder of the embedded stack, logs and SQLite.")
+
+    policy: str = Field(default="elastic", description="Scheduling policy: elastic, paper, fcfs, fixed:N or static:N.")
+    services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
+    queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
+    beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")
+    lease_s: float = Field(default=3600.0, gt=0, description="An environment without any action for this long is closed.")
+    starting_limit: int = Field(default=64, ge=1, description="Environments that may be starting at once, over the whole fleet.")
+    starts_per_s: float = Field(default=200.0, gt=0, description="Environments that may begin to start per second, over the whole fleet.")
+    timeout_s: float = Field(default=3600.0, gt=0, description="Execution timeout of actions that name none.")
+    output_limit_bytes: int = Field(default=1_048_576, ge=1, description="Captured output per stream; what is beyond is dropped.")
+    depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
+    connect_timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for a broker, store or database to answer.")
+
+    node_name: str | None = Field(default=None, description="Name of this worker's node; by default host name and kind.")
+    cores: int | None = Field(default=None, ge=1, description="Cores that a CPU worker offers; by default those of its affinity mask.")
+    memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
+    cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
+    cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
+    labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
+
+    @cached_property
+    def stack_file(self) -> Path:
+        """Where the embedded stack writes the addresses of what it started."""
+        return self.state_dir / "stack.json"

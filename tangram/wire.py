@@ -1,0 +1,136 @@
+"""The words on the wire, shared by trainer, scheduler and workers.
+
+| queue | from → to | holds |
+|---|---|---|
+| `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header` plus `submitted_at`) |
+| `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant` |
+| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, finished |
+| `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
+
+All four are plain durable queues on the default exchange (`direct_queue`), declared alike by everyone, so that Redis
+and RabbitMQ route to them by name alone. A publisher whose connection broke sends what it had in hand once more:
+a message may arrive twice, and its task id says so.
+
+A cancel names tasks, one trajectory of a job, or a whole job:
+`{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`.
+
+| kind | arguments | value of the payload |
+|---|---|---|
+| `cpu.open` | environment, image, memory_mb | null |
+| `cpu.exec` | environment, session, command°, variables | `{"exit_code", "stdout"°, "stderr"°, "truncated", "cpu_s", "max_rss_mb"}` |
+| `cpu.read_file` | environment, path | `{"data"°}` |
+| `cpu.write_file` | environment, path, data°, mode | null |
+| `cpu.close` | environment | null |
+| `gpu.score` | service, items° | list of floats°, one per item |
+| `gpu.logprobs` | service, token_ids° | `tangram.arrays.PackedFloats`° |
+| `gpu.generate` | service, prompts°, max_tokens, temperature, seed | list of strings° |
+| `api.call` | quota, method, url, headers, body° | `{"status_code", "headers", "body"°, "truncated"}` |
+
+An argument that was not given is absent. What is marked ° may be a *blob reference* `{"$blob": key, "bytes": n}` where
+it is large (`tangram.blobs`). Bytes (`data`, `body`) are otherwise base64 text, all else is itself.
+
+A *payload* is the JSON result that the tasks of this system store in the Celery result backend:
+`{"status", "value", "reason", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
+or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
+Times on the wire are seconds since the epoch, durations seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired, TypedDict
+
+from kombu import Exchange, Queue
+
+INGRESS_QUEUE = "actions"
+EVENTS_QUEUE = "scheduler.events"
+CONTROL_QUEUE = "scheduler.control"
+NODE_QUEUE_PREFIX = "node."
+
+ACTION_HEADER = "tangram"
+GRANT_HEADER = "grant"
+
+RESULT_KEY_PREFIX = "celery-task-meta-"
+"""Celery's Redis result backend stores and publishes the result of task t under this prefix + t."""
+
+CLAIM_KEY_PREFIX = "tangram-claim-"
+BLOB_KEY_PREFIX = "tangram-blob-"
+SCHEDULER_KEY = "tangram-scheduler"
+"""Where the active scheduler shows its policy and figures, as JSON, in the result store."""
+
+BLOB_THRESHOLD_BYTES = 32 * 1024
+"""Payload parts larger than this travel beside the messages, as blobs in the result store."""
+
+BLOB_TTL_S = 3600
+RESULT_TTL_S = 3600
+
+
+class WireAct(TypedDict):
+    """Parts of an ACT, seconds."""
+
+    queue_s: float
+    overhead_s: float
+    execution_s: float
+
+
+class Payload(TypedDict):
+    """What the tasks of this system return."""
+
+    status: str
+    value: Any
+    reason: str
+    dop: int
+    act: WireAct
+
+
+class WireGrant(TypedDict):
+    """The header `grant`: what the scheduler gave, and its own times.
+
+    `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted,
+    `core_ids` or `cell_ids` are ids on the node, `evict` names the services to be thrown off first, in order.
+    """
+
+    node: str
+    attempt: int
+    epoch: int
+    units: int
+    core_ids: list[int]
+    cell_ids: list[int]
+    evict: list[str]
+    restore: bool
+    submitted_at: float
+    received_at: float
+    granted_at: float
+
+
+class WireNode(TypedDict):
+    """How a worker presents itself when it joins, and what a beat repeats so that a fresh scheduler learns it.
+
+    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones.
+    """
+
+    name: str
+    kinds: list[str]
+    labels: list[str]
+    cores: int
+    memory_mb: int
+    cells: int
+    cell_memory_mb: int
+    services: dict[str, Any]
+    running: list[str]
+    environments: list[str]
+    incarnation: NotRequired[str]
+
+
+def node_queue(name: str) -> str:
+    """Return the queue of the node `name`."""
+    return NODE_QUEUE_PREFIX + name
+
+
+def direct_queue(name: str) -> Queue:
+    """Return the one declaration of the queue `name`: durable, on the default exchange, routed by its name."""
+    return Queue(name, Exchange("", type="direct"), routing_key=name, durable=True)
+
+
+INGRESS = direct_queue(INGRESS_QUEUE)
+EVENTS = direct_queue(EVENTS_QUEUE)
+CONTROL = direct_queue(CONTROL_QUEUE)

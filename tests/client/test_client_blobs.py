@@ -1,0 +1,67 @@
+"""Large values beside the messages."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tangram import ActionFailed
+from tangram.blobs import Blobs
+from tangram.wire import BLOB_THRESHOLD_BYTES
+
+RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@RELAXED
+@given(data=st.binary(max_size=200), text=st.text(max_size=200), value=st.lists(st.integers() | st.text(max_size=5), max_size=40))
+def test_what_is_put_comes_back(redis_urls: Any, data: bytes, text: str, value: list[Any]) -> None:
+    # Given a threshold in the middle of the sizes
+    with redis_urls.client() as redis:
+        blobs = Blobs(redis, threshold_bytes=50)
+        assert blobs.get(blobs.put(data)) == data
+        assert blobs.get_text(blobs.put_text(text)) == text
+        assert blobs.get_json(blobs.put_json(value)) == value
+
+
+def test_five_megabytes_travel_as_a_reference_that_expires(redis_urls: Any) -> None:
+    data = os.urandom(5 * 1024 * 1024)
+    with redis_urls.client() as redis:
+        reference = Blobs(redis, ttl_s=60).put(data)
+        assert isinstance(reference, dict)
+        assert reference["bytes"] == len(data)
+        assert 0 < redis.pttl(reference["$blob"]) <= 60_000
+        assert Blobs(redis).get(reference) == data
+
+
+def test_the_threshold_itself_stays_inline(redis_urls: Any) -> None:
+    with redis_urls.client() as redis:
+        blobs = Blobs(redis)
+        assert isinstance(blobs.put(b"x" * BLOB_THRESHOLD_BYTES), str)
+        assert isinstance(blobs.put(b"x" * (BLOB_THRESHOLD_BYTES + 1)), dict)
+        assert isinstance(blobs.put_text("x" * BLOB_THRESHOLD_BYTES), str)
+        assert isinstance(blobs.put_text("é" * (BLOB_THRESHOLD_BYTES // 2 + 1)), dict)
+
+
+def test_a_blob_that_has_expired_says_so(redis_urls: Any) -> None:
+    with redis_urls.client() as redis:
+        reference = Blobs(redis, threshold_bytes=1).put(b"gone soon")
+        redis.delete(reference["$blob"])  # type: ignore[index]
+        with pytest.raises(ActionFailed, match=r"9 bytes.*expired"):
+            Blobs(redis).get(reference)
+
+
+@pytest.mark.parametrize("value", [None, 5, "no base64!", {}, {"$blob": 1}, {"$blob": "celery-task-meta-1"}])
+def test_what_is_no_wire_form_is_refused(redis_urls: Any, value: object) -> None:
+    with redis_urls.client() as redis, pytest.raises(ActionFailed):
+        Blobs(redis).get(value)
+
+
+def test_a_reference_never_reads_other_keys(redis_urls: Any) -> None:
+    with redis_urls.client() as redis:
+        redis.set("secret", b"1")
+        with pytest.raises(ActionFailed, match="not a blob reference"):
+            Blobs(redis).get({"$blob": "secret", "bytes": 1})

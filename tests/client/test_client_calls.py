@@ -1,0 +1,126 @@
+"""What a trainer asks for is checked before anything is sent, and exit of a program loses nothing."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tangram import Action, Client, InvalidAction, Settings, calls
+
+PLACE = calls.Place("j", "t", "env-1")
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        ({"command": ""}, "command"),
+        ({"command": "a\0b"}, "command"),
+        ({"command": None}, "command"),
+        ({"units": []}, "cost.cores"),
+        ({"units": [0]}, "cost.cores"),
+        ({"units": [2, 1]}, "cost.cores"),
+        ({"units": "12"}, "cost.cores"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"queue_timeout_s": -1}, "queue_timeout_s"),
+        ({"output_timeout_s": float("nan")}, "output_timeout_s"),
+        ({"priority": 10}, "priority"),
+        ({"parallel_fraction": 2.0}, "parallel_fraction"),
+        ({"parallel_fraction": 0.5, "efficiency": {1: 1.0}}, "efficiency"),
+        ({"units": [1, 2], "efficiency": {1: 1.0}}, "efficiency"),
+        ({"variables": {"A=B": "x"}}, "variables"),
+        ({"variables": {"A": 1}}, "variables"),
+    ],
+)
+def test_wrong_words_for_a_command_are_named(words: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidAction) as caught:
+        calls.execute(PLACE, **({"command": "ls"} | words))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: calls.open_environment("j", trajectory="t", requires="gpu"), "requires"),
+        (lambda: calls.open_environment("j", trajectory="t", memory_mb=0), "cost.memory_mb"),
+        (lambda: calls.write_file(PLACE, "a", 5), "data"),  # type: ignore[arg-type]
+        (lambda: calls.write_file(PLACE, "a", b"", mode=0o7777), "mode"),
+        (lambda: calls.read_file(PLACE, ""), "path"),
+        (lambda: calls.score("j", "", [1], {}), "service"),
+        (lambda: calls.score("j", "rm", "text", {}), "items"),
+        (lambda: calls.logprobs("j", "rm", [1, 2], {}), "token_ids[0]"),  # type: ignore[list-item]
+        (lambda: calls.generate("j", "rm", "text", None, None, None, {}), "prompts"),
+        (lambda: calls.call("j", "", url="http://x"), "quota"),
+        (lambda: calls.call("j", "q", url="file:///etc/passwd"), "url"),
+        (lambda: calls.call("j", "q", url="http://x", method="GET /"), "method"),
+        (lambda: calls.call("j", "q", url="http://x", body=b"", json={}), "body"),
+        (lambda: calls.call("j", "q", url="http://x", json=object()), "json"),
+    ],
+)
+def test_wrong_words_are_named(make: Any, field: str) -> None:
+    with pytest.raises(InvalidAction) as caught:
+        make()
+    assert caught.value.field == field
+
+
+def test_reading_is_idempotent_and_running_is_not() -> None:
+    assert calls.read_file(PLACE, "a").idempotent
+    assert calls.call("j", "q", url="http://x").idempotent
+    assert not calls.call("j", "q", url="http://x", method="post").idempotent
+    assert calls.call("j", "q", url="http://x", method="post", idempotent=True).idempotent
+    assert not calls.write_file(PLACE, "a", b"").idempotent
+    assert not calls.execute(PLACE, "ls").idempotent
+
+
+def test_every_environment_has_an_id_of_its_own() -> None:
+    ids = {calls.open_environment("j", trajectory="t").environment for _ in range(1000)}
+    assert len(ids) == 1000
+
+
+def test_a_wrong_job_is_refused_before_connecting() -> None:
+    with pytest.raises(InvalidAction, match="job"):
+        Client(job="")
+
+
+def test_a_program_that_just_ends_has_sent_what_it_submitted(redis_urls: Any, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from tangram import Action, Client, Settings\n"
+        "client = Client(settings=Settings(broker_url=sys.argv[1], result_url=sys.argv[2]))\n"
+        "for n in range(600): client.submit(Action(kind='my.task', arguments={'n': n}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program), redis_urls.broker, redis_urls.result], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with redis_urls.client() as redis:
+        assert redis.llen("actions") == 600
+
+
+def test_a_forgotten_client_leaves_no_threads(peer: Any, settings: Settings) -> None:
+    before = set(threading.enumerate())
+    client = Client(settings=settings)
+    client.submit(Action(kind="my.task")).result(10)
+    session = weakref.ref(client._session)
+    # When nobody knows it any more
+    del client
+    gc.collect()
+    # Then
+    assert session() is None
+    assert {thread.name for thread in set(threading.enumerate()) - before} == set()
+
+
+def test_a_handle_keeps_its_client_alive(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    handle = Client(settings=settings).submit(Action(kind="my.task"))
+    gc.collect()
+    peer.until(lambda: peer.seen)
+    peer.store(handle.id, 3)
+    assert handle.result(10) == 3

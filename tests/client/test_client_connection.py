@@ -1,0 +1,191 @@
+"""Finding the stack, and saying clearly when it is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.connection import parse_url
+
+from tangram import Action, AsyncClient, Client, Settings, StackUnreachable
+from tangram.connection import Addresses, find_addresses, redis_url, show
+from tangram.wire import RESULT_KEY_PREFIX
+
+
+@pytest.fixture(autouse=True)
+def no_urls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the surroundings out of the tests."""
+    for name in ("TANGRAM_BROKER_URL", "TANGRAM_RESULT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TANGRAM_STATE_DIR", str(tmp_path))
+
+
+@contextlib.contextmanager
+def mute_server() -> Iterator[int]:
+    """Accept connections and never say a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_without_a_stack_one_line_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StackUnreachable) as caught:
+        Client()
+    assert str(caught.value) == (
+        f"no stack is running in {tmp_path}: start one with `tangram up`, or set TANGRAM_BROKER_URL and TANGRAM_RESULT_URL"
+    )
+
+
+def test_the_embedded_stack_is_found_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text(json.dumps({"broker_url": "redis://b", "result_url": "redis://r", "database_url": "x"}))
+    assert find_addresses(Settings()) == Addresses("redis://b", "redis://r")
+
+
+def test_settings_come_before_the_file(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text("not read")
+    given = Settings(broker_url="amqp://b", result_url="rediss://r")
+    assert find_addresses(given) == Addresses("amqp://b", "rediss://r")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"broker_url": 1}', "\x00"])
+def test_a_broken_stack_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stack.json").write_text(text)
+    with pytest.raises(StackUnreachable, match=r"stack\.json is no stack file"):
+        find_addresses(Settings())
+
+
+def test_half_an_address_is_refused() -> None:
+    with pytest.raises(StackUnreachable, match="TANGRAM_RESULT_URL is not set"):
+        find_addresses(Settings(broker_url="redis://b"))
+
+
+def test_results_need_redis_and_passwords_are_not_shown() -> None:
+    with pytest.raises(StackUnreachable, match="must be Redis") as caught:
+        find_addresses(Settings(broker_url="redis://b", result_url="db+postgresql://me:geheim@host/db"))
+    assert "geheim" not in str(caught.value)
+    assert "geheim" not in show("redis://:geheim@host:1/0")
+
+
+@pytest.mark.parametrize(
+    ("celery", "expected"),
+    [
+        ("redis://h:7/2", {"host": "h", "port": 7, "db": 2}),
+        ("redis://:p%40s@h/0", {"host": "h", "password": "p@s", "db": 0}),
+        ("redis+socket:///run/r.sock?virtual_host=3", {"path": "/run/r.sock", "db": 3}),
+        ("redis+socket:///run/r.sock", {"path": "/run/r.sock", "db": 0}),
+        ("redis+socket://:p%40s@/run/r.sock?virtual_host=/1", {"path": "/run/r.sock", "db": 1, "password": "p@s"}),
+        ("rediss://h/0?ssl_cert_reqs=CERT_REQUIRED", {"host": "h", "ssl_cert_reqs": "required"}),
+    ],
+)
+def test_celery_addresses_mean_the_same_to_redis_py(celery: str, expected: dict[str, Any]) -> None:
+    parsed: dict[str, Any] = dict(parse_url(redis_url(celery)))  # type: ignore[no-untyped-call]
+    assert {name: parsed.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("broken", ["broker", "result"])
+@pytest.mark.parametrize("how", ["refused", "absent", "mute"])
+def test_an_unreachable_part_is_told_in_time(redis_urls: Any, tmp_path: Path, broken: str, how: str) -> None:
+    with mute_server() as port:
+        bad = {
+            "refused": "redis://127.0.0.1:1/0",
+            "absent": f"redis+socket://{tmp_path}/none.sock?virtual_host=0",
+            "mute": f"redis://127.0.0.1:{port}/0",
+        }[how]
+        urls = {"broker_url": redis_urls.broker, "result_url": redis_urls.result, f"{broken}_url": bad}
+        started = time.monotonic()
+        with pytest.raises(StackUnreachable, match="broker" if broken == "broker" else "result store") as caught:
+            Client(settings=Settings(**urls, connect_timeout_s=0.5))
+    assert time.monotonic() - started < 2.5
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["refused", "mute"])
+def test_an_unreachable_amqp_broker_is_told_in_time(redis_urls: Any, how: str) -> None:
+    with mute_server() as port:
+        url = f"amqp://guest:geheim@127.0.0.1:{1 if how == 'refused' else port}//"
+        started = time.monotonic()
+        with pytest.raises(StackUnreachable, match="broker") as caught:
+            Client(settings=Settings(broker_url=url, result_url=redis_urls.result, connect_timeout_s=0.5))
+    assert time.monotonic() - started < 2.5
+    assert "geheim" not in str(caught.value)
+
+
+def test_an_unreachable_stack_does_not_hold_up_the_event_loop() -> None:
+    async def scenario() -> float:
+        longest, last, done = 0.0, time.monotonic(), False
+
+        async def tick() -> None:
+            nonlocal longest, last
+            while not done:
+                await asyncio.sleep(0.005)
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+        ticking = asyncio.ensure_future(tick())
+        with mute_server() as port, pytest.raises(StackUnreachable):
+            url = f"redis://127.0.0.1:{port}/0"
+            async with AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=0.5)):
+                pass
+        done = True
+        await ticking
+        return longest
+
+    assert asyncio.run(scenario()) < 0.3
+
+
+def test_a_broker_that_goes_away_fails_what_cannot_be_sent(redis_urls: Any, own_redis: Any) -> None:
+    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=0.5)
+    with Client(settings=given) as client:
+        # When
+        own_redis.stop()
+        handle = client.submit(Action(kind="my.task"))
+        # Then
+        started = time.monotonic()
+        with pytest.raises(StackUnreachable, match="broker"):
+            handle.result(10)
+        assert time.monotonic() - started < 3
+        # And once it is back, the client works again
+        own_redis.start()
+        client.submit(Action(kind="my.task"))
+        with own_redis.client() as redis:
+            while not redis.llen("actions"):
+                time.sleep(0.01)
+
+
+def test_a_result_store_that_comes_back_costs_nothing(redis_urls: Any, own_redis: Any) -> None:
+    given = Settings(broker_url=redis_urls.broker, result_url=own_redis.result, connect_timeout_s=5)
+    with Client(settings=given) as client:
+        handle = client.submit(Action(kind="my.task"))
+        # When it is away for a moment, and the result is stored as soon as it is back, as Celery does it
+        own_redis.stop()
+        own_redis.start()
+        with own_redis.client() as redis:
+            key, meta = RESULT_KEY_PREFIX + handle.id, '{"status": "SUCCESS", "result": 5}'
+            redis.pipeline().set(key, meta).publish(key, meta).execute()
+        # Then
+        assert handle.result(10) == 5
+
+
+def test_a_result_store_that_stays_away_ends_the_wait(redis_urls: Any, own_redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tangram.feed.OUTAGE_LIMIT_S", 0.2)
+    given = Settings(broker_url=redis_urls.broker, result_url=own_redis.result, connect_timeout_s=5)
+    with Client(settings=given) as client:
+        handle = client.submit(Action(kind="my.task"))
+        own_redis.stop()
+        with pytest.raises(StackUnreachable, match="result store"):
+            handle.result(10)
+
+
+def test_closing_is_prompt_without_a_stack(own_redis: Any) -> None:
+    client = Client(settings=Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=0.5))
+    own_redis.stop()
+    waiting = client.submit(Action(kind="my.task"))
+    started = time.monotonic()
+    client.close()
+    assert time.monotonic() - started < 2
+    assert waiting.done()

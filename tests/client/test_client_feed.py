@@ -1,0 +1,107 @@
+"""The subscription: nothing is lost when connections break, and nothing kills it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as with_settings
+from hypothesis import strategies as st
+
+from tangram import Action, ActionFailed, Client, Settings
+from tangram.wire import RESULT_KEY_PREFIX
+
+
+def test_results_stored_while_the_subscription_was_broken_arrive(peer: Any, settings: Settings, redis_urls: Any) -> None:
+    held: list[str] = []
+
+    def hold(seen: Any) -> Any:
+        held.append(seen.id)
+        return peer.HOLD
+
+    peer.behave = hold
+    with Client(settings=settings) as client:
+        for _round in range(3):
+            held.clear()
+            handles = [client.submit(Action(kind="my.task")) for _ in range(300)]
+            peer.until(lambda: len(held) == 300)
+            # When the connection is cut while results are being stored
+            cutter = redis_urls.client()
+            for index, task_id in enumerate(held):
+                if index in (0, 100):
+                    assert cutter.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 0
+                peer.store(task_id, task_id)
+            cutter.close()
+            # Then all arrive, long before the next sweep
+            assert [handle.result(10) for handle in handles] == [handle.id for handle in handles]
+
+
+def test_a_broken_broker_connection_loses_no_submission(peer: Any, settings: Settings, redis_urls: Any) -> None:
+    peer.behave = lambda seen: "done"
+    with Client(settings=settings) as client, redis_urls.client() as cutter:
+        handles = []
+        for n in range(300):
+            if n % 100 == 50:
+                cutter.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            handles.append(client.submit(Action(kind="my.task", arguments={"n": n})))
+        assert [handle.result(15) for handle in handles] == ["done"] * 300
+    assert {seen.arguments["n"] for seen in peer.seen} == set(range(300))
+
+
+def test_a_deaf_subscription_is_noticed_and_made_anew(
+    peer: Any, settings: Settings, redis_urls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given results that are stored but never published
+    monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
+    monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
+    peer.behave = lambda seen: peer.HOLD
+    with Client(settings=settings) as client, redis_urls.client() as redis:
+        handle = client.submit(Action(kind="my.task"))
+        redis.set(RESULT_KEY_PREFIX + handle.id, '{"status": "SUCCESS", "result": 5}')
+        assert handle.result(10) == 5
+        # And the one after it is pushed again
+        peer.behave = lambda seen: 6
+        assert client.submit(Action(kind="my.task")).result(10) == 6
+
+
+def test_progress_is_no_end(peer: Any, settings: Settings) -> None:
+    def started_then_done(seen: Any) -> Any:
+        peer.app.backend.store_result(seen.id, {"pid": 1}, "STARTED")
+        return "done"
+
+    peer.behave = started_then_done
+    with Client(settings=settings) as client:
+        assert client.submit(Action(kind="my.task")).result(10) == "done"
+
+
+def test_results_of_other_clients_are_not_seen(peer: Any, settings: Settings) -> None:
+    with Client(settings=settings) as one, Client(settings=settings) as two:
+        first, second = one.submit(Action(kind="cpu.x")), two.submit(Action(kind="cpu.x"))
+        assert first.id.partition("-")[0] != second.id.partition("-")[0]
+        first.result(10)
+        second.result(10)
+
+
+def test_garbage_never_kills_the_feed(peer: Any, settings: Settings, redis_urls: Any) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    with Client(settings=settings) as client, redis_urls.client() as redis:
+
+        @with_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+        @given(garbage=st.binary(max_size=200), suffix=st.text(max_size=10))
+        def shout(garbage: bytes, suffix: str) -> None:
+            # Given an action that waits
+            handle = client.submit(Action(kind="my.task"))
+            # When garbage is published for it, and for ids that nobody has
+            redis.publish(RESULT_KEY_PREFIX + handle.id.partition("-")[0] + "-" + suffix, garbage)
+            redis.publish(RESULT_KEY_PREFIX + handle.id, garbage)
+            redis.publish(RESULT_KEY_PREFIX + handle.id, '{"status": "SUCCESS", "result": 1}')
+            # Then it ends: by the garbage, clearly, or by what came after
+            try:
+                assert handle.result(5) == 1
+            except ActionFailed as error:
+                assert "unreadable" in str(error)
+
+        shout()
+        assert "tangram-feed" in {thread.name for thread in threading.enumerate()}

