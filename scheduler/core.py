@@ -1,0 +1,260 @@
+"""The state machine of the whole system: `Core.handle(event, now) -> commands`.
+
+Two rules of what may live here and in the modules it is made of. No input or output: no clock, no randomness, no
+network, no SQL, no threads; `now` comes in and commands go out. And no order that is not the order of events: the
+live service and the simulator drive this same object, and a recorded list of events leads to the same decisions.
+
+Theory of operation:
+
+1. An event changes the `State` (state.py). What it changed marks its *group* of units as dirty.
+2. When the event is dealt with, the `Dispatcher` (dispatch.py) looks at each dirty group, asks the policy
+   (policies/) what starts, takes the units (resources/) and emits `Start`.
+3. `Environments` (environments.py) places sandboxes and parks actions that could not run anyway.
+4. An action's units come back with `Finished`, which a worker sends when the processes are gone, not before
+   (ends.py); a node that is lost gives back all of its own (nodes.py).
+5. Time enters by `Tick`. `next_wake` says when one would change something.
+6. After a restart the driver tells what the journal knew (recovery.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from scheduler import events
+from scheduler.commands import Command, Stop
+from scheduler.dispatch import Dispatcher
+from scheduler.ends import Ends
+from scheduler.environments import Environments
+from scheduler.lifecycle import End
+from scheduler.model import Environment, Limits, QuotaSpec, ServiceSpec, Waiting
+from scheduler.nodes import Nodes
+from scheduler.policies.abstract import Policy
+from scheduler.recovery import Recovery
+from scheduler.refusal import refusal
+from scheduler.state import State, wants_cells, wants_cores
+
+
+class Core:
+    """The scheduler without its surroundings."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        limits: Limits | None = None,
+        services: tuple[ServiceSpec, ...] = (),
+        quotas: tuple[QuotaSpec, ...] = (),
+    ) -> None:
+        self.state = State(policy, limits or Limits(), services, quotas)
+        self.decisions = 0
+        self._dispatcher = Dispatcher(self.state)
+        self._environments = Environments(self.state)
+        self._ends = Ends(self.state, self._dispatcher)
+        self._nodes = Nodes(self.state, self._dispatcher, self._environments, self._ends, self._enqueue)
+        self._recovery = Recovery(self.state, self._environments, self._nodes)
+        self._deadlines: list[tuple[float, str]] = []
+
+    def handle(self, event: events.Event, now: float) -> list[Command]:
+        """Take in one event at time `now`, in seconds on the driver's clock, and return what is to be done, in order."""
+        match event:
+            case events.Submitted():
+                self._submitted(event, now)
+            case events.Finished():
+                self._finished(event, now)
+            case events.Started():
+                self._started(event)
+            case events.NodeBeat():
+                self._nodes.beat(event, now)
+            case events.Tick():
+                self._tick(now)
+            case events.Cancelled():
+                self._cancelled(event, now)
+            case events.NodeJoined():
+                self._nodes.joined(event.node, now)
+            case events.NodeLost():
+                self._nodes.lost(event.name, event.reason, now, left=event.left)
+            case events.EnvironmentOpened():
+                self._recovery.environment_opened(event, now)
+            case events.EnvironmentClosed():
+                environment = self.state.environments.get(event.id)
+                if environment is not None:
+                    self._environments.close_unasked(environment, event.reason, now)
+            case events.Resumed():
+                self._recovery.resumed(event, now)
+        if self._dispatcher.run(now):
+            self.decisions += 1
+        out, self.state.out = self.state.out, []
+        return out
+
+    def next_wake(self, now: float) -> float | None:
+        """Return when a `Tick` would change something by itself; None where nothing waits for time."""
+        times = [self._dispatcher.next_opening(now), self._environments.next_start(now)]
+        while self._deadlines and self._deadlines[0][1] not in self.state.waiting:
+            heapq.heappop(self._deadlines)
+        if self._deadlines:
+            times.append(self._deadlines[0][0])
+        return min((at for at in times if at is not None), default=None)
+
+    def _submitted(self, event: events.Submitted, now: float) -> None:
+        state = self.state
+        if event.id in state.waiting or event.id in state.running:
+            return
+        waiting = state.make_waiting(event.id, event.action, event.submitted_at, now)
+        state.enter(waiting)
+        refused = refusal(state, waiting.action)
+        if refused is not None:
+            state.finish_waiting(waiting, refused.status, refused.reason, now)
+            return
+        if event.action.queue_timeout_s is not None:
+            heapq.heappush(self._deadlines, (waiting.submitted_at + event.action.queue_timeout_s, waiting.id))
+        self._enqueue(waiting, now)
+
+    def _enqueue(self, waiting: Waiting, now: float) -> None:
+        state, action = self.state, waiting.action
+        environment = state.environments.get(action.environment or "")
+        if action.kind == "cpu.open":
+            self._environments.open(waiting, now)
+        elif action.kind == "cpu.close" and environment is not None:
+            self._close(waiting, environment, now)
+        elif environment is not None:
+            self._environments.admit(waiting, environment, now)
+        elif wants_cells(action):
+            state.floating_cells.add(waiting)
+            for node in state.nodes.values():
+                if node.cells.capacity:
+                    state.touch(node.cells)
+        elif wants_cores(action):
+            state.floating_cores.add(waiting)
+            freest = max((n for n in state.nodes.values() if n.offers("cpu", action.requires)), key=lambda n: n.cores.free, default=None)
+            if freest is not None:
+                state.touch(freest.cores)
+        elif action.cost.quotas:
+            quota = state.quotas[action.cost.quotas[0]]
+            quota.queue.add(waiting)
+            state.touch(quota)
+        else:
+            state.unplaced.add(waiting)
+            self._dispatcher.start_unplaced(now)
+
+    def _close(self, waiting: Waiting, environment: Environment, now: float) -> None:
+        if environment.state == "waiting":
+            opener = self.state.waiting[environment.open_id]
+            self.state.opens.remove(opener)
+            self.state.finish_waiting(opener, "cancelled", "closed before it was opened", now)
+            self._environments.forget(environment, "closed", "closed before it was opened", now)
+            self.state.finish_waiting(waiting, "succeeded", "", now)
+            self._environments.place(now)
+            return
+        if environment.state == "opening":
+            environment.actions[waiting.id] = None
+            environment.parked.append(waiting)
+            return
+        self._environments.closing(environment, "its environment was closed", now)
+        self._dispatcher.start_without_units(waiting, self.state.nodes[environment.node or ""], now)
+
+    def _started(self, event: events.Started) -> None:
+        running = self.state.running.get(event.id)
+        if running is not None and running.grant.attempt == event.attempt:
+            if running.started_at is None:
+                running.expected_end += event.at - running.granted_at
+                running.since = max(running.since, event.at)
+            running.started_at = event.at
+
+    def _finished(self, event: events.Finished, now: float) -> None:
+        running = self.state.running.get(event.id)
+        if running is None or running.grant.attempt != event.attempt:
+            return
+        self._ends.release(running, now)
+        self._ends.note_end(running, event.status, event.reason, now, finished=event)
+        self._after_end(running.waiting, event.status, event.reason, now)
+
+    def _after_end(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
+        """Do what the end of an action means for its environment."""
+        environment = self.state.environments.get(waiting.action.environment or "")
+        if environment is None:
+            return
+        if waiting.action.kind == "cpu.open":
+            if status == "succeeded":
+                self._opened(environment, now)
+            else:
+                self._environments.not_opened(environment, reason or "it could not be opened", now)
+        elif waiting.action.kind == "cpu.close":
+            self._environments.forget(environment, "closed", reason or "closed", now)
+            self._environments.place(now)
+        else:
+            self._environments.action_ended(waiting, environment, now)
+
+    def _opened(self, environment: Environment, now: float) -> None:
+        closers = [waiting for waiting in environment.parked if waiting.action.kind == "cpu.close"]
+        for closer in closers:
+            environment.parked.remove(closer)
+        self._environments.opened(environment, now)
+        for closer in closers:
+            self._close(closer, environment, now)
+
+    def _cancelled(self, event: events.Cancelled, now: float) -> None:
+        state = self.state
+        for action_id in [*event.ids, *self._ids_of(event)]:
+            waiting, running = state.waiting.get(action_id), state.running.get(action_id)
+            if waiting is not None:
+                self._drop_waiting(waiting, "cancelled", event.reason, now)
+            elif running is not None and not running.stopping and running.waiting.action.kind not in ("cpu.open", "cpu.close"):
+                running.stopping = event.reason
+                state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=event.reason))
+        if event.job is not None:
+            for environment in [e for e in state.environments.values() if self._concerns(event, e.job, e.trajectory)]:
+                self._environments.close_unasked(environment, event.reason, now)
+
+    def _ids_of(self, event: events.Cancelled) -> list[str]:
+        if event.job is None:
+            return []
+        everything = [*self.state.waiting.values(), *(running.waiting for running in self.state.running.values())]
+        return [w.id for w in everything if self._concerns(event, w.action.job, w.action.trajectory) and w.action.kind != "cpu.close"]
+
+    @staticmethod
+    def _concerns(event: events.Cancelled, job: str, trajectory: str) -> bool:
+        return job == event.job and event.trajectory in (None, trajectory)
+
+    def _drop_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
+        """End a waiting action, wherever it waits."""
+        state, action = self.state, waiting.action
+        environment = state.environments.get(action.environment or "")
+        if action.kind == "cpu.open" and environment is not None:
+            state.opens.remove(waiting)
+            state.finish_waiting(waiting, status, reason, now)
+            self._environments.forget(environment, "closed", reason, now)
+            self._environments.place(now)
+            return
+        if environment is not None:
+            self._environments.unqueue(waiting, environment, now)
+        else:
+            removed = any(queue.remove(waiting) for queue in (state.floating_cells, state.floating_cores, state.unplaced))
+            if not removed and action.cost.quotas:
+                state.quotas[action.cost.quotas[0]].queue.remove(waiting)
+        self._touch_queue_of(waiting, environment)
+        state.finish_waiting(waiting, status, reason, now)
+
+    def _touch_queue_of(self, waiting: Waiting, environment: Environment | None) -> None:
+        """Look again at the groups that the action may have held up from the head of a queue."""
+        if environment is not None and environment.node in self.state.nodes:
+            self.state.touch(self.state.core_group(environment))
+        elif environment is None:
+            for node in self.state.nodes.values():
+                self.state.touch(node.cells if wants_cells(waiting.action) else node.cores)
+
+    def _tick(self, now: float) -> None:
+        state, limits = self.state, self.state.limits
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, action_id = heapq.heappop(self._deadlines)
+            waiting = state.waiting.get(action_id)
+            if waiting is not None:
+                waited = f"waited longer than queue_timeout_s = {waiting.action.queue_timeout_s}"
+                self._drop_waiting(waiting, "timed_out", waited, now)
+        if limits.beat_s is not None:
+            self._nodes.miss(limits.beat_s, now)
+        if limits.lease_s is not None:
+            for environment in [e for e in state.environments.values() if e.state == "open" and not e.actions]:
+                if now - environment.last_used > limits.lease_s:
+                    self._environments.close_unasked(environment, f"unused for {limits.lease_s:g} s", now)
+        self._environments.place(now)
+        self._dispatcher.open_quotas(now)

@@ -1,0 +1,77 @@
+"""How a running action ends: out of every index, its units given back, its end noted.
+
+What is not pretty: an end touches four indexes (running, its group, its node, its environment), and they are kept
+by hand, here.
+"""
+
+from __future__ import annotations
+
+from scheduler import events
+from scheduler.commands import Finish
+from scheduler.dispatch import Dispatcher
+from scheduler.lifecycle import End
+from scheduler.model import Running
+from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.gpu import CellGroup
+from scheduler.state import State, memory_of
+
+
+class Ends:
+    """Takes grants back."""
+
+    def __init__(self, state: State, dispatcher: Dispatcher) -> None:
+        self._state = state
+        self._dispatcher = dispatcher
+
+    def release(self, running: Running, now: float) -> None:
+        """Take a running action out of every index and give its units back."""
+        state, action, grant = self._state, running.waiting.action, running.grant
+        del state.running[running.waiting.id]
+        node = state.nodes.get(grant.node)
+        for name in action.cost.quotas:
+            state.quotas[name].give_back()
+            state.touch(state.quotas[name])
+        if action.cost.quotas:
+            self._dispatcher.open_quotas(now)
+        if node is None:
+            return
+        node.running.pop(running.waiting.id, None)
+        if action.environment is None:
+            node.memory_free += memory_of(action)
+        if grant.cell_ids:
+            self._release_cells(running, node.cells)
+        elif grant.core_ids and action.kind != "cpu.open":
+            environment = state.environments.get(action.environment or "")
+            self._release_cores(running, state.core_group(environment) if environment else node.cores)
+
+    def _release_cells(self, running: Running, group: CellGroup) -> None:
+        group.running.pop(running.waiting.id, None)
+        instance = group.instance_of(running.waiting.id)
+        if instance is not None:
+            del instance.active[running.waiting.id]
+        self._state.touch(group)
+
+    def _release_cores(self, running: Running, group: CoreGroup) -> None:
+        group.leave(running)
+        self._state.touch(group)
+
+    def note_end(self, running: Running, status: End, reason: str, now: float, *, finished: events.Finished | None) -> None:
+        """Note the end of a running action; `finished` is what its worker said, None where it said nothing."""
+        waiting = running.waiting
+        queue_s = running.granted_at - waiting.received_at
+        execution_s = finished.execution_s if finished else 0.0
+        overhead_s = max(0.0, now - waiting.submitted_at - queue_s - execution_s)
+        self._state.out.append(
+            Finish(
+                id=waiting.id,
+                status=status,
+                reason=reason,
+                by_worker=finished is not None,
+                started_at=finished.started_at if finished and finished.started_at is not None else running.started_at,
+                queue_s=queue_s,
+                overhead_s=overhead_s,
+                execution_s=execution_s,
+                cpu_s=finished.cpu_s if finished else 0.0,
+                dop=running.grant.units,
+            )
+        )

@@ -1,0 +1,120 @@
+"""What the live scheduler writes down: one frozen value per fact, for the journal in SQL.
+
+The service collects entries while it handles a batch of messages and hands them to a `Journal` as one group
+commit; only after that are messages acknowledged and grants sent. Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionReceived:
+    """An action came in; `header` is `Action.to_header()`, `message` the whole Celery message as JSON text."""
+
+    id: str
+    header: Mapping[str, Any]
+    message: str
+    submitted_at: float
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionGranted:
+    """An action was given resources on a node: its `attempt`-th try."""
+
+    id: str
+    attempt: int
+    node: str
+    units: int
+    core_ids: tuple[int, ...]
+    cell_ids: tuple[int, ...]
+    granted_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRequeued:
+    """A granted action went back to the queue because its node was lost."""
+
+    id: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionEnded:
+    """An action reached one of its six ends. Parts of the ACT are seconds and add up to it."""
+
+    id: str
+    status: str
+    reason: str
+    started_at: float | None
+    ended_at: float
+    queue_s: float
+    overhead_s: float
+    execution_s: float
+    cpu_s: float
+    dop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentChanged:
+    """An environment is now in `state`: waiting, opening, open, closing, closed or lost."""
+
+    id: str
+    state: str
+    node: str | None
+    job: str
+    trajectory: str
+    memory_mb: int
+    pod_cores: int
+    at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChanged:
+    """A node is now in `state`: up, lost or left; `description` is what its worker said when it joined."""
+
+    name: str
+    state: str
+    description: Mapping[str, Any]
+    at: float
+    reason: str = ""
+
+
+Entry = ActionReceived | ActionGranted | ActionRequeued | ActionEnded | EnvironmentChanged | NodeChanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedAction:
+    """An action as the journal knew it when the scheduler before this one stopped."""
+
+    id: str
+    header: Mapping[str, Any]
+    message: str
+    submitted_at: float
+    received_at: float
+    grant: ActionGranted | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """All that a restarted scheduler goes on with, in order of reception."""
+
+    actions: Sequence[UnfinishedAction]
+    environments: Sequence[EnvironmentChanged]
+    nodes: Sequence[NodeChanged]
+
+
+class Journal(Protocol):
+    """Where entries are kept."""
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Commit `entries`, in order, in one transaction."""
+
+    def unfinished(self) -> Unfinished:
+        """Load what had not ended."""

@@ -1,0 +1,237 @@
+"""Where environments are placed, and what waits for them.
+
+An environment is placed once, by memory and load, and stays on its node. Its life cycle is in `lifecycle.py`.
+Actions of an environment wait here, *parked*, for two things that are not units: that it is open, and that the
+earlier action of the same shell session has ended. A worker is thus only ever handed what can start at once.
+"""
+
+from __future__ import annotations
+
+from scheduler.commands import CloseEnvironment, Stop
+from scheduler.model import Environment, Grant, Waiting
+from scheduler.resources.cpu import CoreGroup
+from scheduler.state import Node, State, memory_of, wants_cores
+from tangram.action import CORES
+
+
+class Environments:
+    """Opens, places, closes and loses environments."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._opening = 0
+        self._next_start_s = float("-inf")
+
+    def open(self, waiting: Waiting, now: float) -> None:
+        """Take in a `cpu.open` action and place its environment as soon as there is room."""
+        action = waiting.action
+        assert action.environment is not None, "checked by Action"
+        environment = Environment(
+            id=action.environment,
+            job=action.job,
+            trajectory=action.trajectory,
+            memory_mb=memory_of(action),
+            open_id=waiting.id,
+            last_used=now,
+        )
+        self._state.environments[environment.id] = environment
+        self._state.opens.add(waiting)
+        self._state.note(environment)
+        self.place(now)
+
+    def place(self, now: float) -> None:
+        """Place waiting environments in order, as far as memory, pods and the caps on starting allow.
+
+        One that asks for labels nobody has free does not hold up those behind it.
+        """
+        state = self._state
+        for waiting in list(state.opens):
+            if self._opening >= state.limits.starting_limit or now < self._next_start_s:
+                return
+            environment = state.environments[waiting.action.environment or ""]
+            pod_cores = self._pod_cores(waiting)
+            node = self._node_for(waiting, pod_cores)
+            if node is None:
+                if waiting.action.requires:
+                    continue
+                return
+            state.opens.remove(waiting)
+            self._put(environment, node, pod_cores)
+            self._opening += 1
+            if state.limits.starts_per_s:
+                self._next_start_s = max(now, self._next_start_s) + 1.0 / state.limits.starts_per_s
+            grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, units=max(1, pod_cores), core_ids=environment.pod_core_ids)
+            state.start(waiting, grant, now, waiting.durations_s[0])
+            state.note(environment)
+
+    def next_start(self, now: float) -> float | None:
+        """Return when the cap on starts per second lets the next environment begin; None where it does not matter."""
+        return self._next_start_s if len(self._state.opens) and self._next_start_s > now else None
+
+    def _pod_cores(self, waiting: Waiting) -> int:
+        """Return the cores of the environment's pod: at least what the largest of its trajectory's actions needs."""
+        cores = self._state.policy.pod_cores()
+        return max(cores, waiting.action.cost.least("cores")) if cores else 0
+
+    def _node_for(self, waiting: Waiting, pod_cores: int) -> Node | None:
+        memory, cores = memory_of(waiting.action), max(1, waiting.action.cost.least(CORES))
+        fitting = [
+            node
+            for node in self._state.nodes.values()
+            if node.offers("cpu", waiting.action.requires)
+            and node.spec.cores >= cores
+            and node.memory_free >= memory
+            and node.cores.free >= pod_cores
+        ]
+        return min(fitting, key=lambda node: (len(node.environments) / node.spec.cores, -node.memory_free), default=None)
+
+    def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
+        environment.node = node.spec.name
+        environment.state = "opening"
+        node.environments[environment.id] = None
+        node.memory_free -= environment.memory_mb
+        if pod_cores:
+            environment.pod_core_ids = node.cores.take(pod_cores)
+            self._make_pod(environment, node)
+
+    def _make_pod(self, environment: Environment, node: Node) -> None:
+        node.cores.resize(-len(environment.pod_core_ids))
+        self._state.pods[environment.id] = CoreGroup(node.spec.name, environment.pod_core_ids)
+
+    def opened(self, environment: Environment, now: float) -> None:
+        """Note that an environment stands: what was parked for it may go on."""
+        self._opening -= 1
+        environment.state = "open"
+        environment.last_used = now
+        self._state.note(environment)
+        parked = list(environment.parked)
+        environment.parked.clear()
+        for waiting in parked:
+            self.admit(waiting, environment, now)
+        self.place(now)
+
+    def adopt(self, environment: Environment, node: Node, now: float) -> None:
+        """Take over an environment that an earlier scheduler had opened."""
+        environment.last_used = now
+        self._occupy(environment, node)
+        environment.state = "open"
+
+    def readopt_opening(self, environment: Environment, node: Node | None) -> None:
+        """Take over an environment that an earlier scheduler had begun to open; its node may be gone."""
+        self._opening += 1
+        if node is None:
+            environment.state = "opening"
+            environment.pod_core_ids = ()
+            self._state.environments[environment.id] = environment
+        else:
+            self._occupy(environment, node)
+
+    def _occupy(self, environment: Environment, node: Node) -> None:
+        self._state.environments[environment.id] = environment
+        environment.state, environment.node = "opening", node.spec.name
+        node.environments[environment.id] = None
+        node.memory_free -= environment.memory_mb
+        if environment.pod_core_ids:
+            node.cores.claim(environment.pod_core_ids)
+            self._make_pod(environment, node)
+
+    def not_opened(self, environment: Environment, reason: str, now: float) -> None:
+        """Note that an environment could not be opened: its room is free, its actions fail."""
+        self._opening -= 1
+        self.forget(environment, "closed", reason, now)
+        self.place(now)
+
+    def admit(self, waiting: Waiting, environment: Environment, now: float) -> None:
+        """Queue an action of an environment for cores, or park it while it cannot run anyway."""
+        session = waiting.action.session
+        environment.last_used = now
+        environment.actions[waiting.id] = None
+        if environment.state in ("waiting", "opening") or (session and environment.sessions.get(session, waiting.id) != waiting.id):
+            environment.parked.append(waiting)
+            return
+        if session:
+            environment.sessions[session] = waiting.id
+        if wants_cores(waiting.action):
+            group = self._state.core_group(environment)
+            group.queue.add(waiting)
+            self._state.touch(group)
+        else:
+            assert environment.node is not None, "an open environment has a node"
+            grant = Grant(node=environment.node, attempt=waiting.attempt + 1)
+            self._state.start(waiting, grant, now, waiting.durations_s[0])
+
+    def action_ended(self, waiting: Waiting, environment: Environment, now: float) -> None:
+        """Let the next action of the same session go on."""
+        environment.actions.pop(waiting.id, None)
+        environment.last_used = now
+        session = waiting.action.session
+        if session and environment.sessions.get(session) == waiting.id:
+            del environment.sessions[session]
+            following = next((w for w in environment.parked if w.action.session == session), None)
+            if following is not None and environment.state == "open":
+                environment.parked.remove(following)
+                self.admit(following, environment, now)
+
+    def unqueue(self, waiting: Waiting, environment: Environment, now: float) -> None:
+        """Take a waiting action out, wherever in its environment it waits."""
+        if waiting in environment.parked:
+            environment.parked.remove(waiting)
+            environment.actions.pop(waiting.id, None)
+            return
+        if environment.node is not None and wants_cores(waiting.action):
+            self._state.core_group(environment).queue.remove(waiting)
+        self.action_ended(waiting, environment, now)
+
+    def closing(self, environment: Environment, reason: str, now: float) -> None:
+        """Fail what waits and stop what runs in an environment that is being closed."""
+        environment.state = "closing"
+        self._fail_waiting(environment, reason, now)
+        for action_id in list(environment.actions):
+            running = self._state.running.get(action_id)
+            if running is not None and not running.stopping:
+                running.stopping = reason
+                self._state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
+        self._state.note(environment, reason)
+
+    def close_unasked(self, environment: Environment, reason: str, now: float) -> None:
+        """Close an environment that no trainer will close."""
+        if environment.state != "open":
+            return
+        assert environment.node is not None, "an open environment has a node"
+        self.closing(environment, reason, now)
+        self._state.out.append(CloseEnvironment(id=environment.id, node=environment.node, reason=reason))
+
+    def forget(self, environment: Environment, state: str, reason: str, now: float) -> None:
+        """Give back an environment's room; `state` is `closed` or `lost`."""
+        self._fail_waiting(environment, f"environment {environment.id} is gone: {reason}", now)
+        node = self._state.nodes.get(environment.node or "")
+        if node is not None and environment.id in node.environments:
+            del node.environments[environment.id]
+            node.memory_free += environment.memory_mb
+            if environment.pod_core_ids:
+                node.cores.resize(len(environment.pod_core_ids))
+                node.cores.give_back(environment.pod_core_ids)
+            self._state.touch(node.cores)
+        self._state.pods.pop(environment.id, None)
+        self._state.environments.pop(environment.id, None)
+        environment.state = "lost" if state == "lost" else "closed"
+        self._state.note(environment, reason)
+
+    def back_to_waiting(self, environment: Environment, now: float) -> None:
+        """Let an environment open elsewhere whose node is gone before it stood."""
+        self._opening -= 1
+        self._state.pods.pop(environment.id, None)
+        environment.state, environment.node, environment.pod_core_ids = "waiting", None, ()
+        self._state.note(environment)
+
+    def _fail_waiting(self, environment: Environment, reason: str, now: float) -> None:
+        for action_id in list(environment.actions):
+            waiting = self._state.waiting.get(action_id)
+            if waiting is None:
+                continue
+            if waiting in environment.parked:
+                environment.parked.remove(waiting)
+            elif environment.node in self._state.nodes and wants_cores(waiting.action):
+                self._state.core_group(environment).queue.remove(waiting)
+            environment.actions.pop(action_id, None)
+            self._state.finish_waiting(waiting, "failed", reason, now)

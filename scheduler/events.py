@@ -1,0 +1,120 @@
+"""What may happen to the scheduler: the only inputs of `Core.handle`, as frozen values.
+
+Times inside events are seconds on the driver's clock, the same as `now`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.lifecycle import End
+from scheduler.model import Grant, NodeSpec
+from tangram.action import Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """An action came in. `submitted_at` is the trainer's clock, trusted only as far as it lies in the past."""
+
+    id: str
+    action: Action
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """An action that an earlier scheduler had granted is, as far as its journal knows, still running."""
+
+    id: str
+    action: Action
+    submitted_at: float
+    received_at: float
+    granted_at: float
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A worker has claimed an action and runs it since `at`."""
+
+    id: str
+    attempt: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A worker has ended an action: its processes are gone and its result is stored."""
+
+    id: str
+    attempt: int
+    status: End
+    reason: str = ""
+    started_at: float | None = None
+    execution_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """A worker offers its node; a node that is up already and joins again has restarted."""
+
+    node: NodeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBeat:
+    """A node lives; `running` are the actions it has claimed, `environments` those it holds."""
+
+    name: str
+    running: frozenset[str] = frozenset()
+    environments: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node is gone: it said so (`left`) or its driver knows."""
+
+    name: str
+    reason: str
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentOpened:
+    """An environment that an earlier scheduler opened still stands on `node`."""
+
+    id: str
+    node: str
+    job: str
+    trajectory: str
+    memory_mb: int = 0
+    pod_core_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentClosed:
+    """An environment is to be closed by the system, e.g. because its lease is over."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """A trainer gives up actions: by `ids`, or all of a `job`, or all of a `trajectory` of that job."""
+
+    ids: tuple[str, ...] = ()
+    job: str | None = None
+    trajectory: str | None = None
+    reason: str = "cancelled by the trainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed: deadlines, rates, leases and missed beats are looked at."""
+
+
+Event = (
+    Submitted | Resumed | Started | Finished | NodeJoined | NodeBeat | NodeLost | EnvironmentOpened | EnvironmentClosed | Cancelled | Tick
+)

@@ -1,0 +1,167 @@
+"""The nouns of the core: nodes, grants, actions waiting and running, environments.
+
+Frozen values cross the border of the core; the slotted classes below them are the core's own, changed only by it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.lifecycle import EnvironmentState
+from tangram.action import Action
+
+UNLIMITED = 1 << 60
+"""Memory of a node that declares none, in MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What a node offers. `pools` are among `cpu`, `gpu`, `api`; memory is in MB, per cell for `cell_memory_mb`."""
+
+    name: str
+    pools: tuple[str, ...] = ("cpu",)
+    cores: int = 0
+    memory_mb: int = UNLIMITED
+    cells: int = 0
+    cell_memory_mb: int = UNLIMITED
+    labels: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """A model that can be resident on GPU cells.
+
+    `cells` are the acceptable numbers of cells, ascending; `memory_mb` what it occupies on each of them; `restore_s`
+    the expected seconds from host memory to resident; `max_concurrency` how many actions an instance runs at once;
+    `instances_per_node` how many instances a node can hold, None for as many as fit.
+    """
+
+    name: str
+    cells: tuple[int, ...] = (1,)
+    memory_mb: int = 0
+    restore_s: float = 0.0
+    max_concurrency: int = 1
+    instances_per_node: int | None = None
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSpec:
+    """The limits of an outside API: requests per second, at once, and in one burst; None for no limit."""
+
+    name: str
+    rate_per_s: float | None = None
+    concurrency: int | None = None
+    burst: int | None = None
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of the system. None means no bound; times are seconds."""
+
+    queue_limit: int = 1 << 60
+    lease_s: float | None = None
+    beat_s: float | None = None
+    starting_limit: int = 1 << 60
+    starts_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a running action holds.
+
+    `units` is its degree of parallelism. `evict` names the services to be thrown off the cells first, in order;
+    `restore` says that the action's own service must be brought onto the cells before it runs.
+    """
+
+    node: str
+    attempt: int = 1
+    units: int = 1
+    core_ids: tuple[int, ...] = ()
+    cell_ids: tuple[int, ...] = ()
+    evict: tuple[str, ...] = ()
+    restore: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """An action in the queue; `durations_s[i]` is the estimate on `units[i]`."""
+
+    id: str
+    action: Action
+    seq: int
+    submitted_at: float
+    received_at: float
+    units: tuple[int, ...]
+    durations_s: tuple[float, ...]
+    key: tuple[float, ...] = ()
+    attempt: int = 0
+
+    @property
+    def least(self) -> int:
+        """The smallest amount that it can use."""
+        return self.units[0]
+
+    def duration_s(self, units: int) -> float:
+        """Return the estimate on `units`, which must be one of its amounts."""
+        return self.durations_s[self.units.index(units)]
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """An action that holds a grant."""
+
+    waiting: Waiting
+    grant: Grant
+    granted_at: float
+    expected_end: float
+    started_at: float | None = None
+    stopping: str = ""
+    unseen_beats: int = 0
+    left: float = 1.0
+    since: float = 0.0
+
+    @property
+    def units(self) -> int:
+        """Its present degree of parallelism."""
+        return self.grant.units
+
+    def left_at(self, now: float) -> float:
+        """Return the share of its work that is expected to be left.
+
+        One that has run longer than expected is taken to need a twentieth of its work more.
+        """
+        done = max(0.0, now - self.since) / max(self.waiting.duration_s(self.grant.units), 1e-9)
+        return max(self.left - done, 0.05)
+
+    def regrant(self, grant: Grant, now: float) -> None:
+        """Go on under another grant of the same action."""
+        self.left = self.left_at(now)
+        self.since = now
+        self.grant = grant
+        self.expected_end = now + self.left * self.waiting.duration_s(grant.units)
+
+
+@dataclass(slots=True, eq=False)
+class Environment:
+    """A sandbox of a trajectory.
+
+    `parked` are its actions that wait for something other than units: for the environment to open, or for an earlier
+    action of the same shell session. `sessions` name the action that each session is busy with.
+    """
+
+    id: str
+    job: str
+    trajectory: str
+    memory_mb: int
+    open_id: str
+    state: EnvironmentState = "waiting"
+    node: str | None = None
+    pod_core_ids: tuple[int, ...] = ()
+    last_used: float = 0.0
+    parked: deque[Waiting] = field(default_factory=deque)
+    sessions: dict[str, str] = field(default_factory=dict)
+    actions: dict[str, None] = field(default_factory=dict)

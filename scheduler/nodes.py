@@ -1,0 +1,116 @@
+"""Nodes come, beat, leave and are lost; the life cycle is in `lifecycle.py`.
+
+A node is lost when it misses three beats, when it says that it restarted, and also when it beats but never takes
+up what it was handed: a worker whose consumer hangs looks alive from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler import events
+from scheduler.commands import NoteNode, Requeue
+from scheduler.dispatch import Dispatcher
+from scheduler.ends import Ends
+from scheduler.environments import Environments
+from scheduler.lifecycle import MISSED_BEATS, MOST_TRIES
+from scheduler.model import NodeSpec, Running, Waiting
+from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.gpu import CellGroup
+from scheduler.state import Node, State
+
+
+class Nodes:
+    """Keeps the nodes, and decides what becomes of the actions of a lost one."""
+
+    def __init__(
+        self,
+        state: State,
+        dispatcher: Dispatcher,
+        environments: Environments,
+        ends: Ends,
+        enqueue: Callable[[Waiting, float], None],
+    ) -> None:
+        self._state = state
+        self._dispatcher = dispatcher
+        self._environments = environments
+        self._ends = ends
+        self._enqueue = enqueue
+
+    def joined(self, spec: NodeSpec, now: float) -> None:
+        """Take in a node; one that is up already has restarted, and what it ran is gone."""
+        state = self._state
+        if spec.name in state.nodes:
+            self.lost(spec.name, "its worker was restarted", now, left=False)
+        cores = CoreGroup(spec.name, range(spec.cores))
+        cells = CellGroup(spec.name, spec.cells, spec.cell_memory_mb)
+        state.nodes[spec.name] = Node(spec, cores, cells, spec.memory_mb, now)
+        state.out.append(NoteNode(name=spec.name, state="up"))
+        self._environments.place(now)
+        self._dispatcher.start_unplaced(now)
+        state.touch(cores)
+        state.touch(cells)
+        for quota in state.quotas.values():
+            state.touch(quota)
+
+    def beat(self, event: events.NodeBeat, now: float) -> None:
+        """Note that a node lives, and count the beats in which it does not run what it was handed."""
+        node = self._state.nodes.get(event.name)
+        if node is None:
+            return
+        node.last_beat = now
+        for action_id in list(node.running):
+            running = self._state.running[action_id]
+            if action_id in event.running:
+                running.unseen_beats = 0
+                continue
+            running.unseen_beats += 1
+            if running.unseen_beats > MISSED_BEATS:
+                reason = f"node {event.name} beats but does not run what it was handed"
+                self.lost(event.name, reason, now, left=False)
+                return
+
+    def miss(self, beat_s: float, now: float) -> None:
+        """Lose the nodes whose last beat is too old."""
+        for node in [n for n in self._state.nodes.values() if now - n.last_beat > MISSED_BEATS * beat_s]:
+            self.lost(node.spec.name, f"{MISSED_BEATS} beats missed", now, left=False)
+
+    def lost(self, name: str, reason: str, now: float, *, left: bool) -> None:
+        """Forget a node: its environments are lost, its actions wait again or are lost too."""
+        state = self._state
+        node = state.nodes.pop(name, None)
+        if node is None:
+            return
+        state.out.append(NoteNode(name=name, state="left" if left else "lost", reason=reason))
+        gone = [state.environments[environment_id] for environment_id in node.environments]
+        for action_id in list(node.running):
+            self.lose(state.running[action_id], f"node {name} was lost: {reason}", now)
+        for environment in gone:
+            if environment.state in ("open", "closing"):
+                self._environments.forget(environment, "lost", f"node {name} was lost: {reason}", now)
+        self._dispatcher.forget_node()
+        self._environments.place(now)
+
+    def lose(self, running: Running, reason: str, now: float) -> None:
+        """Requeue or end an action whose node is gone; the node itself is out of the state already."""
+        waiting, action = running.waiting, running.waiting.action
+        self._ends.release(running, now)
+        environment = self._state.environments.get(action.environment or "")
+        opening = action.kind == "cpu.open" and environment is not None
+        tried = running.grant.attempt >= MOST_TRIES
+        if (opening or (action.idempotent and environment is None)) and not tried and not running.stopping:
+            self._state.enter(waiting)
+            self._state.out.append(Requeue(id=waiting.id, reason=reason))
+            if opening and environment is not None:
+                self._environments.back_to_waiting(environment, now)
+                self._state.opens.add(waiting)
+            else:
+                self._enqueue(waiting, now)
+            return
+        if tried and action.idempotent:
+            reason += f"; it was the {MOST_TRIES}nd node that this action lost, so it is not tried again"
+        self._ends.note_end(running, "lost", reason, now, finished=None)
+        if opening and environment is not None:
+            self._environments.not_opened(environment, reason, now)
+        elif environment is not None:
+            environment.actions.pop(waiting.id, None)

@@ -1,0 +1,80 @@
+"""`elastic`: ours. Priority, then order of arrival; spare units where they save most; resized in flight.
+
+The units of a group are shared out again whenever something in it changes, among the actions that start and those
+that run and could use another amount: a running action grows into units that fall free and gives its extra ones
+back when others wait. A change that would save less than `LEAST_GAIN_S` is not made, and units are taken from a
+running action only as far as somebody gets them, so that nothing flaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from scheduler.model import Running, Waiting
+from scheduler.policies.abstract import Change, Choice, Group, Plan, Policy
+from scheduler.policies.allocation import Demand, allocate
+
+LEAST_GAIN_S: Final = 0.05
+"""Seconds that growing a running action must be expected to save: some hundred times what a resize costs."""
+
+
+class Elastic(Policy):
+    """Start as many as fit, give the spare units to whom they help most, and keep it so while they run."""
+
+    name = "elastic"
+    resizes = True
+
+    def order_key(self, waiting: Waiting) -> tuple[float, ...]:
+        """Order by priority class, then arrival."""
+        return (-waiting.action.priority, waiting.seq)
+
+    def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:
+        """Start every candidate, on the amounts with the least total duration."""
+        return self.plan(candidates, behind, [], free, group, now).choices
+
+    def plan(
+        self,
+        candidates: Sequence[Waiting],
+        behind: Sequence[Waiting],
+        elastic: Sequence[Running],
+        free: int,
+        group: Group,
+        now: float,
+    ) -> Plan:
+        """Share out the free units and those of elastic running actions for the least total of remaining seconds."""
+        if not elastic and len(candidates) == 1 and len(candidates[0].units) == 1:
+            return Plan([Choice(candidates[0], candidates[0].least)], [])
+        demands = [Demand(waiting.units, waiting.durations_s) for waiting in candidates]
+        demands.extend(_remaining(running, now) for running in elastic)
+        amounts = allocate(demands, free + sum(running.units for running in elastic))
+        choices = [Choice(waiting, units) for waiting, units in zip(candidates, amounts, strict=False)]
+        targets = list(zip(elastic, demands[len(candidates) :], amounts[len(candidates) :], strict=True))
+        growing = [Change(r, units) for r, demand, units in targets if units > r.units and _saved_s(r, demand, units) >= LEAST_GAIN_S]
+        needed = sum(c.units for c in choices) + sum(c.units - c.running.units for c in growing) - free
+        return Plan(choices, [*_shrinking(targets, needed), *growing])
+
+
+def _remaining(running: Running, now: float) -> Demand:
+    left = running.left_at(now)
+    return Demand(running.waiting.units, tuple(left * duration_s for duration_s in running.waiting.durations_s))
+
+
+def _saved_s(running: Running, demand: Demand, units: int) -> float:
+    return demand.durations_s[demand.units.index(running.units)] - demand.durations_s[demand.units.index(units)]
+
+
+def _shrinking(targets: Sequence[tuple[Running, Demand, int]], needed: int) -> list[Change]:
+    """Take `needed` units from those that the allocation wants smaller, the least harmed first."""
+    able = [
+        (-_saved_s(running, demand, units) / (running.units - units), number, running, units)
+        for number, (running, demand, units) in enumerate(targets)
+        if units < running.units
+    ]
+    changes = []
+    for _, _, running, units in sorted(able, key=lambda entry: entry[:2]):
+        if needed <= 0:
+            break
+        changes.append(Change(running, units))
+        needed -= running.units - units
+    return changes

@@ -1,0 +1,18 @@
+"""`fcfs`: first come, first served, everyone on the smallest amount."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.model import Waiting
+from scheduler.policies.abstract import Choice, Group, Policy
+
+
+class Fcfs(Policy):
+    """Start actions in order of arrival on their smallest amounts."""
+
+    name = "fcfs"
+
+    def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:
+        """Start every candidate on its smallest amount."""
+        return [Choice(waiting, waiting.least) for waiting in candidates]

@@ -1,0 +1,25 @@
+"""`fixed:N`: every action on N units, or the nearest amount below that it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.model import Waiting
+from scheduler.policies.abstract import Choice, Group, Policy
+
+
+class Fixed(Policy):
+    """Start actions in order of arrival on a fixed degree of parallelism."""
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+        self.name = f"fixed:{units}"
+
+    def wanted(self, waiting: Waiting, capacity: int) -> int:
+        """Return the largest allowed amount up to N and up to the node; the smallest where none is."""
+        limit = min(self.units, capacity)
+        return max((amount for amount in waiting.units if amount <= limit), default=waiting.least)
+
+    def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:
+        """Start every candidate on the amount that it waited for."""
+        return [Choice(waiting, self.wanted(waiting, group.capacity)) for waiting in candidates]

@@ -1,0 +1,83 @@
+"""Why an action is refused at once instead of being queued: it could never run, or its job has too many waiting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scheduler.state import State, memory_of, wants_cells
+from tangram.action import CELLS, CORES, Action
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How a refused action ends, and why."""
+
+    reason: str
+    status: Literal["rejected", "failed"] = "rejected"
+
+
+def refusal(state: State, action: Action) -> Refusal | None:
+    """Return why `action`, already counted as waiting, is refused; None where it is not.
+
+    Where no node of the right pool is up there is nothing to compare with, and the action waits.
+    """
+    if state.waiting_by_job[action.job] > state.limits.queue_limit:
+        return Refusal(f"job {action.job} has {state.limits.queue_limit} actions waiting already")
+    for name in action.cost.quotas:
+        if name not in state.quotas:
+            return Refusal(f"quota {name!r} is not declared")
+    if action.environment is not None:
+        return _environment_refusal(state, action)
+    if wants_cells(action):
+        return _cells_refusal(state, action)
+    return _node_refusal(state, action, "cpu") if not action.cost.quotas else None
+
+
+def _environment_refusal(state: State, action: Action) -> Refusal | None:
+    environment = state.environments.get(action.environment or "")
+    if action.kind == "cpu.open":
+        if environment is not None:
+            return Refusal(f"environment {action.environment} is open already")
+        return _node_refusal(state, action, "cpu", extra_cores=state.policy.pod_cores())
+    if environment is None:
+        return Refusal(f"environment {action.environment} is gone: closed, lost or never opened", "failed")
+    if environment.state == "closing":
+        return Refusal(f"environment {action.environment} is being closed", "failed")
+    if environment.node is not None:
+        capacity = state.core_group(environment).capacity
+        if action.cost.least(CORES) > capacity:
+            return Refusal(f"needs {action.cost.least(CORES)} cores, its environment can have {capacity}")
+    return None
+
+
+def _node_refusal(state: State, action: Action, pool: str, extra_cores: int = 0) -> Refusal | None:
+    nodes = [node for node in state.nodes.values() if pool in node.spec.pools]
+    if not nodes:
+        return None
+    able = [node for node in nodes if node.offers(pool, action.requires)]
+    if not able:
+        return Refusal(f"no node has the labels {', '.join(action.requires)}")
+    cores = max(action.cost.least(CORES), extra_cores)
+    if cores > max(node.spec.cores for node in able):
+        return Refusal(f"needs {cores} cores, the largest node has {max(node.spec.cores for node in able)}")
+    memory_mb = memory_of(action)
+    if memory_mb > max(node.spec.memory_mb for node in able):
+        return Refusal(f"needs {memory_mb} MB, the largest node has {max(node.spec.memory_mb for node in able)} MB")
+    return None
+
+
+def _cells_refusal(state: State, action: Action) -> Refusal | None:
+    service = state.services.get(action.service or "")
+    if service is None:
+        return Refusal(f"service {action.service!r} is not declared")
+    nodes = [node for node in state.nodes.values() if node.offers("gpu", action.requires)]
+    if not nodes:
+        return None
+    most = max(node.cells.capacity for node in nodes)
+    if max(1, action.cost.least(CELLS)) > most:
+        return Refusal(f"needs {action.cost.least(CELLS)} cells, the largest node has {most}")
+    memory_mb = max(node.cells.cell_memory_mb for node in nodes)
+    if service.memory_mb > memory_mb:
+        return Refusal(f"service {service.name} needs {service.memory_mb} MB per cell, a cell has {memory_mb} MB")
+    return None

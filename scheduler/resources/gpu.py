@@ -1,0 +1,117 @@
+"""GPU cells and the services that are resident on them.
+
+An *instance* is a service on a set of cells; it keeps them between actions until the cells are needed
+(evict-on-execution), and runs up to `max_concurrency` actions at once. One instance per set of cells.
+
+| from | on | to |
+|---|---|---|
+| – | action without a place on a resident instance | busy, after a restore |
+| busy | last action ended | idle, still resident |
+| idle | action of its service | busy |
+| idle | cells needed by another instance | evicted, least recently used first |
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from scheduler.model import Running, ServiceSpec
+from scheduler.policies.abstract import Group, Release
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """A service resident on cells. `pinned` instances are never evicted."""
+
+    service: str
+    cell_ids: tuple[int, ...]
+    places: int
+    pinned: bool = False
+    active: dict[str, None] = field(default_factory=dict)
+    last_used: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The cells for an instance and the services to be thrown off for it."""
+
+    cell_ids: tuple[int, ...]
+    services: tuple[str, ...]
+
+
+class CellGroup(Group):
+    """The GPU cells of one node."""
+
+    def __init__(self, node: str, cells: int, cell_memory_mb: int) -> None:
+        self.node = node
+        self.capacity = cells
+        self.cell_memory_mb = cell_memory_mb
+        self.instances: list[Instance] = []
+        self.running: dict[str, Running] = {}
+        self._free = list(range(cells))
+
+    @property
+    def free(self) -> int:
+        """Cells that can be granted now: the empty ones and those of idle instances."""
+        return len(self._free) + sum(len(i.cell_ids) for i in self.instances if not i.active and not i.pinned)
+
+    def releases(self) -> Iterable[Release]:
+        """Return the expected ends of the busy instances."""
+        for instance in self.instances:
+            ends = [self.running[action_id].expected_end for action_id in instance.active if action_id in self.running]
+            if ends:
+                yield Release(max(ends), len(instance.cell_ids))
+
+    def place_on(self, service: str, units: tuple[int, ...]) -> Instance | None:
+        """Return a resident instance with a place free for the action: a busy one first, then the last used."""
+        fitting = [i for i in self.instances if i.service == service and len(i.cell_ids) in units and len(i.active) < i.places]
+        return max(fitting, key=lambda i: (bool(i.active), i.last_used), default=None)
+
+    def full_of(self, spec: ServiceSpec) -> bool:
+        """Say whether the node holds as many instances of the service as it can, all of them busy."""
+        own = [i for i in self.instances if i.service == spec.name]
+        return spec.instances_per_node is not None and len(own) >= spec.instances_per_node and all(i.active for i in own)
+
+    def bring(self, spec: ServiceSpec, cells: int) -> tuple[Instance, Eviction]:
+        """Make an instance on `cells` cells, evicting idle ones, least recently used first, until it fits."""
+        evicted = []
+        own = [i for i in self.instances if i.service == spec.name]
+        if spec.instances_per_node is not None and len(own) >= spec.instances_per_node:
+            replaced = min((i for i in own if not i.active), key=lambda i: i.last_used)
+            self.drop(replaced)
+            evicted.append(replaced.service)
+        while len(self._free) < cells:
+            idle = [i for i in self.instances if not i.active and not i.pinned]
+            if not idle:
+                raise ValueError(f"{cells} cells wanted on {self.node}, which has none to spare")
+            oldest = min(idle, key=lambda i: (i.last_used, i.cell_ids))
+            self.drop(oldest)
+            evicted.append(oldest.service)
+        instance = Instance(spec.name, tuple(self._free[:cells]), spec.max_concurrency)
+        del self._free[:cells]
+        self.instances.append(instance)
+        return instance, Eviction(instance.cell_ids, tuple(evicted))
+
+    def adopt(self, spec: ServiceSpec, cell_ids: tuple[int, ...]) -> Instance:
+        """Return the instance on these very cells, noting it where it is not known yet."""
+        for instance in self.instances:
+            if instance.cell_ids == cell_ids and instance.service == spec.name:
+                return instance
+        for instance in [i for i in self.instances if set(i.cell_ids) & set(cell_ids)]:
+            self.drop(instance)
+        instance = Instance(spec.name, cell_ids, spec.max_concurrency)
+        self._free = [cell for cell in self._free if cell not in cell_ids]
+        self.instances.append(instance)
+        return instance
+
+    def drop(self, instance: Instance) -> None:
+        """Forget an instance; its cells are free."""
+        self.instances.remove(instance)
+        for cell in instance.cell_ids:
+            insort(self._free, cell)
+
+    def instance_of(self, action_id: str) -> Instance | None:
+        """Return the instance that runs the action."""
+        return next((i for i in self.instances if action_id in i.active), None)

@@ -1,0 +1,167 @@
+"""All that the core knows at one moment, and how units are taken and given back.
+
+Only the modules of the core change it. Dictionaries keep insertion order and nothing iterates over a set, so that
+the same events lead to the same decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.commands import Command, Finish, NoteEnvironment, Start
+from scheduler.durations import expected_s
+from scheduler.lifecycle import End
+from scheduler.model import Environment, Grant, Limits, NodeSpec, QuotaSpec, Running, ServiceSpec, Waiting
+from scheduler.policies.abstract import Policy
+from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.gpu import CellGroup
+from scheduler.resources.queue import WaitQueue
+from scheduler.resources.quota import QuotaState
+from tangram.action import CELLS, CORES, MEMORY_MB, Action
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node that is up."""
+
+    spec: NodeSpec
+    cores: CoreGroup
+    cells: CellGroup
+    memory_free: int
+    last_beat: float
+    environments: dict[str, None] = field(default_factory=dict)
+    running: dict[str, None] = field(default_factory=dict)
+
+    def offers(self, pool: str, requires: tuple[str, ...]) -> bool:
+        """Say whether the node belongs to `pool` and has all the labels."""
+        return pool in self.spec.pools and all(label in self.spec.labels for label in requires)
+
+
+class State:
+    """The nouns of the system, by name."""
+
+    def __init__(self, policy: Policy, limits: Limits, services: tuple[ServiceSpec, ...], quotas: tuple[QuotaSpec, ...]) -> None:
+        self.policy = policy
+        self.limits = limits
+        self.services = {spec.name: spec for spec in services}
+        self.quotas = {spec.name: QuotaState(spec) for spec in quotas}
+        self.nodes: dict[str, Node] = {}
+        self.pods: dict[str, CoreGroup] = {}
+        self.environments: dict[str, Environment] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self.running: dict[str, Running] = {}
+        self.floating_cores = WaitQueue()
+        self.floating_cells = WaitQueue()
+        self.opens = WaitQueue()
+        self.unplaced = WaitQueue()
+        self.waiting_by_job: dict[str, int] = {}
+        self.out: list[Command] = []
+        self.dirty: dict[CoreGroup | CellGroup | QuotaState, None] = {}
+        self._seq = 0
+
+    def make_waiting(self, action_id: str, action: Action, submitted_at: float, now: float) -> Waiting:
+        """Return an action with its number and its place in the queue."""
+        self._seq += 1
+        units, durations_s = action.elasticity.units, expected_s(action)
+        service = self.services.get(action.service or "")
+        if service is not None and CELLS not in action.cost.amounts:
+            units, durations_s = service.cells, durations_s * len(service.cells)
+        waiting = Waiting(
+            id=action_id,
+            action=action,
+            seq=self._seq,
+            submitted_at=min(submitted_at, now),
+            received_at=now,
+            units=units,
+            durations_s=durations_s,
+        )
+        waiting.key = self.policy.order_key(waiting)
+        return waiting
+
+    def enter(self, waiting: Waiting) -> None:
+        """Count an action as waiting."""
+        self.waiting[waiting.id] = waiting
+        job = waiting.action.job
+        self.waiting_by_job[job] = self.waiting_by_job.get(job, 0) + 1
+
+    def leave(self, waiting: Waiting) -> None:
+        """Count an action as waiting no longer."""
+        del self.waiting[waiting.id]
+        job = waiting.action.job
+        left = self.waiting_by_job[job] - 1
+        if left:
+            self.waiting_by_job[job] = left
+        else:
+            del self.waiting_by_job[job]
+
+    def start(self, waiting: Waiting, grant: Grant, now: float, expected_s: float) -> Running:
+        """Turn a waiting action, already out of its queue, into a running one."""
+        self.leave(waiting)
+        waiting.attempt = grant.attempt
+        running = Running(waiting, grant, now, now + expected_s, since=now)
+        self.running[waiting.id] = running
+        self.nodes[grant.node].running[waiting.id] = None
+        self.out.append(Start(id=waiting.id, grant=grant))
+        return running
+
+    def finish_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
+        """End an action that held nothing; it must be out of its queue."""
+        self.leave(waiting)
+        queue_s = max(0.0, now - waiting.received_at)
+        overhead_s = waiting.received_at - waiting.submitted_at
+        self.out.append(
+            Finish(
+                id=waiting.id,
+                status=status,
+                reason=reason,
+                by_worker=False,
+                started_at=None,
+                queue_s=queue_s,
+                overhead_s=overhead_s,
+                execution_s=0.0,
+                cpu_s=0.0,
+                dop=0,
+            )
+        )
+
+    def note(self, environment: Environment, reason: str = "") -> None:
+        """Ask for an environment's state to be written down."""
+        self.out.append(
+            NoteEnvironment(
+                id=environment.id,
+                state=environment.state,
+                node=environment.node,
+                job=environment.job,
+                trajectory=environment.trajectory,
+                memory_mb=environment.memory_mb,
+                pod_core_ids=environment.pod_core_ids,
+                reason=reason,
+            )
+        )
+
+    def core_group(self, environment: Environment) -> CoreGroup:
+        """Return the cores that the actions of a placed environment run on."""
+        pod = self.pods.get(environment.id)
+        if pod is not None:
+            return pod
+        assert environment.node is not None, "only a placed environment has cores"
+        return self.nodes[environment.node].cores
+
+    def touch(self, group: CoreGroup | CellGroup | QuotaState) -> None:
+        """Have the group looked at before the current event is done."""
+        self.dirty[group] = None
+
+
+def wants_cells(action: Action) -> bool:
+    """Say whether an action runs on GPU cells."""
+    return CELLS in action.cost.amounts or action.kind.startswith("gpu.")
+
+
+def wants_cores(action: Action) -> bool:
+    """Say whether an action runs on cores."""
+    return CORES in action.cost.amounts
+
+
+def memory_of(action: Action) -> int:
+    """Return the memory, in MB, that an action without an environment holds while it runs."""
+    return action.cost.least(MEMORY_MB)
