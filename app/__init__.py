@@ -1,0 +1,1 @@
+"""The Celery application: routing layer, settings, SQL, replay, metrics and the command line."""

@@ -1,0 +1,298 @@
+"""The journal in SQL: what the live scheduler knows, kept so that the next one can go on with it.
+
+`SqlJournal.write` commits a batch of entries in one transaction; it is on the way of every action, so it folds
+the batch first (`app/journal_fold.py`) and keeps its statements and its connection. Only writing entries and
+loading the unfinished lives here; figures are in `app/queries.py`.
+
+A write may be repeated: on PostgreSQL it is, when the connection breaks and nobody knows whether the commit
+arrived. Statements therefore set values, never add to them. With a lease, each transaction first makes sure that
+no other scheduler has taken over, so that one that slept through its lease cannot write any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection, Engine, Executable, Row, Select, bindparam, func, select, update
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.exc import DBAPIError
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+
+from app import journal_fold
+from app.database import DatabaseError, database_errors, problem, shown, writing
+from app.leader import Lease
+from app.models import NODE_UP, RUNNING, Action, Base, Environment, Grant, Job, LeaseRow, Node, Service, table
+from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, Unfinished, UnfinishedAction
+
+log = logging.getLogger(__name__)
+
+# Deadlock, serialization failure, and the shutdowns after which PostgreSQL comes back.
+PASSING_SQLSTATES = ("40P01", "40001", "57P01", "57P02", "57P03")
+IDS_PER_QUERY = 500
+
+T = TypeVar("T")
+
+
+class JournalError(DatabaseError):
+    """Raised when the journal could not be written or read: disk full, connection lost for good, no tables."""
+
+
+class LeaseLost(JournalError):
+    """Raised when another scheduler has taken over: this one must stop."""
+
+
+class SqlJournal:
+    """Implements `scheduler.entries.Journal` on SQLite and PostgreSQL. For one thread at a time.
+
+    With `lease`, nothing is written unless that lease is still held. `retry_s` is how long a write goes on
+    trying to reach PostgreSQL after the connection broke.
+    """
+
+    def __init__(self, engine: Engine, *, lease: Lease | None = None, retry_s: float = 20.0) -> None:
+        """Bind to `engine`; the first use connects."""
+        self._engine = writing(engine)
+        self._lease = lease
+        self._connection: Connection | None = None
+        self._statements = _Statements(engine.dialect.name)
+        self._last_position = 0
+        self._jobs: set[str] = set()
+        self._retrying = Retrying(
+            retry=retry_if_exception(_passes),
+            stop=stop_after_delay(retry_s),
+            wait=wait_exponential_jitter(multiplier=0.05, max=2.0),
+            before_sleep=self._say_retry,
+            reraise=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back; a later use opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Commit `entries`, in order, in one transaction.
+
+        Raises
+        ------
+        JournalError
+            When they could not be committed; then none of them is, unless PostgreSQL was lost at the commit itself.
+        LeaseLost
+            When another scheduler holds the lease.
+
+        """
+        if not entries:
+            return
+        fold = journal_fold.Fold(self._last_position)
+        fold.add(entries)
+        self._run(lambda connection: self._write(connection, fold))
+        self._last_position = fold.last_position
+        self._jobs.update(fold.jobs)
+
+    def unfinished(self) -> Unfinished:
+        """Load what had not ended: actions in order of reception, environments, nodes that were up.
+
+        Raises
+        ------
+        JournalError
+            When the database cannot be read.
+
+        """
+        return self._run(_load_unfinished)
+
+    def ended(self, ids: Sequence[str]) -> frozenset[str]:
+        """Return which of the actions `ids` have ended: a message of theirs is a redelivery. Raises as `unfinished`."""
+        found: set[str] = set()
+        for start in range(0, len(ids), IDS_PER_QUERY):
+            some = ids[start : start + IDS_PER_QUERY]
+            query = select(Action.id).where(Action.id.in_(some), Action.ended_at.is_not(None))
+            found.update(self._run(partial(_scalars, query)))
+        return frozenset(found)
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        with database_errors(self._engine.url, JournalError):
+            result: T = self._retrying(self._transaction, work)
+            return result
+
+    def _transaction(self, work: Callable[[Connection], T]) -> T:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            with self._connection.begin():
+                return work(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def _write(self, connection: Connection, fold: journal_fold.Fold) -> None:
+        if self._lease is not None:
+            self._check_lease(connection, self._lease)
+        execute, statements = connection.execute, self._statements
+        if unseen := [row for name, row in fold.jobs.items() if name not in self._jobs]:
+            execute(statements.job, unseen)
+        if received := fold.received():
+            execute(statements.received, received)
+        for shape, rows in fold.received_and_changed().items():
+            execute(statements.received_and_changed(shape), rows)
+        for shape, rows in fold.changed().items():
+            execute(statements.changed(shape), rows)
+        if releases := fold.releases():
+            execute(statements.release, releases)
+        if grants := fold.grants():
+            execute(statements.grant, grants)
+        for statement, group in (
+            (statements.environment, fold.environments),
+            (statements.node, fold.nodes),
+            (statements.service, fold.services),
+        ):
+            if group:
+                execute(statement, list(group.values()))
+
+    def _check_lease(self, connection: Connection, lease: Lease) -> None:
+        held = connection.execute(self._statements.lease, {"lease": lease.name}).one_or_none()
+        if held is None or lease.epoch is None or (held.holder, held.epoch) != (lease.holder, lease.epoch):
+            raise LeaseLost(f"{shown(self._engine.url)}: another scheduler has taken over, this one writes no more")
+
+    def _say_retry(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        log.warning("journal: %s; trying again", problem(error) if error else "failed")
+
+
+class _Statements:
+    """The statements of one dialect, made once; those that depend on a shape when the shape first occurs."""
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect_insert = postgresql_insert if dialect == "postgresql" else sqlite_insert
+        self._received_and_changed: dict[journal_fold.Shape, Executable] = {}
+        self._changed: dict[journal_fold.Shape, Executable] = {}
+        self.job = self._insert(Job).on_conflict_do_nothing()
+        self.received = self._insert(Action).on_conflict_do_nothing()
+        held_before = (Grant.action == bindparam("of"), Grant.attempt < bindparam("below"), Grant.released_at.is_(None))
+        self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))
+        grant = self._insert(Grant)
+        released_at = func.coalesce(Grant.released_at, grant.excluded.released_at)
+        self.grant = grant.on_conflict_do_update(index_elements=["action", "attempt"], set_={"released_at": released_at})
+        self.environment = self._latest(Environment, "id", keep=("created_at",), first=("opened_at",))
+        self.node = self._latest(Node, "name", last=("joined_at",))
+        self.service = self._latest(Service, "name")
+        self.lease = select(LeaseRow.holder, LeaseRow.epoch).where(LeaseRow.name == bindparam("lease")).with_for_update(read=True)
+
+    def received_and_changed(self, shape: journal_fold.Shape) -> Executable:
+        """Return the insert that on a row that is there, and not ended, sets only the columns of `shape`."""
+        statement = self._received_and_changed.get(shape)
+        if statement is None:
+            insert = self._insert(Action)
+            columns = {name: insert.excluded[name] for name in sorted(shape)}
+            statement = insert.on_conflict_do_update(index_elements=["id"], set_=columns, where=Action.ended_at.is_(None))
+            self._received_and_changed[shape] = statement
+        return statement
+
+    def changed(self, shape: journal_fold.Shape) -> Executable:
+        """Return the update for actions that have not ended; the rows name its columns, all those of `shape`."""
+        statement = self._changed.get(shape)
+        if statement is None:
+            statement = update(table(Action)).where(Action.id == bindparam("of"), Action.ended_at.is_(None))
+            self._changed[shape] = statement
+        return statement
+
+    def _insert(self, model: type[Base]) -> Any:
+        # The two dialects spell INSERT … ON CONFLICT alike but share no class.
+        return self._dialect_insert(table(model))
+
+    def _latest(
+        self, model: type[Base], key: str, *, keep: Sequence[str] = (), first: Sequence[str] = (), last: Sequence[str] = ()
+    ) -> Executable:
+        """Return an insert that overrides the row that is there.
+
+        Columns of `keep` stay, those of `first` stay once they are set, those of `last` stay where none is given.
+        """
+        insert = self._insert(model)
+        columns: dict[str, Any] = {}
+        for column in table(model).columns:
+            given = insert.excluded[column.name]
+            if column.name in first:
+                given = func.coalesce(column, given)
+            elif column.name in last:
+                given = func.coalesce(given, column)
+            if column.name != key and column.name not in keep:
+                columns[column.name] = given
+        statement: Executable = insert.on_conflict_do_update(index_elements=[key], set_=columns)
+        return statement
+
+
+def _scalars(query: Select[str], connection: Connection) -> Sequence[str]:
+    return connection.execute(query).scalars().all()
+
+
+def _load_unfinished(connection: Connection) -> Unfinished:
+    held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None) & (Action.status == RUNNING)
+    actions = (
+        select(Action.id, Action.header, Action.message, Action.submitted_at, Action.received_at, *table(Grant).columns)
+        .join_from(Action, Grant, held, isouter=True)
+        .where(Action.ended_at.is_(None))
+        .order_by(Action.position)
+    )
+    environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
+    nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
+    return Unfinished(
+        actions=[_unfinished_action(row) for row in connection.execute(actions)],
+        environments=[
+            EnvironmentChanged(
+                id=row.id,
+                state=row.state,
+                node=row.node,
+                job=row.job,
+                trajectory=row.trajectory,
+                memory_mb=row.memory_mb,
+                pod_cores=row.pod_cores,
+                at=row.changed_at,
+                reason=row.reason,
+            )
+            for row in connection.execute(environments)
+        ],
+        nodes=[
+            NodeChanged(name=row.name, state=row.state, description=row.description, at=row.changed_at, reason=row.reason)
+            for row in connection.execute(nodes)
+        ],
+    )
+
+
+def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
+    grant = None
+    if row.attempt is not None:
+        grant = ActionGranted(
+            id=row.id,
+            attempt=row.attempt,
+            node=row.node,
+            units=row.units,
+            core_ids=tuple(row.core_ids),
+            cell_ids=tuple(row.cell_ids),
+            granted_at=row.granted_at,
+        )
+    return UnfinishedAction(
+        id=row.id,
+        header=row.header,
+        message=row.message,
+        submitted_at=row.submitted_at,
+        received_at=row.received_at,
+        grant=grant,
+    )
+
+
+def _passes(error: BaseException) -> bool:
+    """Say whether an error of PostgreSQL is worth another try; SQLite waits for locks by itself."""
+    if not isinstance(error, DBAPIError) or not hasattr(error.orig, "sqlstate"):
+        return False
+    # A broken connection has no server to name a state.
+    return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in (None, *PASSING_SQLSTATES)

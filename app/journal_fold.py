@@ -1,0 +1,255 @@
+"""Folding a batch of entries into rows: what one transaction of the journal has to write.
+
+Pure: entries in, rows out, no connection and no clock. The rule that everything here keeps: writing entries one
+by one, all at once, or in any batches between leaves the same rows. It holds because
+
+1. each entry only sets columns to values of its own, so that later entries of an action override earlier ones
+   column by column, and one statement can write what several entries say;
+2. reception never changes a row that is there (a redelivered message is not a second action);
+3. the first end of an action stands, whatever follows;
+4. a grant is released once, by the first requeueing or end after it.
+
+A *shape* is the set of columns that a group of rows sets; rows of one shape share one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.models import ENVIRONMENT_ENDS, NODE_UP, RUNNING, WAITING
+from scheduler.entries import (
+    ActionEnded,
+    ActionGranted,
+    ActionReceived,
+    ActionRequeued,
+    Entry,
+    EnvironmentChanged,
+    NodeChanged,
+)
+from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
+
+Row = dict[str, Any]
+Shape = frozenset[str]
+
+NO_ATTEMPT = 2**31 - 1
+
+
+@dataclass(slots=True)
+class _Action:
+    received: Row | None = None
+    change: Row = field(default_factory=dict)
+    grants: dict[int, Row] = field(default_factory=dict)
+    released_at: float | None = None
+
+
+class Fold:
+    """The rows of one batch. Feed entries in order with `add`, then read the groups.
+
+    `last_position` continues the order of reception over batches.
+    """
+
+    def __init__(self, last_position: int = 0) -> None:
+        self.last_position = last_position
+        self.jobs: dict[str, Row] = {}
+        self.environments: dict[str, Row] = {}
+        self.nodes: dict[str, Row] = {}
+        self.services: dict[str, Row] = {}
+        self._actions: dict[str, _Action] = {}
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Fold `entries`, in order."""
+        for entry in entries:
+            match entry:
+                case ActionReceived():
+                    self._received(entry)
+                case ActionGranted():
+                    self._granted(entry)
+                case ActionRequeued():
+                    self._release(entry.id, entry.at)
+                    self._change(entry.id, {"status": WAITING, "reason": clean(entry.reason), "node": None, "units": None})
+                case ActionEnded():
+                    self._ended(entry)
+                case EnvironmentChanged():
+                    self._environment(entry)
+                case NodeChanged():
+                    self._node(entry)
+
+    def received(self) -> list[Row]:
+        """Return the rows of actions that this batch only received."""
+        return [action.received for action in self._actions.values() if action.received and not action.change]
+
+    def received_and_changed(self) -> dict[Shape, list[Row]]:
+        """Return whole rows of actions received in this batch, by the columns that the batch then changed."""
+        groups: dict[Shape, list[Row]] = {}
+        for action in self._actions.values():
+            if action.received and action.change:
+                groups.setdefault(frozenset(action.change), []).append({**action.received, **action.change})
+        return groups
+
+    def changed(self) -> dict[Shape, list[Row]]:
+        """Return the changes of actions received before, by the columns they set; `of` is the action's id."""
+        groups: dict[Shape, list[Row]] = {}
+        for id, action in self._actions.items():
+            if action.change and not action.received:
+                groups.setdefault(frozenset(action.change), []).append({**action.change, "of": id})
+        return groups
+
+    def releases(self) -> list[Row]:
+        """Return when (`at`) the grants that action `of` held before this batch were released.
+
+        They are the attempts below `below`: were the batch written a second time, those of the batch would be held, too.
+        """
+        return [
+            {"of": id, "below": min(action.grants, default=NO_ATTEMPT), "at": action.released_at}
+            for id, action in self._actions.items()
+            if action.released_at is not None
+        ]
+
+    def grants(self) -> list[Row]:
+        """Return the rows of grants given in this batch, released ones with their time."""
+        return [grant for action in self._actions.values() for grant in action.grants.values()]
+
+    def _of(self, id: str) -> _Action:
+        id = clean(id)
+        action = self._actions.get(id)
+        if action is None:
+            action = self._actions[id] = _Action()
+        return action
+
+    def _received(self, entry: ActionReceived) -> None:
+        self.last_position = max(self.last_position + 1, int(entry.received_at * 1e6))
+        header = entry.header
+        kind, job = header["kind"], header.get("job", "default")
+        self.jobs.setdefault(job, {"name": job, "first_seen_at": entry.received_at})
+        action = self._of(entry.id)
+        if action.received is not None:
+            return
+        action.received = {
+            "id": clean(entry.id),
+            "position": self.last_position,
+            "job": job,
+            "trajectory": header.get("trajectory", ""),
+            "environment": header.get("environment"),
+            "kind": kind,
+            "action_class": header.get("action_class") or kind,
+            "service": header.get("service"),
+            "quota": _quota(header),
+            "priority": header.get("priority", DEFAULT_PRIORITY),
+            "status": WAITING,
+            "reason": "",
+            "attempts": 0,
+            "header": dict(header),
+            "message": clean(entry.message),
+            "submitted_at": entry.submitted_at,
+            "received_at": entry.received_at,
+        }
+
+    def _granted(self, entry: ActionGranted) -> None:
+        self._change(
+            entry.id,
+            {
+                "status": RUNNING,
+                "reason": "",
+                "attempts": entry.attempt,
+                "granted_at": entry.granted_at,
+                "node": entry.node,
+                "units": entry.units,
+            },
+        )
+        self._of(entry.id).grants.setdefault(
+            entry.attempt,
+            {
+                "action": clean(entry.id),
+                "attempt": entry.attempt,
+                "node": entry.node,
+                "resource": CORES if entry.core_ids else CELLS if entry.cell_ids else "",
+                "units": entry.units,
+                "core_ids": entry.core_ids,
+                "cell_ids": entry.cell_ids,
+                "granted_at": entry.granted_at,
+                "released_at": None,
+            },
+        )
+
+    def _ended(self, entry: ActionEnded) -> None:
+        self._release(entry.id, entry.ended_at)
+        self._change(
+            entry.id,
+            {
+                "status": entry.status,
+                "reason": clean(entry.reason),
+                "message": None,
+                "started_at": entry.started_at,
+                "ended_at": entry.ended_at,
+                "units": entry.dop,
+                "queue_s": entry.queue_s,
+                "overhead_s": entry.overhead_s,
+                "execution_s": entry.execution_s,
+                "act_s": entry.queue_s + entry.overhead_s + entry.execution_s,
+                "cpu_s": entry.cpu_s,
+            },
+        )
+
+    def _change(self, id: str, values: Row) -> None:
+        change = self._of(id).change
+        if "ended_at" not in change:
+            change.update(values)
+
+    def _release(self, id: str, at: float) -> None:
+        action = self._of(id)
+        if action.released_at is None:
+            action.released_at = at
+        for grant in action.grants.values():
+            if grant["released_at"] is None:
+                grant["released_at"] = at
+
+    def _environment(self, entry: EnvironmentChanged) -> None:
+        earlier = self.environments.get(entry.id)
+        opened_at = entry.at if entry.state == "open" else None
+        self.environments[entry.id] = {
+            "id": entry.id,
+            "job": entry.job,
+            "trajectory": entry.trajectory,
+            "state": entry.state,
+            "node": entry.node,
+            "memory_mb": entry.memory_mb,
+            "pod_cores": entry.pod_cores,
+            "reason": clean(entry.reason),
+            "created_at": earlier["created_at"] if earlier else entry.at,
+            "opened_at": earlier["opened_at"] if earlier and earlier["opened_at"] is not None else opened_at,
+            "changed_at": entry.at,
+            "ended_at": entry.at if entry.state in ENVIRONMENT_ENDS else None,
+        }
+
+    def _node(self, entry: NodeChanged) -> None:
+        earlier = self.nodes.get(entry.name)
+        joined_at = entry.at if entry.state == NODE_UP else earlier["joined_at"] if earlier else None
+        self.nodes[entry.name] = {
+            "name": entry.name,
+            "state": entry.state,
+            "reason": clean(entry.reason),
+            "description": dict(entry.description),
+            "joined_at": joined_at,
+            "changed_at": entry.at,
+        }
+        for name, description in entry.description.get("services", {}).items():
+            self.services[name] = {"name": name, "node": entry.name, "description": description, "changed_at": entry.at}
+
+
+def clean(text: str) -> str:
+    """Return `text` as both databases can store it: no NUL, no lone surrogates.
+
+    Reasons quote what programs printed; one bad character must not keep a whole batch from being committed.
+    """
+    if "\0" in text:
+        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _quota(header: Mapping[str, Any]) -> str | None:
+    for name in header.get("cost", ()):
+        if name.startswith(QUOTA_PREFIX):
+            return str(name[len(QUOTA_PREFIX) :])
+    return None

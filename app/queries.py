@@ -1,0 +1,251 @@
+"""Questions that status, reports and learning ask of the journal: typed rows out, nothing written.
+
+ACT figures count the actions that were carried out (`CARRIED_OUT`): a cancelled, rejected or lost action has no
+completion whose time could be compared. Durations are seconds, times seconds since the epoch. Every function
+raises `DatabaseError` when the database cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, Row, Select, func, select
+
+from app.database import database_errors
+from app.models import NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, table
+from app.runs import RunRecord
+from app.stats import Summary, mean, summary
+from tangram.action import CELLS, CORES
+
+CARRIED_OUT = ("succeeded", "failed", "timed_out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which actions a question is about; an absent field selects all. Times are those of submission."""
+
+    jobs: tuple[str, ...] | None = None
+    trajectory: str | None = None
+    kind: str | None = None
+    since: float | None = None
+    until: float | None = None
+
+    @classmethod
+    def of_run(cls, run: RunRecord) -> Selection:
+        """Select the actions of `run`."""
+        return cls(jobs=run.jobs, since=run.started_at, until=run.ended_at)
+
+
+EVERYTHING = Selection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActStats:
+    """ACT figures of a group of actions.
+
+    `by_status` counts all of them. `act` and the means are over those carried out. `core_s_reserved` and
+    `cell_s_reserved` are units times the time that grants held them, units as granted at the start;
+    `core_s_used` is CPU time.
+    """
+
+    by_status: Mapping[str, int]
+    act: Summary
+    mean_queue_s: float
+    mean_overhead_s: float
+    mean_execution_s: float
+    core_s_reserved: float
+    cell_s_reserved: float
+    core_s_used: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActReport:
+    """ACT figures of a selection: of all its actions, by kind and by job.
+
+    `pod_core_s` are core-seconds that environments held for themselves, whether an action ran or not; grants
+    inside such pods are in `core_s_reserved` as well.
+    """
+
+    total: ActStats
+    by_kind: Mapping[str, ActStats]
+    by_job: Mapping[str, ActStats]
+    pod_core_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One action that succeeded, for learning: `units` it had at its end, seconds it ran, core-seconds it used."""
+
+    units: int
+    execution_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node and what it holds now, as the journal knows it."""
+
+    name: str
+    state: str
+    reason: str
+    description: Mapping[str, Any]
+    changed_at: float
+    running: int
+    environments: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The state of a deployment. `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none."""
+
+    nodes: tuple[NodeStatus, ...]
+    environments: Mapping[str, int]
+    actions: Mapping[str, int]
+    waiting_by_job: Mapping[str, int]
+    oldest_wait_s: float
+
+
+def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
+    """Return the ACT figures of the selected actions."""
+    columns = (Action.kind, Action.job, Action.status, Action.queue_s, Action.overhead_s, Action.execution_s, Action.act_s, Action.cpu_s)
+    where = _where(selection)
+    total, by_kind, by_job = _Group(), dict[str, _Group](), dict[str, _Group]()
+    with database_errors(engine.url), engine.connect() as connection:
+        for row in connection.execute(select(*columns).where(*where)):
+            for group in (total, by_kind.setdefault(row.kind, _Group()), by_job.setdefault(row.job, _Group())):
+                group.add(row)
+        held = func.sum(Grant.units * (Grant.released_at - Grant.granted_at))
+        reserved = (
+            select(Action.kind, Action.job, Grant.resource, held)
+            .join_from(Action, Grant, Grant.action == Action.id)
+            .where(Grant.released_at.is_not(None), Grant.resource.in_((CORES, CELLS)), *where)
+            .group_by(Action.kind, Action.job, Grant.resource)
+        )
+        for kind, job, resource, seconds in connection.execute(reserved):
+            for group in (total, by_kind[kind], by_job[job]):
+                group.reserved[resource] += seconds
+        pods: float | None = connection.execute(_pod_core_s(selection)).scalar_one()
+    return ActReport(
+        total=total.stats(),
+        by_kind={kind: group.stats() for kind, group in sorted(by_kind.items())},
+        by_job={job: group.stats() for job, group in sorted(by_job.items())},
+        pod_core_s=pods or 0.0,
+    )
+
+
+def class_history(engine: Engine, job: str, action_class: str, limit: int = 1000) -> list[Sample]:
+    """Return the newest `limit` actions of the class that succeeded in `job`, newest first.
+
+    An action without a class of its own is in the class named as its kind.
+    """
+    query = (
+        select(Action.units, Action.execution_s, Action.cpu_s)
+        .where(Action.action_class == action_class, Action.job == job, Action.status == "succeeded", Action.ended_at.is_not(None))
+        .order_by(Action.ended_at.desc())
+        .limit(limit)
+    )
+    with database_errors(engine.url), engine.connect() as connection:
+        return [
+            Sample(units=row.units or 0, execution_s=row.execution_s or 0.0, cpu_s=row.cpu_s or 0.0) for row in connection.execute(query)
+        ]
+
+
+def status(engine: Engine, now: float) -> Status:
+    """Return the state of the deployment at `now`; actions that have ended are counted, too."""
+    with database_errors(engine.url), engine.connect() as connection:
+        unended = Action.ended_at.is_(None)
+        actions = _counts(connection.execute(select(Action.status, func.count()).group_by(Action.status)))
+        by_job = select(Action.job, func.count()).where(unended, Action.status == WAITING).group_by(Action.job).order_by(Action.job)
+        waiting_by_job = _counts(connection.execute(by_job))
+        oldest = connection.execute(select(func.min(Action.submitted_at)).where(unended, Action.status == WAITING)).scalar_one()
+        environments = _counts(connection.execute(select(Environment.state, func.count()).group_by(Environment.state)))
+        running = select(Action.node, func.count()).where(unended, Action.status == RUNNING).group_by(Action.node)
+        opened = select(Environment.node, func.count()).where(Environment.ended_at.is_(None)).group_by(Environment.node)
+        nodes = connection.execute(select(table(Node)).order_by(Node.state != NODE_UP, Node.name)).all()
+        running_on, environments_on = _counts(connection.execute(running)), _counts(connection.execute(opened))
+    return Status(
+        nodes=tuple(
+            NodeStatus(
+                name=node.name,
+                state=node.state,
+                reason=node.reason,
+                description=node.description,
+                changed_at=node.changed_at,
+                running=running_on.get(node.name, 0),
+                environments=environments_on.get(node.name, 0),
+            )
+            for node in nodes
+        ),
+        environments=environments,
+        actions=actions,
+        waiting_by_job=waiting_by_job,
+        oldest_wait_s=max(0.0, now - oldest) if oldest is not None else 0.0,
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    by_status: Counter[str] = field(default_factory=Counter)
+    queue_s: list[float] = field(default_factory=list)
+    overhead_s: list[float] = field(default_factory=list)
+    execution_s: list[float] = field(default_factory=list)
+    act_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    reserved: dict[str, float] = field(default_factory=lambda: {CORES: 0.0, CELLS: 0.0})
+
+    def add(self, row: Row[*tuple[Any, ...]]) -> None:
+        self.by_status[row.status] += 1
+        self.cpu_s += row.cpu_s or 0.0
+        if row.status in CARRIED_OUT:
+            self.queue_s.append(row.queue_s)
+            self.overhead_s.append(row.overhead_s)
+            self.execution_s.append(row.execution_s)
+            self.act_s.append(row.act_s)
+
+    def stats(self) -> ActStats:
+        return ActStats(
+            by_status=dict(sorted(self.by_status.items())),
+            act=summary(self.act_s),
+            mean_queue_s=mean(self.queue_s),
+            mean_overhead_s=mean(self.overhead_s),
+            mean_execution_s=mean(self.execution_s),
+            core_s_reserved=self.reserved[CORES],
+            cell_s_reserved=self.reserved[CELLS],
+            core_s_used=self.cpu_s,
+        )
+
+
+def _where(selection: Selection) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if selection.jobs is not None:
+        conditions.append(Action.job.in_(selection.jobs))
+    if selection.trajectory is not None:
+        conditions.append(Action.trajectory == selection.trajectory)
+    if selection.kind is not None:
+        conditions.append(Action.kind == selection.kind)
+    if selection.since is not None:
+        conditions.append(Action.submitted_at >= selection.since)
+    if selection.until is not None:
+        conditions.append(Action.submitted_at <= selection.until)
+    return conditions
+
+
+def _pod_core_s(selection: Selection) -> Select[Any]:
+    query = select(func.sum(Environment.pod_cores * (Environment.ended_at - Environment.opened_at)))
+    query = query.where(Environment.ended_at.is_not(None), Environment.opened_at.is_not(None), Environment.pod_cores > 0)
+    if selection.jobs is not None:
+        query = query.where(Environment.job.in_(selection.jobs))
+    if selection.trajectory is not None:
+        query = query.where(Environment.trajectory == selection.trajectory)
+    if selection.since is not None:
+        query = query.where(Environment.created_at >= selection.since)
+    if selection.until is not None:
+        query = query.where(Environment.created_at <= selection.until)
+    return query
+
+
+def _counts(rows: Iterable[Row[Any, int]]) -> dict[Any, int]:
+    return {key: count for key, count in rows}

@@ -1,0 +1,96 @@
+"""Batches do not matter: entries written one by one, together, or anyhow between leave the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+
+from app.journal import SqlJournal
+from scheduler.entries import Entry
+
+NEXT_ENVIRONMENT_STATES = {
+    None: ["waiting"],
+    "waiting": ["opening", "closed"],
+    "opening": ["open", "lost"],
+    "open": ["closing", "lost"],
+    "closing": ["closed"],
+    "closed": [],
+    "lost": [],
+}
+
+
+@st.composite
+def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
+    """Draw entries of a few actions, environments and nodes that live side by side, with redelivered messages."""
+    entries: list[Entry] = []
+    attempts: dict[str, int] = {}
+    states: dict[str, str] = {}
+    environments: dict[str, str | None] = {}
+    for at in range(1, draw(st.integers(2, 30))):
+        id = draw(st.sampled_from("abc"))
+        what = draw(st.sampled_from(["action", "action", "action", "redelivery", "environment", "node"]))
+        if what == "environment":
+            choices = NEXT_ENVIRONMENT_STATES[environments.get(id)]
+            if choices:
+                environments[id] = draw(st.sampled_from(choices))
+                entries.append(make.environment(environments[id], float(at), id=id, reason=f"reason {at}"))
+        elif what == "node":
+            services = {draw(st.sampled_from("xy")): {"seen": at}}
+            entries.append(make.node(draw(st.sampled_from(["up", "lost", "left"])), float(at), name=id, services=services))
+        elif id not in states or what == "redelivery":
+            states.setdefault(id, "waiting")
+            entries.append(make.received(id, float(draw(st.integers(1, at))), job=draw(st.sampled_from(["j", "k"]))))
+        elif states[id] == "running" and draw(st.booleans()):
+            states[id] = "waiting"
+            entries.append(make.requeued(id, float(at)))
+        elif states[id] == "waiting" and draw(st.booleans()):
+            attempts[id] = attempts.get(id, 0) + 1
+            states[id] = "running"
+            entries.append(make.granted(id, float(at), attempt=attempts[id], node=f"n{at}"))
+        else:
+            # Ended actions may be said to have ended again: two ends can cross on the wire.
+            states[id] = "ended"
+            entries.append(make.ended(id, float(at), status=draw(st.sampled_from(["succeeded", "lost"])), cpu_s=float(at)))
+    return entries
+
+
+def write_in_batches(engine: Engine, entries: list[Entry], cuts: set[int]) -> None:
+    with SqlJournal(engine) as journal:
+        start = 0
+        for cut in [*sorted(cuts), len(entries)]:
+            journal.write(entries[start:cut])
+            start = cut
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_batches_leave_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:
+    # Given a history, written entry by entry
+    entries = data.draw(histories(make))
+    tables.empty(shared_engine)
+    write_in_batches(shared_engine, entries, set(range(1, len(entries))))
+    expected = tables.everything(shared_engine)
+    # When it is written in other batches
+    cuts = data.draw(st.sets(st.integers(0, len(entries)), max_size=6))
+    tables.empty(shared_engine)
+    write_in_batches(shared_engine, entries, cuts)
+    # Then the rows are the same
+    assert tables.everything(shared_engine) == expected
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_batch_written_twice_leaves_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:
+    # Given a batch whose commit arrived, though its answer did not
+    entries = data.draw(histories(make))
+    tables.empty(shared_engine)
+    with SqlJournal(shared_engine) as journal:
+        journal.write(entries)
+        expected = tables.everything(shared_engine)
+        # When it is tried again
+        journal.write(entries)
+    # Then nothing has changed
+    assert tables.everything(shared_engine) == expected

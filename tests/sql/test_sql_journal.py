@@ -1,0 +1,139 @@
+"""What the journal keeps of entries, and what a scheduler that starts over finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Engine
+
+from app.journal import SqlJournal
+from scheduler.entries import Journal, Unfinished
+
+
+def test_it_is_a_journal(engine: Engine) -> None:
+    journal: Journal = SqlJournal(engine)
+    journal.write([])
+    assert journal.unfinished() == Unfinished(actions=[], environments=[], nodes=[])
+
+
+def test_a_received_action_waits(engine: Engine, make: Any, tables: Any) -> None:
+    # Given an action with a class, a service and a quota
+    entry = make.received(action_class="pytest", service="rm-a", cost={"quota:search": [1]}, priority=7)
+    # When it is journaled
+    with SqlJournal(engine) as journal:
+        journal.write([entry])
+    # Then its row says so
+    row = tables.row(engine, "actions")
+    said = {
+        name: row[name] for name in ("status", "job", "trajectory", "environment", "kind", "action_class", "service", "quota", "priority")
+    }
+    assert said == {
+        "status": "waiting",
+        "job": "coding",
+        "trajectory": "t1",
+        "environment": "e1",
+        "kind": "cpu.exec",
+        "action_class": "pytest",
+        "service": "rm-a",
+        "quota": "search",
+        "priority": 7,
+    }
+    assert row["header"] == entry.header
+    assert row["message"] == entry.message
+    assert (row["submitted_at"], row["received_at"], row["ended_at"]) == (99.5, 100.0, None)
+    assert tables.row(engine, "jobs") == {"name": "coding", "first_seen_at": 100.0}
+
+
+def test_an_action_without_a_class_is_in_that_of_its_kind(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.received()])
+    assert tables.row(engine, "actions")["action_class"] == "cpu.exec"
+
+
+def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        for entry in (make.received(), make.granted(), make.ended()):
+            journal.write([entry])
+    row = tables.row(engine, "actions")
+    assert row["message"] is None
+    assert (row["status"], row["node"], row["units"], row["attempts"]) == ("succeeded", "n1", 2, 1)
+    assert (row["granted_at"], row["started_at"], row["ended_at"]) == (101.0, 101.0, 103.0)
+    assert (row["queue_s"], row["overhead_s"], row["execution_s"], row["act_s"], row["cpu_s"]) == (1.0, 0.25, 2.0, 3.25, 1.5)
+    grant = tables.row(engine, "grants")
+    assert (grant["resource"], grant["core_ids"], grant["cell_ids"]) == ("cores", [4, 5], [])
+    assert (grant["granted_at"], grant["released_at"]) == (101.0, 103.0)
+
+
+def test_a_requeued_action_waits_again_and_its_next_try_is_a_second_grant(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(), make.granted(), make.requeued()])
+        row = tables.row(engine, "actions")
+        assert (row["status"], row["reason"], row["node"], row["attempts"]) == ("waiting", "node n1 was lost", None, 1)
+        journal.write([make.granted(at=104.0, attempt=2, node="n2")])
+    row = tables.row(engine, "actions")
+    assert (row["status"], row["reason"], row["node"], row["attempts"]) == ("running", "", "n2", 2)
+    assert [grant["released_at"] for grant in tables.rows(engine, "grants")] == [102.0, None]
+
+
+def test_a_redelivered_message_changes_nothing(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(), make.granted(), make.ended()])
+        before = tables.everything(engine)
+        journal.write([make.received(at=200.0)])
+        assert journal.ended(["a1", "unheard-of"]) == {"a1"}
+    assert tables.everything(engine) == before
+
+
+def test_the_first_end_stands(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(), make.granted(), make.ended(status="cancelled", reason="by the trainer")])
+        journal.write([make.ended(at=110.0)])
+    row = tables.row(engine, "actions")
+    assert (row["status"], row["reason"], row["ended_at"]) == ("cancelled", "by the trainer", 103.0)
+
+
+def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(engine: Engine, make: Any) -> None:
+    # Given, received at the same instant, actions that wait, run, and wait for their second try, and one that ended
+    entries = [make.received(id) for id in ("z", "running", "again", "done")]
+    entries += [make.granted("running"), make.granted("again"), make.requeued("again"), make.granted("done"), make.ended("done")]
+    with SqlJournal(engine) as journal:
+        journal.write(entries)
+    # When another scheduler loads what is unfinished
+    with SqlJournal(engine) as journal:
+        found = journal.unfinished().actions
+    # Then it has all but the ended, and the grant of the running one
+    assert [action.id for action in found] == ["z", "running", "again"]
+    assert [action.grant for action in found] == [None, make.granted("running"), None]
+    assert found[0].header == entries[0].header
+    assert (found[0].message, found[0].submitted_at, found[0].received_at) == ('["args"]', 99.5, 100.0)
+
+
+def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine, make: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.environment("opening", 1.0), make.environment("open", 2.0, pod_cores=2)])
+        journal.write([make.environment("open", 1.0, id="e2"), make.environment("closed", 3.0, id="e2")])
+        journal.write([make.node("up", 1.0), make.node("up", 1.0, name="n2"), make.node("lost", 5.0, name="n2")])
+        found = journal.unfinished()
+    assert found.environments == [make.environment("open", 2.0, pod_cores=2)]
+    assert found.nodes == [make.node("up", 1.0)]
+
+
+def test_an_environment_keeps_the_times_of_its_life(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        for state, at in (("waiting", 1.0), ("opening", 2.0), ("open", 3.0), ("closing", 4.0), ("closed", 5.0)):
+            journal.write([make.environment(state, at)])
+    row = tables.row(engine, "environments")
+    assert (row["state"], row["created_at"], row["opened_at"], row["changed_at"], row["ended_at"]) == ("closed", 1.0, 3.0, 5.0, 5.0)
+
+
+def test_services_are_known_from_the_nodes_that_offer_them(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.node("up", 1.0, services={"rm-a": {"cells": 1}}), make.node("lost", 2.0)])
+    assert tables.row(engine, "services") == {"name": "rm-a", "node": "n1", "description": {"cells": 1}, "changed_at": 1.0}
+    assert tables.row(engine, "nodes")["joined_at"] == 1.0
+
+
+def test_a_reason_with_any_characters_can_be_kept(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(), make.ended(status="failed", reason="a\0b \ud800 é")])
+    assert tables.row(engine, "actions")["reason"] == "a\N{REPLACEMENT CHARACTER}b ? é"

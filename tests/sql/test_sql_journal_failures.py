@@ -1,0 +1,187 @@
+"""The journal when things break: full disk, lost connection, killed process, another scheduler."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from app.database import open_engine, sqlite_url
+from app.journal import JournalError, LeaseLost, SqlJournal
+from app.leader import Lease
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WRITER = """
+import sys
+from app.database import open_engine
+from app.journal import SqlJournal
+from scheduler.entries import ActionGranted, ActionReceived
+journal = SqlJournal(open_engine(sys.argv[1]))
+for batch in range(1_000_000):
+    entries = []
+    for number in range(20):
+        id = f"{batch}-{number}"
+        entries.append(ActionReceived(id=id, header={"kind": "cpu.exec"}, message="m" * 500, submitted_at=1.0, received_at=2.0))
+        entries.append(ActionGranted(id=id, attempt=1, node="n", units=1, core_ids=(0,), cell_ids=(), granted_at=3.0))
+    journal.write(entries)
+    print(batch, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> None:
+    # Given a process that journals batches of 20 actions, each received and granted
+    url = engine.url.render_as_string(hide_password=False)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, url], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    # When it is killed while it writes
+    assert writer.stdout is not None
+    for _ in range(25):
+        acknowledged = int(writer.stdout.readline())
+    writer.send_signal(signal.SIGKILL)
+    rest = writer.stdout.read().split()
+    writer.wait(10)
+    # Then each batch is there as a whole or not at all, and all of those that were acknowledged
+    acknowledged = max([acknowledged, *(int(number) for number in rest if number.isdigit())])
+    actions, grants = tables.rows(engine, "actions"), tables.rows(engine, "grants")
+    batches = {action["id"].split("-")[0] for action in actions}
+    assert batches >= {str(batch) for batch in range(acknowledged + 1)}
+    assert len(actions) == 20 * len(batches) == len(grants)
+    assert {action["status"] for action in actions} == {"running"}
+    if engine.dialect.name == "sqlite":
+        with engine.connect() as connection:
+            assert connection.execute(text("PRAGMA integrity_check")).scalar_one() == "ok"
+    # And the next scheduler goes on from there
+    with SqlJournal(engine) as journal:
+        assert len(journal.unfinished().actions) == len(actions)
+
+
+def test_a_full_disk_is_one_clear_line_and_none_of_the_batch(sqlite_path: Path, make: Any, tables: Any) -> None:
+    # Given a database that cannot grow
+    engine = open_engine(sqlite_url(sqlite_path))
+    journal = SqlJournal(engine)
+    journal.write([make.received("first")])
+
+    def cap(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA max_page_count=1")
+
+    event.listen(engine, "connect", cap)
+    journal.close()
+    engine.dispose()
+    # When a batch does not fit
+    with pytest.raises(JournalError, match="database or disk is full") as caught:
+        journal.write([make.received(f"a{number}", message="m" * 10_000) for number in range(20)])
+    # Then the error is one line that names the database, and nothing of the batch is there
+    assert "\n" not in str(caught.value)
+    assert str(sqlite_path) in str(caught.value)
+    assert [row["id"] for row in tables.rows(engine, "actions")] == ["first"]
+    # And with room again the journal works on
+    event.remove(engine, "connect", cap)
+    engine.dispose()
+    journal.write([make.received("second")])
+    assert len(tables.rows(engine, "actions")) == 2
+    journal.close()
+    engine.dispose()
+
+
+def test_a_database_locked_for_too_long_is_one_clear_line(sqlite_path: Path, make: Any) -> None:
+    engine = open_engine(sqlite_url(sqlite_path))
+
+    @event.listens_for(engine, "connect")
+    def hurry(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA busy_timeout=20")
+
+    other = sqlite3.connect(sqlite_path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with SqlJournal(engine) as journal:
+        with pytest.raises(JournalError, match="database is locked"):
+            journal.write([make.received()])
+        other.execute("ROLLBACK")
+        journal.write([make.received()])
+    other.close()
+    engine.dispose()
+
+
+def test_readers_do_not_hold_up_the_journal(sqlite_path: Path, make: Any, tables: Any) -> None:
+    # Given a reader in the middle of a transaction
+    engine = open_engine(sqlite_url(sqlite_path))
+    with engine.connect() as reader, SqlJournal(engine) as journal:
+        assert reader.execute(text("SELECT count(*) FROM actions")).scalar_one() == 0
+        # When the journal writes, it does not wait
+        journal.write([make.received()])
+        # Then the reader goes on seeing what it saw
+        assert reader.execute(text("SELECT count(*) FROM actions")).scalar_one() == 0
+    assert len(tables.rows(engine, "actions")) == 1
+    engine.dispose()
+
+
+def test_a_database_without_tables_is_one_clear_line(tmp_path: Path, make: Any) -> None:
+    engine = open_engine(sqlite_url(tmp_path / "x.sqlite"))
+    with SqlJournal(engine) as journal, pytest.raises(JournalError, match="no such table"):
+        journal.write([make.received()])
+    engine.dispose()
+
+
+def test_a_broken_connection_is_made_anew(postgres_engine: Engine, make: Any, tables: Any) -> None:
+    # Given a journal whose server process is ended under it
+    tables.empty(postgres_engine)
+    with SqlJournal(postgres_engine) as journal:
+        journal.write([make.received()])
+        with postgres_engine.connect() as connection:
+            others = text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            assert connection.execute(others).all() != []
+        # When it writes on
+        journal.write([make.granted()])
+        journal.write([make.ended()])
+    # Then nothing is missing
+    assert tables.row(postgres_engine, "actions")["status"] == "succeeded"
+    assert len(tables.rows(postgres_engine, "grants")) == 1
+
+
+def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time(make: Any) -> None:
+    journal = SqlJournal(open_engine("postgresql+psycopg://user:secret@127.0.0.1:1/x"), retry_s=0.3)
+    began = time.monotonic()
+    with pytest.raises(JournalError, match="onnection refused") as caught:
+        journal.write([make.received()])
+    assert 0.2 < time.monotonic() - began < 5.0
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_the_database_refuses_is_not_tried_again(postgres_engine: Engine, make: Any, tables: Any) -> None:
+    tables.empty(postgres_engine)
+    with SqlJournal(postgres_engine, retry_s=30.0) as journal:
+        began = time.monotonic()
+        with pytest.raises(JournalError, match="out of range"):
+            journal.write([make.received(), make.granted(units=2**40)])
+        assert time.monotonic() - began < 5.0
+    assert tables.rows(postgres_engine, "actions") == []
+
+
+def test_a_scheduler_that_slept_through_its_lease_writes_no_more(engine: Engine, make: Any, tables: Any) -> None:
+    # Given a scheduler that journals under its lease
+    old = Lease(engine, "scheduler", "old", 10.0)
+    old.acquire(100.0)
+    with SqlJournal(engine, lease=old) as journal:
+        journal.write([make.received("before")])
+        # When its standby has taken over meanwhile
+        Lease(engine, "scheduler", "standby", 10.0).acquire(200.0)
+        # Then it is stopped
+        with pytest.raises(LeaseLost, match="another scheduler"):
+            journal.write([make.received("after")])
+    assert [row["id"] for row in tables.rows(engine, "actions")] == ["before"]
+
+
+def test_without_its_lease_a_scheduler_writes_nothing(engine: Engine, make: Any, tables: Any) -> None:
+    lease = Lease(engine, "scheduler", "a", 10.0)
+    with SqlJournal(engine, lease=lease) as journal, pytest.raises(LeaseLost):
+        journal.write([make.received()])
+    assert tables.rows(engine, "actions") == []

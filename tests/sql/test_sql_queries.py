@@ -1,0 +1,173 @@
+"""Figures that come out of the journal, against sums done by hand and numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+
+from app.database import DatabaseError
+from app.journal import SqlJournal
+from app.queries import Sample, Selection, act_report, class_history, status
+from app.runs import finish_run, list_runs, load_run, start_run
+
+
+def test_a_report_of_nothing_is_empty(engine: Engine) -> None:
+    report = act_report(engine)
+    assert report.total.act.count == 0
+    assert report.by_kind == report.by_job == {}
+    assert report.pod_core_s == 0.0
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=20))
+def test_act_figures_are_those_of_numpy(shared_engine: Engine, make: Any, tables: Any, executions: list[float]) -> None:
+    # Given actions that ran for so many seconds
+    tables.empty(shared_engine)
+    with SqlJournal(shared_engine) as journal:
+        for number, execution_s in enumerate(executions):
+            journal.write([make.received(f"a{number}"), make.ended(f"a{number}", execution_s=execution_s)])
+    # When they are summed up
+    total = act_report(shared_engine).total
+    # Then the figures are numpy's
+    acts = np.array(executions) + 1.25
+    figures = [total.act.mean, total.act.p50, total.act.p95, total.act.p99, total.mean_execution_s]
+    assert figures == pytest.approx([acts.mean(), *np.percentile(acts, [50, 95, 99]), acts.mean() - 1.25])
+    assert (total.act.count, total.mean_queue_s, total.mean_overhead_s) == (len(executions), 1.0, 0.25)
+
+
+def test_groups_are_by_kind_and_by_job(engine: Engine, make: Any) -> None:
+    # Given actions of two kinds and two jobs, one that failed, one cancelled and one that waits
+    with SqlJournal(engine) as journal:
+        journal.write([make.received("a"), make.ended("a")])
+        journal.write([make.received("b", job="search", kind="api.call"), make.ended("b", execution_s=4.0, status="failed")])
+        journal.write([make.received("c"), make.ended("c", execution_s=99.0, status="cancelled"), make.received("d")])
+    report = act_report(engine)
+    # Then all are counted, and times are those of the actions that were carried out
+    assert report.total.by_status == {"cancelled": 1, "failed": 1, "succeeded": 1, "waiting": 1}
+    assert (report.total.act.count, report.total.act.mean) == (2, (3.25 + 5.25) / 2)
+    assert {kind: stats.act.mean for kind, stats in report.by_kind.items()} == {"api.call": 5.25, "cpu.exec": 3.25}
+    assert {job: dict(stats.by_status) for job, stats in report.by_job.items()} == {
+        "coding": {"cancelled": 1, "succeeded": 1, "waiting": 1},
+        "search": {"failed": 1},
+    }
+
+
+def test_core_seconds_reserved_and_used(engine: Engine, make: Any) -> None:
+    # Given an action that held 2 cores for 1 s, lost its node, then 4 cores for 3 s, and one that held a cell for 5 s
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(), make.granted(at=101.0), make.requeued(at=102.0)])
+        journal.write([make.granted(at=110.0, attempt=2, units=4, core_ids=(0, 1, 2, 3)), make.ended(at=113.0, cpu_s=1.5)])
+        journal.write([make.received("g", kind="gpu.score", service="rm"), make.granted("g", at=1.0, units=1, core_ids=(), cell_ids=(0,))])
+        journal.write([make.ended("g", at=6.0, cpu_s=0.25)])
+        # And one that still holds its cores, and an environment that held 3 cores for 7 s
+        journal.write(
+            [
+                make.received("r"),
+                make.granted("r"),
+                make.environment("open", 1.0, pod_cores=3),
+                make.environment("closed", 8.0, pod_cores=3),
+            ]
+        )
+    report = act_report(engine)
+    assert (report.total.core_s_reserved, report.total.cell_s_reserved, report.total.core_s_used) == (14.0, 5.0, 1.75)
+    assert report.by_kind["cpu.exec"].core_s_reserved == 14.0
+    assert report.by_kind["gpu.score"].cell_s_reserved == 5.0
+    assert report.pod_core_s == 21.0
+
+
+@pytest.mark.parametrize(
+    ("selection", "count"),
+    [
+        (Selection(jobs=("coding",)), 2),
+        (Selection(jobs=()), 0),
+        (Selection(trajectory="t2"), 1),
+        (Selection(kind="cpu.open"), 1),
+        (Selection(since=150.0), 1),
+        (Selection(until=150.0), 2),
+        (Selection(jobs=("coding",), since=150.0), 0),
+    ],
+)
+def test_a_selection_says_which_actions_count(engine: Engine, make: Any, selection: Selection, count: int) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.received("a"), make.ended("a"), make.received("b", kind="cpu.open", trajectory="t2"), make.ended("b")])
+        journal.write([make.received("c", 200.0, job="other"), make.ended("c")])
+    assert act_report(engine, selection).total.act.count == count
+
+
+def test_history_of_a_class_is_newest_first_and_of_successes_only(engine: Engine, make: Any) -> None:
+    with SqlJournal(engine) as journal:
+        for number, (outcome, words) in enumerate(
+            [
+                ("succeeded", {"action_class": "pytest"}),
+                ("succeeded", {"action_class": "pytest"}),
+                ("succeeded", {"action_class": "pytest"}),
+                ("timed_out", {"action_class": "pytest"}),
+                ("succeeded", {"action_class": "make"}),
+                ("succeeded", {"action_class": "pytest", "job": "other"}),
+                ("succeeded", {}),
+            ]
+        ):
+            id = f"a{number}"
+            journal.write(
+                [make.received(id, **words), make.ended(id, 100.0 + number, status=outcome, dop=number + 1, execution_s=number + 0.5)]
+            )
+    history = class_history(engine, "coding", "pytest", limit=2)
+    assert history == [Sample(units=3, execution_s=2.5, cpu_s=1.5), Sample(units=2, execution_s=1.5, cpu_s=1.5)]
+    assert [sample.units for sample in class_history(engine, "coding", "cpu.exec")] == [7]
+
+
+def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any) -> None:
+    # Given two nodes of which one is lost, environments, and actions in several states
+    with SqlJournal(engine) as journal:
+        journal.write([make.node("up", 1.0), make.node("up", 1.0, name="a-lost-one"), make.node("lost", 2.0, name="a-lost-one")])
+        journal.write([make.environment("open", 1.0), make.environment("opening", 1.0, id="e2"), make.environment("closed", 1.0, id="e3")])
+        journal.write([make.received("r"), make.granted("r"), make.received("w", 100.0), make.received("v", 130.0, job="other")])
+        journal.write([make.received("d", 10.0), make.ended("d")])
+    # When one asks at 150
+    found = status(engine, 150.0)
+    # Then nodes that are up come first, with what they hold
+    assert [(node.name, node.state, node.running, node.environments) for node in found.nodes] == [
+        ("n1", "up", 1, 2),
+        ("a-lost-one", "lost", 0, 0),
+    ]
+    assert found.nodes[0].description["cores"] == 8
+    assert found.environments == {"open": 1, "opening": 1, "closed": 1}
+    assert found.actions == {"running": 1, "waiting": 2, "succeeded": 1}
+    assert found.waiting_by_job == {"coding": 1, "other": 1}
+    assert found.oldest_wait_s == 50.5
+
+
+def test_status_of_an_empty_deployment(engine: Engine) -> None:
+    found = status(engine, 1.0)
+    assert (found.nodes, found.environments, found.actions, found.oldest_wait_s) == ((), {}, {}, 0.0)
+
+
+def test_a_run_finds_its_actions_again(engine: Engine, make: Any) -> None:
+    # Given a run of the job `coding`, and actions of it, before it, and of another job
+    first = start_run(engine, policy="fcfs", trace="x.jsonl", jobs=["other"], options={}, started_at=10.0)
+    run_id = start_run(engine, policy="elastic", trace="x.jsonl", jobs=["coding"], options={"nodes": 2}, started_at=50.0)
+    with SqlJournal(engine) as journal:
+        for id, at, job in (("in", 60.0, "coding"), ("before", 40.0, "coding"), ("foreign", 60.0, "other")):
+            journal.write([make.received(id, at, job=job), make.ended(id)])
+    # When it is finished and loaded
+    assert load_run(engine, run_id).ended_at is None
+    finish_run(engine, run_id, summary={"mean_act": 1.0}, ended_at=90.0)
+    run = load_run(engine, "last")
+    # Then it has its options, figures and actions
+    assert (run.id, run.policy, run.options, run.summary) == (run_id, "elastic", {"nodes": 2}, {"mean_act": 1.0})
+    assert act_report(engine, Selection.of_run(run)).total.act.count == 1
+    assert [listed.id for listed in list_runs(engine)] == [run_id, first]
+
+
+def test_a_run_that_is_not_there_is_named(engine: Engine) -> None:
+    with pytest.raises(DatabaseError, match="no runs yet"):
+        load_run(engine, "last")
+    with pytest.raises(DatabaseError, match="no run 'abc'"):
+        load_run(engine, "abc")
+    with pytest.raises(DatabaseError, match="no run 'abc'"):
+        finish_run(engine, "abc", summary={}, ended_at=1.0)
