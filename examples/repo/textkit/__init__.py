@@ -1,0 +1,1 @@
+"""A small text library: words, slugs, wrapping, statistics, an n-gram index and near-duplicates."""

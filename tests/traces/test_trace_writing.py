@@ -1,0 +1,170 @@
+"""What is read can be written and read again; whatever else is read, only `TraceError` comes of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import string
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from app.trace_lines import TraceError
+from app.traces import read_trace_stream, write_trace
+from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from tangram.elasticity import Amdahl, Elasticity, Flat, Table
+
+NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=12)
+SECONDS = st.floats(0, 1e9, allow_nan=False)
+COUNTS = st.integers(1, 10**6)
+MEMORY = st.none() | st.integers(0, 10**9)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=5,
+)
+# Keys of the future: none of them is known today, some look like the words of the code.
+EXTRA = st.dictionaries(st.sampled_from(["note", "url", "files", "extra", "schema_", "action_class", "model_extra"]), JSON, max_size=2)
+
+
+@st.composite
+def elasticities(draw: st.DrawFn) -> Elasticity:
+    units = tuple(sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=4))))
+    share = st.floats(0, 1, exclude_min=True)
+    table = st.tuples(*(st.tuples(st.just(amount), share) for amount in units)).map(Table)
+    return Elasticity(units=units, curve=draw(st.just(Flat()) | share.map(Amdahl) | table))
+
+
+@st.composite
+def actions(draw: st.DrawFn, services: list[str], quotas: list[str]) -> TraceAction:
+    kinds = ["cpu.exec", "cpu.read_file", "cpu.write_file"]
+    kinds += ["gpu.score", "gpu.logprobs", "gpu.generate"] if services else []
+    kinds += ["api.call"] if quotas else []
+    kind = draw(st.sampled_from(kinds))
+    return TraceAction(
+        kind=kind,  # type: ignore[arg-type]
+        work_s=draw(SECONDS),
+        elasticity=draw(elasticities()),
+        action_class=draw(st.none() | NAMES),
+        command=draw(st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)),
+        service=draw(st.sampled_from(services)) if kind.startswith("gpu.") else None,
+        quota=draw(st.sampled_from(quotas)) if kind == "api.call" else None,
+        requires=tuple(draw(st.lists(NAMES, max_size=2))),
+        cpu_s=draw(st.none() | SECONDS),
+        observed_s=draw(st.none() | SECONDS),
+        timeout_s=draw(st.none() | st.floats(0.001, 1e9)),
+        idempotent=draw(st.none() | st.booleans()),
+        priority=draw(st.none() | st.integers(0, 9)),
+        memory_mb=draw(MEMORY),
+        extra=draw(EXTRA),
+    )
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    cells = st.sets(st.integers(1, 8), min_size=1, max_size=3).map(lambda found: tuple(sorted(found)))
+    services = {
+        name: ServiceSpec(name=name, cells=draw(cells), memory_mb=draw(COUNTS), restore_s=draw(SECONDS), max_concurrency=draw(COUNTS))
+        for name in draw(st.sets(NAMES, max_size=2))
+    }
+    quotas = {
+        name: QuotaSpec(name=name, rate_per_s=draw(st.floats(0.001, 1e9)), concurrency=draw(COUNTS), burst=draw(st.none() | COUNTS))
+        for name in draw(st.sets(NAMES, max_size=2))
+    }
+    one = actions(sorted(services), sorted(quotas))
+    steps = st.builds(Step, actions=st.lists(one, min_size=1, max_size=3).map(tuple), think_s=SECONDS, extra=EXTRA)
+    names = draw(st.sets(st.tuples(NAMES, NAMES), min_size=1, max_size=3))
+    trajectories = tuple(
+        Trajectory(
+            job=job, trajectory=name, steps=tuple(draw(st.lists(steps, min_size=1, max_size=3))), arrival_s=draw(SECONDS),
+            priority=draw(st.integers(0, 9)), memory_mb=draw(MEMORY), extra=draw(EXTRA),
+        )
+        for job, name in sorted(names)
+    )  # fmt: skip
+    return Trace(trajectories=trajectories, services=services, quotas=quotas, extra=draw(EXTRA))
+
+
+def written(trace: Trace) -> str:
+    stream = io.StringIO()
+    write_trace(trace, stream)
+    return stream.getvalue()
+
+
+def read_or_refuse(text: bytes) -> None:
+    try:
+        read_trace_stream(io.BytesIO(text), "f")
+    except TraceError as error:
+        assert str(error).startswith("f")
+        assert str(error).isprintable()
+
+
+@given(traces())
+@settings(max_examples=150, deadline=None)
+def test_what_is_written_is_read_again(trace: Trace) -> None:
+    assert read_trace_stream(io.StringIO(written(trace))) == trace
+
+
+def test_unknown_keys_are_written_again_everywhere() -> None:
+    # Given a file with a key at every level that nobody knows, one of them without a value
+    header = {"schema": "tangram.trace/1", "a": 1, "services": {"rm": {"cells": 1, "b": 2}}, "quotas": {}}
+    action = {"kind": "cpu.exec", "work_s": 1.0, "c": None}
+    line = {"schema": "tangram.trace/1", "trajectory": "t", "d": [3], "steps": [{"action": action, "e": {"f": 4}}]}
+    text = json.dumps(header) + "\n" + json.dumps(line) + "\n"
+
+    # When it is read and written
+    lines = [json.loads(each) for each in written(read_trace_stream(io.StringIO(text))).splitlines()]
+
+    # Then every key is still there
+    assert (lines[0]["a"], lines[0]["services"]["rm"]["b"], lines[1]["d"]) == (1, 2, [3])
+    assert lines[1]["steps"][0]["e"] == {"f": 4}
+    assert "c" in lines[1]["steps"][0]["action"]
+
+
+def test_a_trace_without_services_needs_no_header() -> None:
+    trace = Trace(trajectories=(Trajectory(trajectory="t", steps=(Step(actions=(TraceAction(kind="cpu.exec", work_s=1.0),)),)),))
+
+    assert len(written(trace).splitlines()) == 1
+
+
+@given(JSON)
+@settings(max_examples=100, deadline=None)
+def test_any_json_is_read_or_refused(value: object) -> None:
+    read_or_refuse(json.dumps(value).encode())
+
+
+@given(st.binary(max_size=60))
+@example(b'\xef\xbb\xbf{"schema": "tangram.trace/1"}')
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_read_or_refused(text: bytes) -> None:
+    read_or_refuse(text)
+
+
+@given(traces(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_trace_with_a_value_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
+    # Given the lines of a valid trace
+    lines = [json.loads(line) for line in written(trace).splitlines()]
+
+    # When a value somewhere in them becomes another, or its key goes
+    place: object = lines
+    while isinstance(place, (dict, list)) and place:
+        keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(JSON | st.sampled_from([float("nan"), float("inf"), 10**400, -1, True, "\ud800", [], {}]))
+            break
+        place = place[key]
+
+    # Then it is read, or refused in one line
+    read_or_refuse("".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+@given(traces(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_trace_with_characters_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
+    text = bytearray(written(trace).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.sampled_from(string.printable.encode() + b"\xff\x00"))
+
+    read_or_refuse(bytes(text))
