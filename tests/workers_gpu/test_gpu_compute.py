@@ -1,0 +1,105 @@
+"""Batches, blocks of weights and host copies: the parts below the torch engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.gpu.engines.batching import share_out
+
+torch = pytest.importorskip("torch")
+
+from workers.gpu.engines.host_copy import FileCopy  # noqa: E402
+from workers.gpu.engines.weights import Layout, Watch, empty  # noqa: E402
+
+
+@given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 300), st.integers(1, 5))
+def test_shares_hold_every_input_once_in_batches_within_the_bound(lengths: list[int], most_tokens: int, devices: int) -> None:
+    shares = share_out(lengths, most_tokens, devices)
+
+    assert sorted(index for share in shares for batch in share for index in batch) == list(range(len(lengths)))
+    for batch in (batch for share in shares for batch in share):
+        assert len(batch) * max(lengths[index] for index in batch) <= most_tokens or len(batch) == 1
+
+
+@given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 5))
+def test_devices_get_like_numbers_of_inputs_and_tokens(lengths: list[int], devices: int) -> None:
+    shares = [[lengths[index] for batch in share for index in batch] for share in share_out(lengths, 200, devices)]
+
+    assert len(shares) == devices
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert max(map(sum, shares)) - min(map(sum, shares)) <= max(lengths, default=0)
+
+
+class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Tied, empty, scalar, boolean and half-precision tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 5)
+        self.tied = torch.nn.Linear(3, 5)
+        self.tied.weight = self.first.weight
+        self.nothing = torch.nn.Parameter(torch.empty(0, 4))
+        self.scalar = torch.nn.Parameter(torch.tensor(2.5))
+        self.small = torch.nn.Parameter(torch.randn(7).bfloat16())
+        self.register_buffer("mask", torch.tensor([True, False, True]), persistent=False)
+
+
+def values(module: Odd) -> list[bytes]:
+    return [
+        tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in [*module.parameters(), *module.buffers()]
+    ]
+
+
+def test_a_block_holds_every_kind_of_tensor_and_gives_it_back_bit_by_bit() -> None:
+    module = Odd().requires_grad_(False)
+    before, shapes = values(module), [tensor.shape for tensor in module.parameters()]
+    layout = Layout.of(module)
+
+    block = layout.take(module)
+    left = [tensor.numel() for tensor in [*module.parameters(), *module.buffers()]]
+    layout.fill(module, block)
+
+    assert set(left) == {0}
+    assert values(module) == before
+    assert [tensor.shape for tensor in module.parameters()] == shapes
+    assert module.tied.weight is module.first.weight
+
+
+def test_a_watch_sees_a_block_go_once_no_view_is_left() -> None:
+    module = Odd().requires_grad_(False)
+    layout = Layout.of(module)
+    block = layout.take(module)
+    layout.fill(module, block)
+    watch = Watch(block)
+
+    del block
+    held_by_views = watch.held_bytes()
+    empty(module)
+
+    assert held_by_views == layout.size_bytes
+    assert watch.held_bytes() == 0
+
+
+def test_a_file_copy_leaves_no_file_behind_and_loads_the_same_bytes(tmp_path: Path) -> None:
+    block = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
+    copy = FileCopy(block, tmp_path / "state")
+    names = list((tmp_path / "state").iterdir())
+
+    back = torch.zeros_like(block)
+    copy.load(back)
+    copy.close()
+
+    assert names == []
+    assert torch.equal(back, block)
+
+
+def test_a_file_copy_that_was_cut_short_is_an_error_and_not_wrong_weights(tmp_path: Path) -> None:
+    copy = FileCopy(torch.ones(1000, dtype=torch.uint8), tmp_path)
+    copy._file.truncate(400)
+
+    with pytest.raises(OSError, match="ends after 400 of 1000 bytes"):
+        copy.load(torch.zeros(1000, dtype=torch.uint8))

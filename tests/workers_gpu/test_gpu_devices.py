@@ -1,0 +1,67 @@
+"""Devices of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.gpu.devices import discover
+from workers.gpu.errors import DeviceError
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+sys.modules["transformers"] = None
+from pathlib import Path
+from app.services_file import ConfigError, ServiceConfig
+from workers.gpu.devices import discover
+from workers.gpu.host import ServiceHost
+stub = ServiceConfig(engine="stub", task="score", memory_mb=10)
+host = ServiceHost(discover(2, 100), {"s": stub}, Path("."))
+host.ensure_resident("s", (1,))
+print(len(host.run("s", lambda engine: engine.score([{"prompt": "p", "response": "r"}]))))
+try:
+    ServiceHost(discover(1, 100), {"t": ServiceConfig(engine="torch", task="score", memory_mb=10, model=Path("m"))}, Path("."))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.gpu.devices._cuda_devices", list)
+
+
+def test_a_machine_without_cuda_has_named_cpu_devices_with_the_declared_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+
+    devices = discover(2, 512)
+
+    assert [device.name for device in devices] == [f"cpu:{index} (no GPU here, computing on the CPU)" for index in range(2)]
+    assert {(device.kind, device.memory_mb, device.torch_device) for device in devices} == {("cpu", 512, "cpu")}
+
+
+def test_undeclared_budgets_share_half_the_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+
+    (whole,), shared = discover(), discover(4)
+
+    assert shared[0].memory_mb == pytest.approx(whole.memory_mb / 4, abs=1)
+
+
+@pytest.mark.parametrize(("cells", "memory_mb", "key"), [(0, 1, "cells"), (-1, 1, "cells"), (1, 0, "memory_mb"), (1, -5, "memory_mb")])
+def test_impossible_amounts_are_refused(cells: int, memory_mb: int, key: str) -> None:
+    with pytest.raises(DeviceError, match=key):
+        discover(cells, memory_mb)
+
+
+def test_stub_services_work_without_torch_and_a_torch_service_says_what_is_missing() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "1"
+    assert "services.t.engine: the torch engine needs the packages torch and transformers" in second

@@ -1,0 +1,174 @@
+"""Evicting and restoring real models: what is freed, and what comes back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from app.services_file import load_services_file
+from workers.gpu.devices import MIB, Device
+from workers.gpu.engines.torch_hf import TorchEngine
+from workers.gpu.errors import EngineFailed, NotResident
+from workers.gpu.host import ServiceHost
+from workers.gpu.tiny import _train_tokenizer
+
+CELL = [Device("cpu:0", "cpu", 1000, "cpu")]
+SEQUENCES = [[5, 17, 33], list(range(100, 180)), [9, 9]]
+ITEMS = [{"prompt": "What is 2 + 3?", "response": "5"}, {"prompt": "p", "response": "a longer response than the other"}]
+
+
+def teacher(models: Path, state: Path) -> TorchEngine:
+    return TorchEngine("teacher-0", "logprobs", models / "teacher-0", state)
+
+
+def test_answers_are_bitwise_the_same_after_every_restore(models: Path, tmp_path: Path) -> None:
+    engine = teacher(models, tmp_path)
+    engine.start(CELL)
+    before = engine.logprobs(SEQUENCES)
+
+    for _ in range(3):
+        engine.evict()
+        assert (engine.state, engine.memory_mb()) == ("host", 0.0)
+        engine.restore(CELL)
+        assert engine.logprobs(SEQUENCES) == before
+
+
+def test_a_service_comes_back_on_more_cells_and_on_fewer(models: Path, tmp_path: Path) -> None:
+    engine = teacher(models, tmp_path)
+    engine.start(CELL)
+    (before,), one = engine.logprobs([SEQUENCES[1]]), engine.memory_mb()
+
+    for cells in (3, 2, 1):
+        engine.evict()
+        engine.restore(CELL * cells)
+        assert engine.memory_mb() == pytest.approx(cells * one)
+        assert engine.logprobs([SEQUENCES[1]] * 3) == [pytest.approx(before, abs=1e-5)] * 3
+
+
+def test_nothing_is_left_in_the_state_folder_by_eviction_or_stop(models: Path, tmp_path: Path) -> None:
+    engine = teacher(models, tmp_path / "state")
+    engine.start(CELL)
+    engine.evict()
+    while_evicted = list((tmp_path / "state").iterdir())
+    engine.stop()
+
+    assert while_evicted == []
+    assert (engine.state, engine.memory_mb()) == ("absent", 0.0)
+    engine.start(CELL)
+    assert len(engine.logprobs(SEQUENCES)) == len(SEQUENCES)
+
+
+def test_where_no_host_copy_can_be_written_eviction_fails_and_still_frees(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    engine = teacher(models, tmp_path / "state")
+    engine.start(CELL)
+
+    with pytest.raises(EngineFailed, match="evicting failed: FileExistsError"):
+        engine.evict()
+
+    assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
+
+
+def test_weights_that_something_holds_on_to_are_seen(models: Path, tmp_path: Path) -> None:
+    engine = teacher(models, tmp_path)
+    engine.start(CELL)
+    held = engine._replicas[0].block
+
+    engine.evict()
+
+    assert engine.memory_mb() == held.numel() / MIB > 0.0
+    del held
+    assert engine.memory_mb() == 0.0
+
+
+def large_model(folder: Path) -> int:
+    """Write a model of some 100 MB; returns its bytes."""
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=512, hidden_size=512, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2
+    )
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_train_tokenizer())  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(folder)
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read as Linux counts it")
+def test_the_process_shrinks_by_an_evicted_model_and_grows_by_a_restored_one(tmp_path: Path) -> None:
+    size = large_model(tmp_path / "large")
+    process = psutil.Process(os.getpid())
+    engine = TorchEngine("large", "logprobs", tmp_path / "large", tmp_path)
+    engine.start(CELL)
+    before = engine.logprobs(SEQUENCES)
+
+    resident = process.memory_info().rss
+    engine.evict()
+    evicted = process.memory_info().rss
+    engine.restore(CELL)
+    restored = process.memory_info().rss
+
+    assert resident - evicted > 0.9 * size
+    assert restored - evicted > 0.9 * size
+    assert engine.logprobs(SEQUENCES) == before
+
+
+def test_a_host_swaps_real_models_on_one_cell(models: Path, tmp_path: Path) -> None:
+    services = load_services_file(models / "services.toml").services
+    host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
+    host.ensure_resident("rm-small", (0,))
+    scores = host.run("rm-small", lambda engine: engine.score(ITEMS))
+
+    host.ensure_resident("teacher-0", (0,), evict=("rm-small",))
+    with pytest.raises(NotResident):
+        host.run("rm-small", lambda engine: engine.score(ITEMS))
+    logprobs = host.run("teacher-0", lambda engine: engine.logprobs(SEQUENCES))
+    host.ensure_resident("rm-small", (0,), evict=("teacher-0",))
+
+    assert host.run("rm-small", lambda engine: engine.score(ITEMS)) == scores
+    assert [len(values) for values in logprobs] == [2, 79, 1]
+    host.close()
+    assert all(entry.state == "absent" for entry in host.status())
+
+
+def test_a_model_larger_than_declared_is_refused_when_it_is_loaded(models: Path, tmp_path: Path) -> None:
+    declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
+    host = ServiceHost(CELL, {"rm-small": declared}, tmp_path)
+
+    with pytest.raises(EngineFailed, match=r"it holds 0\.4 MiB on a device and may hold 0\.1"):
+        host.ensure_resident("rm-small", (0,))
+
+    (entry,) = host.status()
+    assert (entry.state, entry.cells, entry.memory_mb) == ("failed", (), 0.0)
+
+
+def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path: Path) -> None:
+    services = load_services_file(models / "services.toml").services
+    host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
+    host.ensure_resident("teacher-0", (0,))
+    expected = host.run("teacher-0", lambda engine: engine.logprobs(SEQUENCES))
+
+    def ask(_: int) -> list[list[float]] | None:
+        try:
+            return host.run("teacher-0", lambda engine: engine.logprobs(SEQUENCES))
+        except NotResident:
+            return None
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, index) for index in range(200)]
+        for _ in range(10):
+            host.ensure_resident("rm-small", (0,), evict=("teacher-0",))
+            host.ensure_resident("teacher-0", (0,), evict=("rm-small",))
+        answers = [call.result(timeout=30) for call in asked]
+
+    assert all(answer == expected for answer in answers if answer is not None)
+    assert ask(0) == expected

@@ -1,0 +1,200 @@
+"""The services file: what is read, and how what is wrong is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
+
+GOOD = """
+[services.rm-small]
+engine = "torch"
+task = "score"
+model = "models/rm-small"
+cells = [1, 2]
+memory_mb = 200
+max_concurrency = 3
+restore_s = 0.5
+
+[quotas.search]
+rate_per_s = 50
+concurrency = 20
+"""
+
+many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+
+
+def read(tmp_path: Path, text: str) -> ServicesFile:
+    file = tmp_path / "services.toml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    return load_services_file(file)
+
+
+def said(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert message.startswith(f"{tmp_path / 'services.toml'}: ")
+    return message
+
+
+def test_a_good_file_is_read_with_model_folders_relative_to_it(tmp_path: Path) -> None:
+    file = read(tmp_path, GOOD)
+
+    service, quota = file.services["rm-small"], file.quotas["search"]
+    assert service.model == tmp_path / "models" / "rm-small"
+    assert (service.engine, service.task, service.cells, service.memory_mb) == ("torch", "score", [1, 2], 200.0)
+    assert (service.max_concurrency, service.restore_s) == (3, 0.5)
+    assert (quota.rate_per_s, quota.concurrency, quota.burst) == (50.0, 20, None)
+
+
+def test_defaults_are_one_cell_one_call_and_an_instant_restore(tmp_path: Path) -> None:
+    service = read(tmp_path, '[services.a]\nengine = "stub"\ntask = "score"\nmemory_mb = 1').services["a"]
+
+    assert (service.cells, service.max_concurrency, service.restore_s, service.model) == ([1], 1, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('engine = "torch"', 'engine = "vllm"', "services.rm-small.engine: the vllm engine is not supported"),
+        ('engine = "torch"', 'engine = "magic"', "services.rm-small.engine: "),
+        ('task = "score"', 'task = "dance"', "services.rm-small.task: "),
+        ('task = "score"', "", "services.rm-small.task: Field required"),
+        ('model = "models/rm-small"', "", "services.rm-small: model: the torch engine needs a model folder"),
+        ("cells = [1, 2]", "cells = []", "services.rm-small.cells: must be ascending"),
+        ("cells = [1, 2]", "cells = [2, 1]", "services.rm-small.cells: must be ascending"),
+        ("cells = [1, 2]", "cells = [1, 3]", "services.rm-small.cells: must be ascending"),
+        ("cells = [1, 2]", "cells = [true]", "services.rm-small.cells.0: "),
+        ("cells = [1, 2]", 'cells = "1"', "services.rm-small.cells: "),
+        ("memory_mb = 200", "memory_mb = 0", "services.rm-small.memory_mb: "),
+        ("memory_mb = 200", "memory_mb = nan", "services.rm-small.memory_mb: "),
+        ("memory_mb = 200", 'memory_mb = "200"', "services.rm-small.memory_mb: "),
+        ("max_concurrency = 3", "max_concurrency = 0", "services.rm-small.max_concurrency: "),
+        ("max_concurrency = 3", "max_concurrency = true", "services.rm-small.max_concurrency: "),
+        ("restore_s = 0.5", "restore_s = -1", "services.rm-small.restore_s: "),
+        ("restore_s = 0.5", "speed = 9", "services.rm-small.speed: Extra inputs are not permitted"),
+        ("rate_per_s = 50", "rate_per_s = 0", "quotas.search.rate_per_s: "),
+        ("rate_per_s = 50", "rate_per_s = inf", "quotas.search.rate_per_s: "),
+        ("concurrency = 20", "concurrency = 0", "quotas.search.concurrency: "),
+        ("rate_per_s = 50\nconcurrency = 20", "", "quotas.search: must limit something"),
+        ("rate_per_s = 50", "burst = 5", "quotas.search: burst: means nothing without rate_per_s"),
+        ("[quotas.search]", '[quotas."two words"]', "a name must be letters"),
+        ("[quotas.search]", '[quotas."two\\nlines"]', "a name must be letters"),
+        ("[quotas.search]", "[quotes.search]", "quotes: Extra inputs are not permitted"),
+        ("[quotas.search]", "[quotas.search", "is not TOML: "),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_with_table_and_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert old in GOOD
+
+    assert expected in said(tmp_path, GOOD.replace(old, new))
+
+
+def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
+    assert said(tmp_path, GOOD.replace("memory_mb = 200", "memory_mb = -1").replace("restore_s = 0.5", "restore_s = -1")).endswith(
+        "(and 1 more)"
+    )
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    assert "declares neither a service nor a quota" in said(tmp_path, "")
+
+
+def test_deep_nesting_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    assert "is not TOML" in said(tmp_path, "a = " + "[" * 100_000)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "services.toml").write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_services_file(tmp_path / "services.toml")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read: No such file"):
+        load_services_file(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_services_file(tmp_path)
+
+
+def test_a_model_folder_is_looked_into_and_the_first_lack_is_said(tmp_path: Path) -> None:
+    file = read(tmp_path, GOOD)
+    folder = tmp_path / "models" / "rm-small"
+    path = tmp_path / "services.toml"
+
+    def problem() -> str:
+        with pytest.raises(ConfigError) as caught:
+            check_models(path, file)
+        return str(caught.value)
+
+    start = f"{path}: services.rm-small.model: {folder} "
+    assert problem() == start + "does not exist"
+    folder.parent.mkdir()
+    folder.write_text("a file")
+    assert problem() == start + "is a file, not a model folder"
+    folder.unlink()
+    folder.mkdir()
+    assert problem() == start + "has no config.json"
+    (folder / "config.json").write_text("{}")
+    assert problem() == start + "has no weights (*.safetensors)"
+    (folder / "model.safetensors").write_bytes(b"")
+    check_models(path, file)
+
+
+values = st.recursive(
+    st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from(["engine", "task", "model", "cells", "memory_mb", "max_concurrency", "restore_s", "dtype", "separator", "x"])
+
+
+def toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(key)} = {toml(inner)}" for key, inner in value.items()) + "}"
+    return '"' + "".join(f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}" for letter in str(value)) + '"'
+
+
+def read_or_one_line(path: Path) -> None:
+    try:
+        file = load_services_file(path)
+    except ConfigError as error:
+        message = str(error)
+        assert message.startswith(str(path))
+        assert message.isprintable()
+        assert len(message) < 1500
+    else:
+        assert file.services or file.quotas
+
+
+@many
+@given(st.dictionaries(keys, values, max_size=6), st.text(max_size=8))
+def test_any_values_are_read_or_refused_in_one_line(tmp_path: Path, table: dict[str, object], name: str) -> None:
+    path = tmp_path / "services.toml"
+    path.write_text(toml_table("services", name, table), encoding="utf-8", errors="replace")
+    read_or_one_line(path)
+
+
+def toml_table(kind: str, name: str, table: dict[str, object]) -> str:
+    return f"[{kind}.{toml(name)}]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
+
+
+@many
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: (GOOD + text).encode("utf-8", "replace")))
+def test_any_bytes_are_read_or_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "services.toml"
+    path.write_bytes(content)
+    read_or_one_line(path)

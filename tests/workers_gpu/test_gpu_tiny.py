@@ -1,0 +1,95 @@
+"""Making tiny models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from app.services_file import ConfigError, check_models, load_services_file
+from workers.gpu.tiny import make_services, make_tiny
+
+ROOT = Path(__file__).parents[2]
+WEIGHTS = "model.safetensors"
+
+
+def test_the_same_seed_makes_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    first, again, other = (make_tiny(tmp_path / name, "reward", seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
+
+    assert (first / WEIGHTS).read_bytes() == (again / WEIGHTS).read_bytes()
+    assert (first / "tokenizer.json").read_bytes() == (again / "tokenizer.json").read_bytes()
+    assert (first / WEIGHTS).read_bytes() != (other / WEIGHTS).read_bytes()
+
+
+def test_a_whole_model_of_the_same_seed_is_kept(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "rm", "reward", 1)
+    before = (folder / WEIGHTS).stat()
+
+    make_tiny(folder, "reward", 1)
+
+    after = (folder / WEIGHTS).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_another_seed_or_kind_or_a_half_made_model_is_made_again(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "rm", "reward", 1)
+    first = (folder / WEIGHTS).read_bytes()
+
+    assert (make_tiny(folder, "reward", 2) / WEIGHTS).read_bytes() != first
+    (folder / WEIGHTS).unlink()
+    assert (make_tiny(folder, "reward", 1) / WEIGHTS).read_bytes() == first
+    assert "CausalLM" in (make_tiny(folder, "teacher", 1) / "config.json").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["rm"]
+
+
+def test_what_was_not_made_here_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+
+    for name in ("mine", "file"):
+        with pytest.raises(ConfigError, match=f"{name}: is .*left alone"):
+            make_tiny(tmp_path / name)
+
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_two_processes_that_make_it_at_once_are_both_served(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "workers.gpu.tiny", str(tmp_path / "models")]
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+
+    ended = [process.communicate(timeout=60) for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0], ended
+    assert {out.strip() for out, _ in ended} == {str(tmp_path / "models" / "services.toml")}
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["rm-small", "services.toml", "teacher-0"]
+
+
+def test_the_services_file_names_models_that_are_there_and_is_not_overwritten(models: Path) -> None:
+    path = models / "services.toml"
+    file = load_services_file(path)
+    check_models(path, file)
+    assert {name: service.task for name, service in file.services.items()} == {"rm-small": "score", "teacher-0": "logprobs"}
+
+    text = path.read_text()
+    path.write_text(text + "# mine\n")
+    make_services(models)
+
+    assert path.read_text() == text + "# mine\n"
+
+
+def test_a_bad_folder_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.gpu.tiny", str(tmp_path / "file")], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "file" in done.stderr

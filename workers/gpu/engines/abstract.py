@@ -1,0 +1,166 @@
+"""The interface of an engine: what every kind of engine offers, and the guards that all of them share.
+
+A kind of engine fills in the methods with an underscore; they are called only in the right state, with checked
+input, and, for those that take weights away, with no call running. Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from traceback import clear_frames
+from typing import Literal
+
+from tangram.errors import TangramError
+from workers.gpu.control import Control
+from workers.gpu.devices import Device
+from workers.gpu.engines.lifecycle import Lifecycle, State
+from workers.gpu.errors import CallFailed, NotSupported, OverBudget, one_line
+from workers.gpu.items import Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
+
+Task = Literal["score", "logprobs"]
+
+
+class Engine(ABC):
+    """One service's model and where its weights are. Safe for many threads."""
+
+    pretends = False
+    """Whether it takes the time it is told to instead of computing."""
+
+    def __init__(self, name: str, task: Task, max_concurrency: int) -> None:
+        """Make an absent engine for the service `name`, that lets `max_concurrency` calls in at a time."""
+        self.name = name
+        self.task = task
+        self._limit = max_concurrency
+        self._life = Lifecycle(name)
+
+    @property
+    def state(self) -> State:
+        """Where the engine is in its life cycle."""
+        return self._life.state
+
+    @property
+    def failure(self) -> str:
+        """Why it is `failed`; otherwise empty."""
+        return self._life.failure
+
+    @property
+    def running(self) -> int:
+        """How many calls it is working on."""
+        return self._life.running
+
+    def start(self, devices: Sequence[Device], most_mb: float = math.inf) -> None:
+        """Load the model onto the devices, from absent or failed; it may hold `most_mb` MiB on each.
+
+        Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
+        """
+        with self._life.changing("starting", "resident"), self._clean_on_error():
+            self._start(devices)
+            each = self.memory_mb() / len(devices)
+            if each > most_mb:
+                raise OverBudget(f"it holds {each:.1f} MiB on a device and may hold {most_mb:g}")
+
+    def evict(self, drain_s: float = 60.0) -> None:
+        """Move the weights from the devices to host memory, once the running calls have ended.
+
+        Raises `EngineBusy` if they do not within `drain_s` seconds, `EngineFailed` if moving failed.
+        """
+        with self._life.changing("evicting", "host", drain_s), self._clean_on_error():
+            self._evict()
+
+    def restore(self, devices: Sequence[Device]) -> None:
+        """Bring the weights back from host memory, to these or other devices. Raises as `start` does."""
+        with self._life.changing("restoring", "resident"), self._clean_on_error():
+            self._restore(devices)
+
+    def stop(self, drain_s: float = 60.0) -> None:
+        """Give back everything, on the devices and in host memory, and be absent. Raises `EngineBusy`."""
+        with self._life.stopping(drain_s):
+            self._free()
+
+    def score(self, items: Sequence[object], control: Control | None = None) -> list[float]:
+        """Judge responses; items are `{"prompt", "response"}`, the scores raw logits, one per item.
+
+        Raises `BadInput`, `NotSupported`, `NotResident`, `CallCancelled` or `CallFailed`.
+        """
+        self._must_be("score", "score")
+        read = read_items(items)
+        with self._working(control) as told:
+            return self._score(read, told)
+
+    def logprobs(self, sequences: Sequence[object], control: Control | None = None) -> list[list[float]]:
+        """Return, for each sequence of n token ids, the n-1 log-probs (natural) of ids 1..n-1 given those before.
+
+        Raises as `score` does.
+        """
+        self._must_be("logprobs", "give log-probs")
+        read = read_sequences(sequences)
+        with self._working(control) as told:
+            return self._logprobs(read, told)
+
+    def generate(
+        self, prompts: Sequence[object], max_tokens: int = 64, temperature: float = 0.0, seed: int = 0, control: Control | None = None
+    ) -> list[str]:
+        """Continue prompts of plain text; temperature 0 is greedy. Raises as `score` does."""
+        self._must_be("logprobs", "generate")
+        read, sampling = read_prompts(prompts), read_sampling(max_tokens, temperature, seed)
+        with self._working(control) as told:
+            return self._generate(read, sampling, told)
+
+    @abstractmethod
+    def memory_mb(self) -> float:
+        """Return the MiB of device memory that its weights hold now, over all its devices, as measured."""
+
+    @abstractmethod
+    def _start(self, devices: Sequence[Device]) -> None: ...
+
+    @abstractmethod
+    def _evict(self) -> None: ...
+
+    @abstractmethod
+    def _restore(self, devices: Sequence[Device]) -> None: ...
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Let go of everything; must work from any state, more than once."""
+
+    @abstractmethod
+    def _score(self, items: list[ScoreItem], control: Control) -> list[float]: ...
+
+    @abstractmethod
+    def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]: ...
+
+    @abstractmethod
+    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]: ...
+
+    def _must_be(self, task: Task, doing: str) -> None:
+        if self.task != task:
+            raise NotSupported(f"{self.name} is a service of task {self.task!r}: it does not {doing}")
+
+    @contextmanager
+    def _working(self, control: Control | None) -> Iterator[Control]:
+        """Let a call in; what breaks inside becomes one line, the engine stays resident."""
+        told = control or Control()
+        if told.work_s and not self.pretends:
+            raise NotSupported(f"{self.name} computes with a model: it takes no work_s")
+        with self._life.working(self._limit, told):
+            try:
+                yield told
+            except TangramError:
+                raise
+            except Exception as error:
+                clear_frames(error.__traceback__)
+                raise CallFailed(f"{self.name}: {one_line(error)}") from error
+
+    @contextmanager
+    def _clean_on_error(self) -> Iterator[None]:
+        """Hold nothing after a failed change, so that a failed engine costs no memory."""
+        try:
+            yield
+        except BaseException as error:
+            # A traceback keeps the locals of its frames, and with them weights, for as long as somebody keeps the error.
+            clear_frames(error.__traceback__)
+            self._free()
+            raise

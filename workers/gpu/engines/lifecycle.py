@@ -1,0 +1,153 @@
+"""The life cycle of an engine, its table, and the one object that applies it.
+
+Two rules. Changes of state happen one at a time (`changing`). Work is let in only while the engine is resident
+(`working`), is counted, and a change that takes the weights away waits for the count to reach zero; from the
+moment it waits, new work is refused.
+
+| from | to | when |
+|---|---|---|
+| absent | starting | the model is loaded from its folder |
+| starting | resident, failed | |
+| resident | evicting | its cells are wanted, or it is stopped |
+| evicting | host, absent, failed | |
+| evicting | resident | running calls did not end in time |
+| host | restoring, absent | |
+| restoring | resident, failed | |
+| failed | starting, absent | another try, or stopped |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from workers.gpu.control import Control
+from workers.gpu.errors import EngineBusy, EngineFailed, NotResident, WrongState, one_line
+
+State = Literal["absent", "starting", "resident", "evicting", "host", "restoring", "failed"]
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    "absent": frozenset({"starting"}),
+    "starting": frozenset({"resident", "failed"}),
+    "resident": frozenset({"evicting"}),
+    "evicting": frozenset({"host", "absent", "failed", "resident"}),
+    "host": frozenset({"restoring", "absent"}),
+    "restoring": frozenset({"resident", "failed"}),
+    "failed": frozenset({"starting", "absent"}),
+}
+
+_LOOK_FOR_CANCEL_S = 0.1
+
+
+class Lifecycle:
+    """The state of one engine and the number of calls in it. Safe for many threads."""
+
+    def __init__(self, name: str) -> None:
+        """Begin absent; `name` is the service's, for messages."""
+        self._name = name
+        self._state: State = "absent"
+        self._failure = ""
+        self._running = 0
+        self._one_change = threading.Lock()
+        self._turn = threading.Condition()
+
+    @property
+    def state(self) -> State:
+        """The state now."""
+        return self._state
+
+    @property
+    def failure(self) -> str:
+        """Why the engine is `failed`; empty in every other state."""
+        return self._failure
+
+    @property
+    def running(self) -> int:
+        """How many calls are in the engine now."""
+        return self._running
+
+    @contextmanager
+    def working(self, limit: int, control: Control) -> Iterator[None]:
+        """Let one call in, once fewer than `limit` run.
+
+        Raises `NotResident` unless the engine is and stays resident, `CallCancelled` if told so while waiting.
+        """
+        with self._turn:
+            while True:
+                control.check()
+                if self._state != "resident":
+                    because = f" ({self._failure})" if self._failure else ""
+                    raise NotResident(f"{self._name} is {self._state}, not resident{because}")
+                if self._running < limit:
+                    break
+                self._turn.wait(_LOOK_FOR_CANCEL_S)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._running -= 1
+                self._turn.notify_all()
+
+    @contextmanager
+    def changing(self, via: State, to: State, drain_s: float = 0.0) -> Iterator[None]:
+        """Go to the state `via`, do the block's work once no call runs, and end in `to`.
+
+        Raises `WrongState` where the table has no such way, `EngineBusy` after `drain_s` seconds of running calls
+        (then the engine stays resident), `EngineFailed` if the block failed (then the engine is `failed`).
+        """
+        with self._one_change, self._step(via, to, drain_s):
+            yield
+
+    @contextmanager
+    def stopping(self, drain_s: float) -> Iterator[None]:
+        """End in `absent` from whatever settled state there is. Raises as `changing` does."""
+        with self._one_change:
+            if self._state == "resident":
+                with self._step("evicting", "absent", drain_s):
+                    yield
+            else:
+                yield
+                if self._state != "absent":
+                    self._settle("absent")
+
+    @contextmanager
+    def _step(self, via: State, to: State, drain_s: float) -> Iterator[None]:
+        """Do one change; the caller holds `_one_change`."""
+        self._enter(via)
+        if not self._drained(drain_s):
+            self._settle("resident")
+            raise EngineBusy(f"{self._name}: calls were still running after {drain_s:g} s")
+        try:
+            yield
+        except Exception as error:
+            reason = one_line(error)
+            self._settle("failed", reason)
+            raise EngineFailed(f"{self._name}: {via} failed: {reason}") from error
+        except BaseException as error:
+            self._settle("failed", one_line(error))
+            raise
+        self._settle(to)
+
+    def _enter(self, via: State) -> None:
+        with self._turn:
+            if via not in TRANSITIONS[self._state]:
+                raise WrongState(f"{self._name} is {self._state}: it cannot go on to {via}")
+            self._state = via
+            self._failure = ""
+            self._turn.notify_all()
+
+    def _drained(self, drain_s: float) -> bool:
+        """Wait until no call runs; False if the time was not enough."""
+        with self._turn:
+            return self._turn.wait_for(lambda: self._running == 0, drain_s)
+
+    def _settle(self, state: State, failure: str = "") -> None:
+        with self._turn:
+            if state not in TRANSITIONS[self._state]:
+                raise WrongState(f"{self._name} is {self._state}: it cannot end in {state}")
+            self._state = state
+            self._failure = failure
+            self._turn.notify_all()

@@ -1,0 +1,93 @@
+"""From a model folder to a model and its tokenizer, with nothing guessed.
+
+Only the local folder is read: never the network, never code that comes with a model, never pickled objects. A
+checkpoint that lacks weights of the asked-for architecture is refused; transformers would fill them with random
+numbers and a reward model would judge at random.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from app.services_file import ConfigError, model_problem
+from workers.gpu.engines.abstract import Task
+from workers.gpu.errors import one_line
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# transformers swaps process-wide defaults (dtype, initialisers) while it loads, so two loads at once can mix them up.
+_one_load = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model on the CPU in evaluation mode, its tokenizer, the longest input in tokens (none: no bound), how many token ids there are."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    longest: int | None
+    vocabulary: int
+
+
+def load(folder: Path, task: Task, dtype: Dtype) -> Loaded:
+    """Load a model folder.
+
+    Raises `ConfigError` where the folder is no model folder, a file in it is broken, or it holds another kind of model.
+    """
+    if problem := model_problem(folder):
+        raise ConfigError(problem)
+    try:
+        model, tokenizer, lacking = _read(folder, task, dtype)
+    except Exception as error:
+        raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
+    if task == "score" and model.config.num_labels != 1:
+        raise ConfigError(f"{folder} has {model.config.num_labels} labels: a reward model has one")
+    if lacking:
+        raise ConfigError(f"{folder} has no fitting weights for {lacking[0]} ({len(lacking)} in all): it is no model for task {task!r}")
+    embeddings = model.get_input_embeddings().weight
+    if not isinstance(embeddings, torch.Tensor):
+        raise ConfigError(f"{folder} has no token embeddings")
+    model.requires_grad_(False)
+    model.train(False)
+    return Loaded(model, tokenizer, _longest(model, tokenizer), embeddings.shape[0])
+
+
+def _read(folder: Path, task: Task, dtype: Dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+    """Return model, tokenizer, and the names of the weights that the folder lacks or has in another shape."""
+    loader = AutoModelForSequenceClassification if task == "score" else AutoModelForCausalLM
+    with _one_load:
+        # The bar goes to standard error, where a worker's log is.
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        found: tuple[PreTrainedModel, dict[str, list[object]]] = loader.from_pretrained(  # type: ignore[assignment]
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=_DTYPES[dtype],
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    model, info = found
+    return model, tokenizer, sorted(str(key) for part in ("missing_keys", "mismatched_keys") for key in info[part])
+
+
+def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Take the smaller bound of model and tokenizer; a tokenizer without one says 10**30."""
+    bounds = [getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+    known = [int(bound) for bound in bounds if isinstance(bound, int | float) and 0 < bound < 1e9]
+    return min(known) if known else None

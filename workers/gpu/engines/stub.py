@@ -1,0 +1,91 @@
+"""An engine without a model: answers are a hash of the question, time is what the caller asks for.
+
+It lets traces be replayed and clients be tested on a machine without torch, under the same life cycle and the
+same memory accounting as a real model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+
+from workers.gpu.control import Control
+from workers.gpu.devices import Device
+from workers.gpu.engines.abstract import Engine, Task
+from workers.gpu.items import Sampling, ScoreItem
+
+_WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
+
+
+class StubEngine(Engine):
+    """Deterministic answers; holds the memory it declares, by declaration only."""
+
+    pretends = True
+
+    def __init__(self, name: str, task: Task, memory_mb: float, max_concurrency: int = 1) -> None:
+        """Make an absent stub that says it holds `memory_mb` MiB on each device."""
+        super().__init__(name, task, max_concurrency)
+        self._declared_mb = memory_mb
+        self._held_mb = 0.0
+        self._count = threading.Lock()
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """How many calls were let in so far."""
+        return self._calls
+
+    def memory_mb(self) -> float:
+        """Return the declared MiB of the devices it is on."""
+        return self._held_mb
+
+    def _start(self, devices: Sequence[Device]) -> None:
+        self._held_mb = self._declared_mb * len(devices)
+
+    def _evict(self) -> None:
+        self._held_mb = 0.0
+
+    def _restore(self, devices: Sequence[Device]) -> None:
+        self._held_mb = self._declared_mb * len(devices)
+
+    def _free(self) -> None:
+        self._held_mb = 0.0
+
+    def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
+        self._take_time(control)
+        return [_fraction(item.model_dump_json()) * 2.0 - 1.0 for item in items]
+
+    def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
+        self._take_time(control)
+        return [_chain(sequence) for sequence in sequences]
+
+    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]:
+        self._take_time(control)
+        seed = sampling.seed if sampling.temperature else 0
+        return [_babble(f"{seed}:{prompt}", min(sampling.max_tokens, 64)) for prompt in prompts]
+
+    def _take_time(self, control: Control) -> None:
+        with self._count:
+            self._calls += 1
+        control.cancelled.wait(control.work_s)
+        control.check()
+
+
+def _fraction(text: str) -> float:
+    """Map a text to a number in 0..1 (1 excluded), always the same."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:4], "big") / (1 << 32)
+
+
+def _chain(sequence: list[int]) -> list[float]:
+    """Give each id after the first a log-prob that depends on all ids up to it."""
+    digest, out = hashlib.sha256(), []
+    for index, token in enumerate(sequence):
+        digest.update(b"%d," % token)
+        if index:
+            out.append(-10.0 * int.from_bytes(digest.digest()[:4], "big") / (1 << 32))
+    return out
+
+
+def _babble(text: str, words: int) -> str:
+    return " ".join(_WORDS[int(_fraction(f"{text}:{index}") * len(_WORDS))] for index in range(words))

@@ -1,0 +1,66 @@
+"""What can go wrong between a request and a device, named by whose fault it is.
+
+Every error here carries one line for a person and can be rebuilt from that line alone.
+"""
+
+from __future__ import annotations
+
+from tangram.errors import TangramError
+
+_LONGEST = 300
+
+
+class GpuError(TangramError):
+    """Base of the errors of the GPU worker."""
+
+
+class BadInput(GpuError, ValueError):
+    """Raised when a request is wrong; the message names the item's index."""
+
+
+class NotSupported(GpuError, TypeError):
+    """Raised when a service is asked for something its kind does not do."""
+
+
+class UnknownService(GpuError, LookupError):
+    """Raised when no service has that name."""
+
+
+class NotResident(GpuError, RuntimeError):
+    """Raised when work is given to an engine that is not resident."""
+
+
+class CallCancelled(GpuError):
+    """Raised when a call was told to stop before it had its result."""
+
+
+class CallFailed(GpuError, RuntimeError):
+    """Raised when an engine could not compute an answer; it stays resident."""
+
+
+class EngineBusy(GpuError, TimeoutError):
+    """Raised when running calls did not end in the time given to an eviction or a stop."""
+
+
+class EngineFailed(GpuError, RuntimeError):
+    """Raised when an engine could not change its state; it is `failed` and may be started again."""
+
+
+class WrongState(GpuError, RuntimeError):
+    """Raised when a change of state is asked for that the life cycle does not have."""
+
+
+class OverBudget(GpuError, MemoryError):
+    """Raised when a service would not fit on a cell beside the others there, or holds more than it declared."""
+
+
+class DeviceError(GpuError, ValueError):
+    """Raised when devices are asked for that this machine does not have."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an exception says as one line of bounded length; a foreign one's type comes first."""
+    text = " ".join(str(error).split())
+    if isinstance(error, TangramError) and text:
+        return text[:_LONGEST]
+    return f"{type(error).__name__}: {text}"[:_LONGEST] if text else type(error).__name__

@@ -1,0 +1,113 @@
+"""What services are asked: pairs to score, token ids, prompts. Read from JSON, checked once, then typed.
+
+Checks that need a model (its vocabulary, its longest input) are the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
+
+from workers.gpu.errors import BadInput
+
+MOST_NEW_TOKENS = 1 << 17
+
+T = TypeVar("T")
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Message(_Request):
+    """One message of a conversation."""
+
+    role: str = Field(min_length=1)
+    """Who speaks, in the words of the model's chat template: `system`, `user`, `assistant`."""
+    content: str
+    """What is said."""
+
+
+def _kind_of_text(value: object) -> str:
+    """Tell pydantic which of the two is meant, so that it complains about that one."""
+    return "messages" if isinstance(value, list) else "text"
+
+
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[list[Message], Tag("messages")], Discriminator(_kind_of_text)]
+
+
+class ScoreItem(_Request):
+    """A prompt and the response to be judged, both plain text, or a conversation."""
+
+    prompt: Text
+    """Plain text, or the messages so far."""
+    response: Text
+    """Plain text; after a prompt of messages also the messages that answer it."""
+
+    @model_validator(mode="after")
+    def _same_kind(self) -> ScoreItem:
+        if isinstance(self.prompt, str) and not isinstance(self.response, str):
+            raise ValueError("a response of messages needs a prompt of messages")
+        return self
+
+    def conversation(self) -> list[Message] | None:
+        """Return prompt and response as one conversation; none where they are plain text."""
+        if isinstance(self.prompt, str):
+            return None
+        answer = self.response
+        return self.prompt + ([Message(role="assistant", content=answer)] if isinstance(answer, str) else answer)
+
+
+class Sampling(_Request):
+    """How to generate. Temperature 0 is greedy; otherwise the seed decides, prompt by prompt."""
+
+    max_tokens: int = Field(default=64, ge=1, le=MOST_NEW_TOKENS)
+    """Most tokens added to a prompt."""
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
+    """Divides the logits."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Seeds the draws; prompt i uses seed + i."""
+
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+_ITEM = TypeAdapter(ScoreItem)
+_SEQUENCE: TypeAdapter[list[int]] = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
+_PROMPT: TypeAdapter[str] = TypeAdapter(str, config=ConfigDict(strict=True))
+
+
+def read_items(raw: Sequence[object]) -> list[ScoreItem]:
+    """Check items `{"prompt", "response"}`. Raises `BadInput` naming the index and field of the first that is wrong."""
+    return [_read(_ITEM, item, f"items[{index}]") for index, item in enumerate(_listed(raw, "items"))]
+
+
+def read_sequences(raw: Sequence[object]) -> list[list[int]]:
+    """Check lists of token ids, each with one at least. Raises `BadInput` naming the index."""
+    return [_read(_SEQUENCE, ids, f"sequences[{index}]") for index, ids in enumerate(_listed(raw, "sequences"))]
+
+
+def read_prompts(raw: Sequence[object]) -> list[str]:
+    """Check prompts of plain text. Raises `BadInput` naming the index."""
+    return [_read(_PROMPT, prompt, f"prompts[{index}]") for index, prompt in enumerate(_listed(raw, "prompts"))]
+
+
+def read_sampling(max_tokens: int, temperature: float, seed: int) -> Sampling:
+    """Check how to generate. Raises `BadInput` naming the field."""
+    return _read(TypeAdapter(Sampling), {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}, "sampling")
+
+
+def _listed(raw: Sequence[object], what: str) -> Sequence[object]:
+    if not isinstance(raw, list | tuple):
+        raise BadInput(f"{what}: must be a list, not {type(raw).__name__}")
+    return raw
+
+
+def _read(adapter: TypeAdapter[T], raw: object, where: str) -> T:
+    try:
+        return adapter.validate_python(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        raise BadInput(f"{place}: {first['msg'].removeprefix('Value error, ')}") from error

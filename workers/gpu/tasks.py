@@ -1,0 +1,80 @@
+"""The Celery tasks of a GPU node: `gpu.score gpu.logprobs gpu.generate`.
+
+A call first has the scheduler's decision carried out (evictions, a restore), which is overhead, and then asks the
+engine, which is execution.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from app.action_task import Call, PayloadTask
+from app.celery import app
+from tangram.arrays import pack_floats
+from tangram.errors import ActionCancelled
+from workers.context import GpuContext, context, refusals
+from workers.control import this_node
+from workers.gpu.control import Control
+from workers.gpu.engines.abstract import Engine
+from workers.gpu.errors import CallCancelled
+
+T = TypeVar("T")
+
+
+@app.task(name="gpu.score", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def score(self: PayloadTask, service: str, items: Any, work_s: float = 0.0) -> Any:
+    """Score prompt and response pairs with a reward model."""
+    listed = gpu().blobs.get_json(items)
+    scores = _ask(self, service, work_s, lambda engine, control: engine.score(listed, control))
+    return gpu().blobs.put_json(scores)
+
+
+@app.task(name="gpu.logprobs", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def logprobs(self: PayloadTask, service: str, token_ids: Any, work_s: float = 0.0) -> Any:
+    """Return a teacher's log-probabilities of given token ids."""
+    sequences = gpu().blobs.get_json(token_ids)
+    lists = _ask(self, service, work_s, lambda engine, control: engine.logprobs(sequences, control))
+    return gpu().blobs.put_json(pack_floats(lists))
+
+
+@app.task(name="gpu.generate", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def generate(
+    self: PayloadTask,
+    service: str,
+    prompts: Any,
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    seed: int = 0,
+    work_s: float = 0.0,
+) -> Any:
+    """Continue prompts."""
+    listed = gpu().blobs.get_json(prompts)
+    texts = _ask(self, service, work_s, lambda engine, control: engine.generate(listed, max_tokens, temperature, seed, control))
+    return gpu().blobs.put_json(texts)
+
+
+def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, Control], T]) -> T:
+    call, host = this_node().call(task.request.id), gpu().host
+    with refusals():
+        control = Control(work_s=work_s, cancelled=threading.Event())
+        this_node().attach(call, lambda reason: control.cancelled.set())
+        host.ensure_resident(service, tuple(call.grant["cell_ids"]), call.grant["evict"])
+        began = time.perf_counter()
+        try:
+            return host.run(service, lambda engine: ask(engine, control))
+        except CallCancelled:
+            raise ActionCancelled(_reason(call)) from None
+        finally:
+            call.execution_s = time.perf_counter() - began
+
+
+def _reason(call: Call) -> str:
+    return call.cancel_reason or "cancelled"
+
+
+def gpu() -> GpuContext:
+    """Return what the worker set up for these tasks."""
+    return context(GpuContext)
