@@ -1,0 +1,243 @@
+"""The embedded stack: Redis, SQLite, and the processes of a deployment, all in one state folder, for one person.
+
+| in the state folder | what it is |
+|---|---|
+| `lock` | held by the process that runs the stack; its number is inside |
+| `stack.json` | addresses for clients and tools (`tangram.settings`), and the processes for whoever cleans up after a crash |
+| `redis.sock` | the broker's and result store's socket |
+| `tangram.sqlite` | the journal; outlives the stack |
+| `logs/` | a log per process; `.1` is the one of the run before |
+
+Order of life: lock, leftovers of a crashed stack, Redis, migration, the processes; and backwards. Which processes
+there are is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import BaseModel, ValidationError
+
+from app.database import sqlite_url, upgrade
+from app.processes import Command, Identity, Process, StackError, describe, stop_stranger, wait_until
+from app.redis_server import RedisServer, remove_socket_folder
+
+log = logging.getLogger(__name__)
+
+LOG_LINES = 10
+
+
+class StackRunning(StackError):
+    """Raised when another process runs a stack in this state folder."""
+
+
+class StackFile(BaseModel):
+    """What `stack.json` says: the addresses, and of each process its number and start (seconds since the epoch)."""
+
+    broker_url: str
+    result_url: str
+    database_url: str
+    pids: dict[str, int]
+    started_at: dict[str, float]
+    socket_folder: Path | None = None
+
+
+class EmbeddedStack:
+    """A stack that lives as long as its context.
+
+    `commands` are started in order and stopped in reverse, each given `stop_timeout_s` to end by itself.
+    Every process gets TANGRAM_BROKER_URL, TANGRAM_RESULT_URL, TANGRAM_DATABASE_URL and TANGRAM_STATE_DIR.
+    """
+
+    def __init__(self, state_dir: Path, commands: Sequence[Command] = (), *, stop_timeout_s: float = 10.0) -> None:
+        """Start nothing yet."""
+        self.state_dir = state_dir.expanduser().absolute()
+        self.stack_file = self.state_dir / "stack.json"
+        self.database_url = sqlite_url(self.state_dir / "tangram.sqlite")
+        self._commands = tuple(commands)
+        self._stop_timeout_s = stop_timeout_s
+        self._processes: dict[str, Process] = {}
+        self._redis: RedisServer | None = None
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start everything.
+
+        Raises
+        ------
+        StackRunning
+            When a stack runs in this folder.
+        StackError
+            When the folder cannot be used or a part does not start; nothing is left running then.
+        DatabaseError
+            When the database cannot be made.
+
+        """
+        with ExitStack() as undo:
+            self._exit = undo
+            undo.callback(self._forget)
+            undo.enter_context(_locked(self.state_dir))
+            _clean_leftovers(self.stack_file, self._stop_timeout_s)
+            self._redis = RedisServer(self.state_dir, log=self._log("redis"))
+            self._processes["redis"] = self._redis.process
+            undo.callback(self._redis.stop)
+            undo.callback(self.stack_file.unlink, missing_ok=True)
+            self._write_stack_file()
+            upgrade(self.database_url)
+            for command in self._commands:
+                self.spawn(command)
+            self._exit = undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop everything, in reverse order."""
+        self._exit.close()
+
+    @property
+    def broker_url(self) -> str:
+        """The Celery broker's URL, once the stack is up."""
+        if self._redis is None:
+            raise StackError("the embedded stack is not up")
+        return self._redis.url
+
+    @property
+    def result_url(self) -> str:
+        """The Celery result store's URL, once the stack is up."""
+        return self.broker_url
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that point a process at this stack."""
+        return {
+            "TANGRAM_BROKER_URL": self.broker_url,
+            "TANGRAM_RESULT_URL": self.result_url,
+            "TANGRAM_DATABASE_URL": self.database_url,
+            "TANGRAM_STATE_DIR": str(self.state_dir),
+        }
+
+    def spawn(self, command: Command) -> Process:
+        """Start one more process of the stack, or one that has ended anew.
+
+        Raises
+        ------
+        StackError
+            When it cannot be started, or one of that name runs.
+
+        """
+        if earlier := self._processes.get(command.name):
+            if earlier.ended() is None:
+                raise StackError(f"{command.name} is running already")
+            earlier.stop(0.0)
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
+        process = Process(command, log=self._log(command.name), env=env)
+        # One callback each: an interrupt while one process is stopped must not spare the others.
+        self._exit.callback(process.stop, self._stop_timeout_s)
+        self._processes[command.name] = process
+        self._write_stack_file()
+        return process
+
+    def dead(self) -> list[str]:
+        """Return the names of the processes, Redis among them, that ended though nobody asked them to."""
+        return [process.name for process in self._processes.values() if process.ended() is not None]
+
+    def wait_ready(self, predicate: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `predicate` holds.
+
+        Raises
+        ------
+        StackError
+            As soon as a process has ended, with the last lines of its log; or after `timeout_s`.
+
+        """
+        if not wait_until(lambda: bool(self.dead()) or predicate(), timeout_s):
+            raise StackError(f"the stack is not ready after {timeout_s:g} s: see {self.state_dir / 'logs'}")
+        for process in self._processes.values():
+            if ended := process.ended():
+                raise StackError("\n".join((f"{process.name} ended with {ended}, log {process.log}:", *process.log_tail(LOG_LINES))))
+
+    def _log(self, name: str) -> Path:
+        return self.state_dir / "logs" / f"{name}.log"
+
+    def _forget(self) -> None:
+        self._redis = None
+        self._processes.clear()
+
+    def _write_stack_file(self) -> None:
+        stack = StackFile(
+            broker_url=self.broker_url,
+            result_url=self.result_url,
+            database_url=self.database_url,
+            pids={process.name: process.identity.pid for process in self._processes.values()},
+            started_at={process.name: process.identity.started_at for process in self._processes.values()},
+            socket_folder=self._redis.socket_folder if self._redis else None,
+        )
+        with _state_folder_errors(self.state_dir):
+            _write_private(self.stack_file, stack.model_dump_json(indent=2))
+
+
+@contextmanager
+def _locked(state_dir: Path) -> Iterator[None]:
+    """Hold the lock of the state folder, which is made where there is none."""
+    with _state_folder_errors(state_dir):
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with _state_folder_errors(state_dir):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                raise StackRunning(
+                    f"a stack runs in {state_dir} already (pid {pid or 'unknown'}): stop it or set TANGRAM_STATE_DIR"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clean_leftovers(stack_file: Path, wait_s: float) -> None:
+    """Stop what a stack that crashed in this folder left running, newest first."""
+    try:
+        stack = StackFile.model_validate_json(stack_file.read_bytes())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StackError(f"state folder {stack_file.parent}: {describe(error)}") from error
+    except ValidationError:
+        # Written in one piece, so it was not ours; there is nobody in it to be stopped.
+        log.warning("%s is not a stack file and will be replaced", stack_file)
+        return
+    for name, pid in reversed(stack.pids.items()):
+        if stop_stranger(Identity(pid, stack.started_at.get(name, 0.0)), wait_s):
+            log.warning("stopped %s (pid %d), left running by a stack that crashed", name, pid)
+    if stack.socket_folder is not None:
+        remove_socket_folder(stack.socket_folder)
+    stack_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _state_folder_errors(state_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StackError(f"state folder {state_dir}: {describe(error)}") from error
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace the file `path` in one step; only its owner can read it."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as output:
+        output.write(text)
+        output.flush()
+        os.fsync(output.fileno())
+    draft.replace(path)

@@ -1,0 +1,177 @@
+"""Child processes of the embedded stack: each in a session of its own, with a log, stopped without leftovers.
+
+Knows processes and nothing of what they run. A child is never reaped before its process group is dead: as long as
+it is a zombie its number cannot be given to another process, so a signal cannot hit a stranger.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tangram.errors import TangramError
+
+POLL_S = 0.01
+KILL_WAIT_S = 5.0
+# psutil derives start times from the clock's ticks since boot; two readings may differ by rounding.
+SAME_START_S = 1.0
+
+
+class StackError(TangramError):
+    """Raised when the embedded stack, or a part of it, cannot be started; the message is one line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run: a name for logs and messages, the arguments, and variables on top of the stack's."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process for good: its number, and when it started (seconds since the epoch), as numbers are used again."""
+
+    pid: int
+    started_at: float
+
+    def find(self) -> psutil.Process | None:
+        """Return the process where it still lives; None where it is gone or its number is another's."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.started_at) <= SAME_START_S and _lives(process):
+                return process
+        return None
+
+
+class Process:
+    """A running child. Its output is in the file `log`; that of the run before is kept as `log` + `.1`."""
+
+    def __init__(self, command: Command, *, log: Path, env: Mapping[str, str]) -> None:
+        """Start `command` with the environment `env`.
+
+        Raises
+        ------
+        StackError
+            When its log cannot be written or its program cannot be run.
+
+        """
+        self.name = command.name
+        self.log = log
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            if log.exists():
+                log.replace(log.with_name(log.name + ".1"))
+            with log.open("wb") as output:
+                self._child = subprocess.Popen(
+                    command.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**env, **command.env},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise StackError(f"cannot start {self.name}: {describe(error)}") from error
+        self.identity = Identity(self._child.pid, psutil.Process(self._child.pid).create_time())
+
+    def ended(self) -> str | None:
+        """Say how the process ended, e.g. `exit code 1` or `signal SIGKILL`; None while it runs."""
+        if self._child.returncode is not None:
+            return _spell(self._child.returncode)
+        # WNOWAIT leaves the zombie, see the head of this file.
+        outcome = os.waitid(os.P_PID, self.identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if outcome is None:
+            return None
+        return _spell(outcome.si_status if outcome.si_code == os.CLD_EXITED else -outcome.si_status)
+
+    def log_tail(self, lines: int = 10) -> tuple[str, ...]:
+        """Return the last non-empty lines that the process printed."""
+        with suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
+            text = log.read().decode("utf-8", "replace")
+            return tuple([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+        return ()
+
+    def stop(self, wait_s: float) -> None:
+        """Ask the process to end, wait at most `wait_s`, then kill its group and all descendants."""
+        if self._child.returncode is not None:
+            return
+        family = _descendants(self.identity)
+        if self.ended() is None:
+            os.kill(self.identity.pid, signal.SIGTERM)
+        try:
+            wait_until(lambda: self.ended() is not None, wait_s)
+        finally:
+            family |= _descendants(self.identity)
+            # The group of a zombie cannot be signalled on macOS, and need not be.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.identity.pid, signal.SIGKILL)
+            _kill(family)
+            self._child.wait()
+
+
+def stop_stranger(identity: Identity, wait_s: float) -> bool:
+    """Stop a process that is not our child, with its descendants; say whether it was still there."""
+    process = identity.find()
+    if process is None:
+        return False
+    family = _descendants(identity)
+    with suppress(psutil.NoSuchProcess):
+        process.terminate()
+    wait_until(lambda: not _lives(process), wait_s)
+    _kill(family | _descendants(identity) | {process})
+    return True
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until `condition` holds, at most `timeout_s`; say whether it did."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def describe(error: OSError) -> str:
+    """Say in one line what the system refused, and for which file."""
+    reason = error.strerror or str(error)
+    return f"{reason}: {error.filename}" if error.filename else reason
+
+
+def _descendants(identity: Identity) -> set[psutil.Process]:
+    process = identity.find()
+    with suppress(psutil.Error):
+        return set(process.children(recursive=True)) if process else set()
+    return set()
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    family = list(processes)
+    for process in family:
+        with suppress(psutil.Error):
+            process.kill()
+    wait_until(lambda: not any(_lives(process) for process in family), KILL_WAIT_S)
+
+
+def _lives(process: psutil.Process) -> bool:
+    # A zombie is dead; not every container has an init that reaps it, so waiting for it to vanish could take forever.
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _spell(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -1,0 +1,239 @@
+"""The embedded stack as a whole: what it starts, says, and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from app.database import open_engine, require_latest
+from app.embedded import EmbeddedStack, StackRunning
+from app.processes import Command, StackError, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+Python = Callable[..., Command]
+Leftovers = Callable[[], list[str]]
+
+SLEEP = ("import time", "time.sleep(60)")
+
+
+def print_environment(*names: str) -> tuple[str, ...]:
+    return ("import os, json", f"print(json.dumps({{name: os.environ.get(name) for name in {names!r}}}))", *SLEEP)
+
+
+def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+    # Given a process that tells its environment
+    names = ("TANGRAM_BROKER_URL", "TANGRAM_RESULT_URL", "TANGRAM_DATABASE_URL", "TANGRAM_STATE_DIR", "EXTRA")
+    # When a stack with it is up
+    with EmbeddedStack(state_dir, [python("worker", *print_environment(*names), EXTRA="1")]) as stack:
+        log = state_dir / "logs" / "worker.log"
+        stack.wait_ready(lambda: bool(log.read_text().strip()), 20)
+        # Then the process knows where all is
+        assert json.loads(log.read_text()) == {**stack.environment, "EXTRA": "1"}
+        assert stack.broker_url == stack.result_url == f"redis+socket://{state_dir}/redis.sock?virtual_host=0"
+        assert redis.Redis(unix_socket_path=str(state_dir / "redis.sock")).ping()
+        engine = open_engine(stack.database_url)
+        require_latest(engine)
+        engine.dispose()
+        assert stack.dead() == []
+        # And whoever reads stack.json does, too, if it is the owner
+        said = json.loads(stack.stack_file.read_text())
+        assert (said["broker_url"], said["result_url"], said["database_url"]) == (stack.broker_url, stack.result_url, stack.database_url)
+        assert list(said["pids"]) == ["redis", "worker"]
+        assert stat.S_IMODE(stack.stack_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
+    # And afterwards only files for the next time are left
+    assert leftovers() == []
+    assert sorted(path.name for path in state_dir.iterdir()) == ["lock", "logs", "tangram.sqlite"]
+
+
+def test_processes_end_in_reverse_order_and_before_redis(state_dir: Path, python: Python) -> None:
+    # Given two processes that write down when they are asked to end, and whether Redis is still there
+    lines = (
+        "import os, pathlib, signal, sys, redis",
+        "from time import sleep",
+        "folder = pathlib.Path(os.environ['TANGRAM_STATE_DIR'])",
+        "def end(*_):",
+        "    alive = redis.Redis(unix_socket_path=str(folder / 'redis.sock')).ping()",
+        "    with (folder / 'ends').open('a') as file: print(sys.argv[1:] or os.environ['NAME'], alive, file=file)",
+        "    sys.exit(0)",
+        "signal.signal(signal.SIGTERM, end)",
+        "(folder / os.environ['NAME']).touch()",
+        "sleep(60)",
+    )
+    with EmbeddedStack(state_dir, [python("first", *lines, NAME="first"), python("second", *lines, NAME="second")]) as stack:
+        stack.wait_ready(lambda: all((state_dir / name).exists() for name in ("first", "second")), 20)
+    assert (state_dir / "ends").read_text().splitlines() == ["second True", "first True"]
+
+
+def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+    # Given a process deaf to SIGTERM, with a child in its group and one in a session of its own
+    lines = (
+        "import signal, subprocess, sys",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "subprocess.Popen(['sleep', '60'])",
+        "subprocess.Popen(['sleep', '60'], start_new_session=True)",
+        "print('ready')",
+        *SLEEP,
+    )
+    with EmbeddedStack(state_dir, [python("deaf", *lines)], stop_timeout_s=0.2) as stack:
+        stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 20)
+        assert len(leftovers()) >= 3
+    assert leftovers() == []
+
+
+def test_a_second_stack_in_the_same_folder_is_told_about_the_first(state_dir: Path) -> None:
+    with EmbeddedStack(state_dir) as first:
+        with pytest.raises(StackRunning, match=rf"already \(pid {os.getpid()}\)") as caught, EmbeddedStack(state_dir):
+            pass
+        assert "\n" not in str(caught.value)
+        # And the first is none the worse for it
+        assert first.dead() == []
+        assert first.stack_file.exists()
+    with EmbeddedStack(state_dir) as later:
+        assert later.dead() == []
+
+
+def test_a_process_that_dies_while_one_waits_is_reported_with_its_last_lines(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+    dying = python("dying", "print('loading')", "raise SystemExit('no such model: x')")
+    with pytest.raises(StackError, match="dying ended with exit code 1") as caught, EmbeddedStack(state_dir, [dying]) as stack:
+        stack.wait_ready(lambda: False, 20)
+    assert str(caught.value).splitlines()[-2:] == ["loading", "no such model: x"]
+    assert leftovers() == []
+
+
+def test_waiting_has_an_end(state_dir: Path) -> None:
+    with EmbeddedStack(state_dir) as stack, pytest.raises(StackError, match=r"not ready after 0.05 s"):
+        stack.wait_ready(lambda: False, 0.05)
+
+
+def test_a_death_is_noticed_and_the_process_can_be_started_anew(state_dir: Path, python: Python) -> None:
+    worker = python("worker", "print('up')", *SLEEP)
+    with EmbeddedStack(state_dir, [worker]) as stack:
+        pid = json.loads(stack.stack_file.read_text())["pids"]["worker"]
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: stack.dead() == ["worker"], 10)
+        stack.spawn(worker)
+        assert stack.dead() == []
+        assert json.loads(stack.stack_file.read_text())["pids"]["worker"] != pid
+        with pytest.raises(StackError, match="running already"):
+            stack.spawn(worker)
+
+
+def test_the_death_of_redis_is_noticed(state_dir: Path) -> None:
+    with EmbeddedStack(state_dir) as stack:
+        os.kill(json.loads(stack.stack_file.read_text())["pids"]["redis"], signal.SIGKILL)
+        assert wait_until(lambda: stack.dead() == ["redis"], 10)
+
+
+def test_a_program_that_is_not_there_stops_the_whole_start(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+    commands = [python("fine", *SLEEP), Command("missing", ("/no/such/program",))]
+    with (
+        pytest.raises(StackError, match="cannot start missing: No such file or directory: /no/such/program"),
+        EmbeddedStack(state_dir, commands),
+    ):
+        pass
+    assert leftovers() == []
+    assert not (state_dir / "stack.json").exists()
+
+
+def lives(pid: int) -> bool:
+    """Say whether a process runs; an orphaned zombie does not, however long init leaves it there."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+CRASHING = """
+import os, signal, sys
+from pathlib import Path
+from app.embedded import EmbeddedStack
+from app.processes import Command
+EmbeddedStack(Path(sys.argv[1]), [Command("worker", ("sleep", "60"))]).__enter__()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("name", ["state", "d" * 120])
+def test_what_a_crashed_stack_left_running_is_stopped_by_the_next(tmp_path: Path, name: str) -> None:
+    # Given a stack whose owner was killed
+    state_dir = tmp_path / name
+    owner = subprocess.run([sys.executable, "-c", CRASHING, str(state_dir)], cwd=ROOT, timeout=30, check=False)
+    assert owner.returncode == -signal.SIGKILL
+    said = json.loads((state_dir / "stack.json").read_text())
+    assert all(lives(pid) for pid in said["pids"].values())
+    # When another is started in the same folder
+    with EmbeddedStack(state_dir) as stack:
+        # Then nothing of the first is left, and the second works
+        assert not any(lives(pid) for pid in said["pids"].values())
+        assert said["socket_folder"] is None or not Path(said["socket_folder"]).exists()
+        assert stack.dead() == []
+
+
+def test_a_process_that_only_has_the_number_of_a_dead_one_is_spared(state_dir: Path) -> None:
+    # Given a stack.json of long ago, with a number that now is a stranger's
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        state_dir.mkdir()
+        words = {"broker_url": "x", "result_url": "x", "database_url": "x", "pids": {"worker": stranger.pid}, "started_at": {"worker": 1e9}}
+        (state_dir / "stack.json").write_text(json.dumps(words))
+        # When a stack is started
+        with EmbeddedStack(state_dir):
+            # Then the stranger lives
+            assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pids": {"a": "b"}}'])
+def test_a_stack_file_that_is_none_is_replaced(state_dir: Path, content: str) -> None:
+    state_dir.mkdir()
+    (state_dir / "stack.json").write_text(content)
+    with EmbeddedStack(state_dir) as stack:
+        assert json.loads(stack.stack_file.read_text())["broker_url"] == stack.broker_url
+
+
+def test_a_state_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StackError, match="Not a directory") as caught, EmbeddedStack(tmp_path / "file" / "state"):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from app.embedded import EmbeddedStack
+from tangram.errors import TangramError
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    with EmbeddedStack(Path(sys.argv[1])):
+        print("up")
+except TangramError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("bytes_left", [0, 1, 4096, 32768])
+def test_a_state_folder_without_room_is_one_clear_line_and_nothing_is_left(state_dir: Path, leftovers: Leftovers, bytes_left: int) -> None:
+    # Given that files may grow to so many bytes only: not the lock, nor the log of Redis, nor stack.json, nor the database
+    outcome = subprocess.run(
+        [sys.executable, "-c", FULL, str(state_dir), str(bytes_left)], cwd=ROOT, timeout=60, check=True, stdout=subprocess.PIPE, text=True
+    )
+    # When a stack is started, then it says so and stops
+    (line,) = outcome.stdout.splitlines()
+    assert str(state_dir) in line
+    assert line != "up"
+    assert leftovers() == []
+    assert not (state_dir / "stack.json").exists()
