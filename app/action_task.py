@@ -1,0 +1,131 @@
+"""The base class of every action's Celery task: claim, run, report.
+
+| step | what happens |
+|---|---|
+| claim | the try of the action is claimed in the result store; a message that comes twice is dropped |
+| run | the task's body, with its grant at `self.grant` |
+| result | Celery stores it: a payload for the tasks of this system, the plain value for all others |
+| report | the scheduler is told that the action has ended and its grant is free |
+
+The worker's side of this, the node, is behind the protocol `NodeRuntime`, put on the Celery app by the worker.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from celery import Celery, Task
+from celery.exceptions import Ignore
+
+from tangram.errors import ActionError, ActionFailed
+from tangram.wire import ACTION_HEADER, GRANT_HEADER, Payload, WireGrant
+
+RUNTIME_ATTRIBUTE = "tangram_node"
+
+
+@dataclass(slots=True)
+class Call:
+    """One try of an action on this node.
+
+    A task's body fills in what it knows better than a stopwatch round it: `execution_s` without preparation,
+    `cpu_s` core-seconds used, and `status` with `reason` where the action ended otherwise than by a return.
+    """
+
+    id: str
+    grant: WireGrant
+    header: dict[str, Any]
+    started_at: float
+    began: float
+    status: str = "succeeded"
+    reason: str = ""
+    execution_s: float | None = None
+    cpu_s: float = 0.0
+    cancel_reason: str = ""
+    on_stop: Any = field(default=None, repr=False)
+    on_resize: Any = field(default=None, repr=False)
+
+
+class NodeRuntime(Protocol):
+    """What a worker process offers to the actions it runs."""
+
+    def claim(self, action_id: str, grant: WireGrant, header: dict[str, Any]) -> Call | None:
+        """Claim a try; None where it was claimed before or the grant is out of date."""
+
+    def call(self, action_id: str) -> Call:
+        """Return the call of a claimed action."""
+
+    def abandon(self, action_id: str) -> None:
+        """Report a call that ends without a result."""
+
+
+def runtime_of(app: Celery) -> NodeRuntime:
+    """Return the node that this process works for.
+
+    Raises
+    ------
+    ActionFailed
+        When this is a plain Celery worker, which has nothing to grant.
+
+    """
+    runtime = getattr(app, RUNTIME_ATTRIBUTE, None)
+    if runtime is None:
+        raise ActionFailed("this worker is no node: start it with `tangram worker`")
+    node: NodeRuntime = runtime
+    return node
+
+
+class ActionTask(Task):  # type: ignore[misc]
+    """A Celery task whose calls are actions. `payload` tasks return values that are wrapped with their ACT."""
+
+    abstract = True
+    payload = False
+    max_retries = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Claim and run one try of the action."""
+        grant = self.request.get(GRANT_HEADER)
+        if grant is None:
+            raise ActionFailed(f"{self.name} was sent past the scheduler: it has no grant")
+        call = runtime_of(self.app).claim(self.request.id, grant, self.request.get(ACTION_HEADER) or {})
+        if call is None:
+            raise Ignore()
+        try:
+            value = super().__call__(*args, **kwargs)
+        except ActionError as error:
+            call.status, call.reason = error.status, error.reason
+            raise
+        except Exception as error:
+            call.status, call.reason = "failed", f"{type(error).__name__}: {error}"[:1000]
+            raise
+        finally:
+            if call.execution_s is None:
+                call.execution_s = time.perf_counter() - call.began
+        return self._payload(call, value) if self.payload else value
+
+    @property
+    def grant(self) -> WireGrant:
+        """The grant that the current call holds."""
+        grant: WireGrant = self.request.get(GRANT_HEADER)
+        return grant
+
+    @staticmethod
+    def _payload(call: Call, value: Any) -> Payload:
+        queue_s = max(0.0, call.grant["granted_at"] - call.grant["received_at"])
+        execution_s = call.execution_s or 0.0
+        overhead_s = max(0.0, time.time() - call.grant["submitted_at"] - queue_s - execution_s)
+        return {
+            "status": call.status,
+            "value": value,
+            "reason": call.reason,
+            "dop": call.grant["units"],
+            "act": {"queue_s": queue_s, "overhead_s": overhead_s, "execution_s": execution_s},
+        }
+
+
+class PayloadTask(ActionTask):
+    """Base of the tasks that come with the system: their results are payloads."""
+
+    abstract = True
+    payload = True

@@ -1,0 +1,7 @@
+"""The command line, `tangram`."""
+
+from __future__ import annotations
+
+from app.cli.main import main
+
+__all__ = ["main"]

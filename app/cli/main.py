@@ -1,0 +1,283 @@
+"""The commands, and how they fail: one clear line on standard error, exit 2, no traceback.
+
+Whatever prints a table also takes `--json` and then prints one JSON document on standard output and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import click
+import typer
+from pydantic import ValidationError
+
+from app.cli import output
+from scheduler.policies import make_policy
+from tangram.errors import InvalidAction, TangramError
+from tangram.settings import Settings
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Schedule the outside resources of agentic RL, action by action.",
+)
+imports = typer.Typer(no_args_is_help=True, help="Turn recordings of other systems into traces.")
+database = typer.Typer(no_args_is_help=True, help="Look after the journal's database.")
+app.add_typer(imports, name="import")
+app.add_typer(database, name="db")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.ctx.get_help() if error.ctx else "", file=sys.stderr)
+        _leave(EXIT_BAD_INPUT)
+    except click.Abort:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except ValidationError as error:
+        _fail("; ".join(f"TANGRAM_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()))
+    except BrokenPipeError:
+        _leave(0)
+    except TangramError as error:
+        _fail(str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{os.strerror(error.errno) if error.errno else error}")
+
+
+def _fail(line: str, code: int = EXIT_BAD_INPUT) -> NoReturn:
+    print(f"tangram: {' '.join(line.split())}", file=sys.stderr)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without Python's own complaint about a standard output that is full or closed."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.ENOSPC and code == 0:
+            code = EXIT_BAD_INPUT
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A trace, tangram.trace/1, as JSON Lines.")],
+    simulate: Annotated[bool, typer.Option("--simulate", help="In virtual time.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="On a running stack, or on one that is started for it.")] = False,
+    policy: Annotated[str, typer.Option(help="elastic, paper, fcfs, fixed:N or static:N.")] = "elastic",
+    nodes: Annotated[int, typer.Option(min=1, help="CPU nodes.")] = 1,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores per node; by default those of this machine.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs per node; by default one per service.")] = None,
+    memory_mb: Annotated[int | None, typer.Option(min=1, help="Memory per node, MB; by default without limit in simulation.")] = None,
+    gpu_memory_mb: Annotated[int, typer.Option(min=1, help="Memory per GPU, MB.")] = 80_000,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals that --tile draws.")] = 0,
+    speed: Annotated[float, typer.Option(help="Think times are divided by this.")] = 1.0,
+    tile: Annotated[int | None, typer.Option(min=1, help="Repeat the trajectories, in order, to this number.")] = None,
+    spread: Annotated[float, typer.Option(help="Seconds over which --tile spreads the arrivals.")] = 60.0,
+    label: Annotated[list[str] | None, typer.Option(help="A label that every node has; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay recorded rollouts."""
+    from app.replay import ReplayOptions, replay_live
+    from app.replay import simulate as in_virtual_time
+    from app.traces import read_trace
+    from scheduler.summary import summarise
+
+    if simulate == live:
+        raise click.UsageError("say either --simulate or --live")
+    if not 0 < speed < float("inf"):
+        raise InvalidAction("--speed", f"must be above 0, not {speed}")
+    if not 0 <= spread < float("inf"):
+        raise InvalidAction("--spread", f"must be 0 or more, not {spread}")
+    make_policy(policy)
+    options = ReplayOptions(
+        policy=policy,
+        nodes=nodes,
+        cores=cores,
+        gpus=gpus,
+        memory_mb=memory_mb,
+        gpu_memory_mb=gpu_memory_mb,
+        seed=seed,
+        speed=speed,
+        tile=tile,
+        spread_s=spread,
+        labels=tuple(label or ()),
+    )
+    read = read_trace(trace)
+    if simulate:
+        output.show_summary(summarise(in_virtual_time(read, options)), as_json=as_json)
+        return
+    with output.Progress(policy) as progress:
+        result = replay_live(read, trace, options, Settings(), progress.begin, output.note)
+    output.show_summary(result.document, as_json=as_json)
+
+
+@app.command()
+def demo(
+    state_dir: Annotated[Path, typer.Option(help="Folder for the demo's models, SQLite files, logs and report.")] = Path(".tangram/demo"),
+    speed: Annotated[float, typer.Option(help="Think times are divided by this.")] = 20.0,
+    as_json: AsJson = False,
+) -> None:
+    """Replay the bundled rollouts live, under static:1 and under elastic, and compare."""
+    from app.demo import run_demo
+
+    if not 0 < speed < float("inf"):
+        raise InvalidAction("--speed", f"must be above 0, not {speed}")
+    result = run_demo(state_dir, speed, output.Progress, output.note)
+    output.show_demo(result, as_json=as_json)
+
+
+@app.command()
+def up(
+    policy: Annotated[str, typer.Option(help="elastic, paper, fcfs, fixed:N or static:N.")] = "elastic",
+    nodes: Annotated[int, typer.Option(min=1, help="CPU nodes.")] = 1,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores per node; by default those of this machine.")] = None,
+    cells: Annotated[int, typer.Option(min=1, help="GPU cells of the GPU node.")] = 2,
+) -> None:
+    """Run the embedded stack in the state folder, until Ctrl-C."""
+    from app import stack
+    from app.demo import tiny_services
+
+    make_policy(policy)
+    settings = Settings()
+    services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
+    plan = stack.StackPlan(policy=policy, nodes=nodes, cores=cores, cells=cells if services_file else 0, services_file=services_file)
+    stop = _stop_on_signals()
+    with stack.start(plan, settings.state_dir) as started:
+        stack.wait_until_up(started, plan)
+        output.note(f"the stack is up in {started.state_dir}: {', '.join(plan.node_names())}; Ctrl-C ends it")
+        while not stop.wait(0.5):
+            dead = started.dead()
+            if dead:
+                raise TangramError(f"{', '.join(dead)} ended: see {started.state_dir / 'logs'}")
+
+
+@app.command()
+def scheduler() -> None:
+    """Run a scheduler; further ones stand by."""
+    from app.scheduler_process import run
+
+    _log_to_stderr()
+    run(Settings(), _stop_on_signals())
+
+
+@app.command()
+def worker(
+    pool: Annotated[str, typer.Argument(help="cpu, gpu or api.")],
+    include: Annotated[list[str] | None, typer.Option(help="A further module with Celery tasks; may be repeated.")] = None,
+    log_level: Annotated[str, typer.Option(help="Celery's log level.")] = "WARNING",
+) -> None:
+    """Run the worker of a node."""
+    import importlib
+
+    if pool not in ("cpu", "gpu", "api"):
+        raise click.UsageError(f"worker {pool!r} is none of cpu, gpu, api")
+    importlib.import_module("workers.start").run(pool, Settings(), tuple(include or ()), log_level)
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """Show nodes, environments and actions as they are now."""
+    from app.cli.state import read_state
+
+    output.show_state(read_state(Settings()), as_json=as_json)
+
+
+@app.command()
+def top(interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0) -> None:
+    """Keep showing what `status` shows, until Ctrl-C."""
+    from app.cli.state import read_state
+
+    settings = Settings()
+    output.keep_showing(lambda: read_state(settings), interval, _stop_on_signals())
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="The id of a replay, `last`, or the name of a job.")] = "last",
+    as_json: AsJson = False,
+) -> None:
+    """Show the ACT figures of a replay or of a job from the journal."""
+    from app.cli.state import read_report
+
+    output.show_report(read_report(Settings(), run), as_json=as_json)
+
+
+@app.command()
+def record(
+    scripts: Annotated[list[Path], typer.Argument(help="Scripted rollouts, TOML.")],
+    out: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the trace; standard output by default.")] = None,
+) -> None:
+    """Run scripted rollouts live and write down how long everything took."""
+    from app.recording import record_live
+    from app.scripts import read_script
+
+    read = [read_script(path) for path in scripts]
+    relative_to = out.parent if out is not None else Path.cwd()
+    with output.Progress("record") as progress:
+        trace = record_live(read, Settings(), relative_to, progress.begin, output.note)
+    output.write_out(trace, out)
+
+
+@imports.command("swe-agent")
+def import_swe_agent(
+    files: Annotated[list[Path], typer.Argument(help="SWE-agent trajectories, *.traj.")],
+    out: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the trace; standard output by default.")] = None,
+) -> None:
+    """Turn SWE-agent trajectories into a trace."""
+    from app.importers.swe_agent import import_swe_agent as read_all
+
+    output.write_out(read_all(files), out)
+
+
+@database.command("upgrade")
+def db_upgrade() -> None:
+    """Bring the journal's tables up to date."""
+    from app.database import sqlite_url, upgrade
+
+    settings = Settings()
+    if settings.database_url is None:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    upgrade(settings.database_url or sqlite_url(settings.state_dir / "tangram.sqlite"))
+
+
+def _stop_on_signals() -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kombu").setLevel(logging.WARNING)
+
+
+def as_document(value: Any) -> str:
+    """Return one JSON document."""
+    return json.dumps(value, indent=2, sort_keys=False)

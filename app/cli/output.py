@@ -1,0 +1,190 @@
+"""What a person sees: tables and progress on a terminal, one JSON document where asked for.
+
+Documents and tables go to standard output, everything said on the way to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from app.demo import DemoResult
+from app.traces import write_trace
+from scheduler.trace import Trace
+
+_ACT_ROWS = ("mean_act", "p50_act", "p95_act", "p99_act", "mean_queue", "mean_execution", "mean_overhead")
+
+
+def note(line: str) -> None:
+    """Say something on the way."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document."""
+    print(json.dumps(document, indent=2))
+
+
+class Progress:
+    """A progress bar on standard error where that is a terminal; silent elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._title = title
+
+    def __enter__(self) -> Self:
+        """Show the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def begin(self, total: int) -> Callable[[], None]:
+        """Set the number of actions; returns what is to be called after each."""
+        task = self._bar.add_task(self._title, total=total)
+        return lambda: self._bar.advance(task)
+
+
+def show_summary(document: Mapping[str, Any], *, as_json: bool) -> None:
+    """Show what a replay came to."""
+    if as_json:
+        print_json(document)
+        return
+    table = Table(title=f"policy {document['policy']}", title_justify="left")
+    table.add_column("")
+    groups: list[tuple[str, Mapping[str, Any]]] = [("all", document), *document["by_kind"].items()]
+    groups += list(document["by_job"].items()) if len(document["by_job"]) > 1 else []
+    for name, _ in groups:
+        table.add_column(name, justify="right")
+    table.add_row("actions", *(str(group["actions"]) for _, group in groups))
+    for key in _ACT_ROWS:
+        table.add_row(f"{key} s", *(f"{group[key]:.3f}" for _, group in groups))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{document['trajectories']} trajectories, {document['failed']} actions not succeeded, "
+        f"floor {document['floor_act']:.3f} s, step {document['step_duration']:.1f} s, "
+        f"cores in use {document['cpu_utilisation']:.1%}, cells in use {document['gpu_utilisation']:.1%}, "
+        f"{document['resizes']} resizes, {document['restores']} restores, "
+        f"{document['decisions']} decisions of {document['decision_us_p50']:.0f} µs (p99 {document['decision_us_p99']:.0f} µs)"
+    )
+    if "run" in document:
+        console.print(f"run {document['run']} in {document['database']}", soft_wrap=True)
+
+
+def show_demo(result: DemoResult, *, as_json: bool) -> None:
+    """Show the demo's comparison."""
+    if as_json:
+        print_json(result.document)
+        return
+    console = Console()
+    table = Table(title="the same recorded rollouts, replayed live under two policies", title_justify="left")
+    table.add_column("")
+    for policy in result.columns:
+        table.add_column(policy, justify="right")
+    for name, cells in result.rows:
+        table.add_row(name, *cells)
+    console.print(table)
+    console.print(result.verdict)
+    for line in result.where:
+        console.print(line, soft_wrap=True)
+
+
+def show_state(document: Mapping[str, Any], *, as_json: bool) -> None:
+    """Show the state of a deployment."""
+    if as_json:
+        print_json(document)
+        return
+    Console().print(_state_table(document))
+
+
+def keep_showing(read: Callable[[], Mapping[str, Any]], interval_s: float, stop: threading.Event) -> None:
+    """Show the state again and again until `stop` is set."""
+    with Live(_state_table(read()), console=Console(), refresh_per_second=4) as live:
+        while not stop.wait(interval_s):
+            live.update(_state_table(read()))
+
+
+def _state_table(document: Mapping[str, Any]) -> Table:
+    scheduler = document["scheduler"]
+    table = Table(title=_scheduler_line(scheduler), title_justify="left")
+    for column in ("node", "state", "pools", "cores", "cells", "running", "environments", "reason"):
+        table.add_column(column)
+    for node in document["nodes"]:
+        offers = node["description"]
+        table.add_row(
+            node["name"],
+            node["state"],
+            ", ".join(offers.get("kinds", ())),
+            str(offers.get("cores", "")),
+            str(offers.get("cells", "")),
+            str(node["running"]),
+            str(node["environments"]),
+            node["reason"],
+        )
+    actions = ", ".join(f"{count} {state}" for state, count in document["actions"].items()) or "none yet"
+    table.caption = f"actions: {actions}; the longest wait is {document['oldest_wait_s']:.1f} s"
+    table.caption_justify = "left"
+    return table
+
+
+def _scheduler_line(scheduler: Mapping[str, Any] | None) -> str:
+    if scheduler is None:
+        return "no scheduler is active"
+    return (
+        f"scheduler: policy {scheduler['policy']}, epoch {scheduler['epoch']}, {scheduler['waiting']} waiting, "
+        f"{scheduler['running']} running, {scheduler['decisions']} decisions, p99 {scheduler['decision_us_p99']:.0f} µs"
+    )
+
+
+def show_report(document: Mapping[str, Any], *, as_json: bool) -> None:
+    """Show the figures of a run or a job from the journal."""
+    if as_json:
+        print_json(document)
+        return
+    run = document.get("run")
+    title = f"run {run['id']}: {run['policy']} on {run['trace']}" if run else f"job {document['job']}"
+    table = Table(title=title, title_justify="left")
+    for column in ("", "actions", "not succeeded", "mean ACT s", "p95 s", "p99 s", "queue s", "overhead s", "execution s", "core-s used"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, stats in [("all", document["total"]), *document["by_kind"].items(), *document["by_job"].items()]:
+        table.add_row(name, *_stats_cells(stats))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"core-seconds reserved: {document['total']['core_s_reserved']:.1f} by grants, {document['pod_core_s']:.1f} by pods; "
+        f"used: {document['total']['core_s_used']:.1f}"
+    )
+
+
+def _stats_cells(stats: Mapping[str, Any]) -> Sequence[str]:
+    by_status: Mapping[str, int] = stats["by_status"]
+    total = sum(by_status.values())
+    act = stats["act"]
+    figures = (act["mean"], act["p95"], act["p99"], stats["mean_queue_s"], stats["mean_overhead_s"], stats["mean_execution_s"])
+    return (str(total), str(total - by_status.get("succeeded", 0)), *(f"{value:.3f}" for value in figures), f"{stats['core_s_used']:.1f}")
+
+
+def write_out(trace: Trace, path: Path | None) -> None:
+    """Write a trace to a file, or to standard output."""
+    if path is None:
+        write_trace(trace, sys.stdout)
+        return
+    with path.open("w", encoding="utf-8") as stream:
+        write_trace(trace, stream)
+    note(f"wrote {len(trace.trajectories)} trajectories to {path}")

@@ -1,0 +1,126 @@
+"""The demo: the bundled rollouts, live, under what frameworks do today and under this scheduler.
+
+Both replays run the same commands on the same cores with the same services; only the policy differs. Each has a
+state folder of its own, so that their journals can be looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.database import open_engine
+from app.queries import Selection, act_report
+from app.replay import ReplayOptions, replay_live
+from app.runs import load_run
+from app.traces import read_trace
+from tangram.errors import TangramError
+from tangram.settings import Settings
+
+BUNDLED = Path(__file__).resolve().parent.parent / "examples" / "rollouts.jsonl"
+POLICIES = ("static:1", "elastic")
+DEMO_CELLS = 2
+
+
+class ProgressBar(Protocol):
+    """What shows how far a replay is."""
+
+    def begin(self, total: int) -> Callable[[], None]:
+        """Set the number of actions; returns what is to be called after each."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """The comparison: a column per policy, rows of formatted cells, one sentence, where things are, and the figures."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, tuple[str, ...]]]
+    verdict: str
+    where: tuple[str, ...]
+    document: dict[str, Any]
+
+
+def run_demo(
+    state_dir: Path,
+    speed: float,
+    progress: Callable[[str], AbstractContextManager[ProgressBar]],
+    say: Callable[[str], None],
+) -> DemoResult:
+    """Run both replays and compare them."""
+    state_dir = state_dir.absolute()
+    trace = read_trace(BUNDLED)
+    services_file = tiny_services(state_dir, say)
+    if services_file is None:
+        raise TangramError("the demo scores with a torch model, and torch is not installed: install the extra `gpu`")
+    found: dict[str, dict[str, Any]] = {}
+    for policy in POLICIES:
+        say(f"replaying {len(trace.trajectories)} recorded rollouts live under {policy} …")
+        # Nothing of a surrounding deployment is used: the demo is a stack of its own.
+        urls = {"broker_url": None, "result_url": None, "database_url": None}
+        own = {**urls, "state_dir": state_dir / policy.replace(":", "-"), "services_file": services_file}
+        settings = Settings().model_copy(update=own)
+        began = time.monotonic()
+        with progress(policy) as bar:
+            options = ReplayOptions(policy=policy, speed=speed, gpus=DEMO_CELLS)
+            result = replay_live(trace, BUNDLED, options, settings, bar.begin, say)
+        found[policy] = {**result.document, **_core_seconds(result.database_url, result.run_id), "wall_s": time.monotonic() - began}
+    return _compare(found, state_dir)
+
+
+def tiny_services(state_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """Make the tiny models that demo and embedded stack serve; None where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    folder = state_dir / "models"
+    path = folder / "services.toml"
+    if not path.exists():
+        say(f"making two tiny models in {folder} …")
+    made: Path = importlib.import_module("workers.gpu.tiny").make_services(folder)
+    return made if made.is_file() else path
+
+
+def _core_seconds(database_url: str, run_id: str) -> dict[str, float]:
+    """Return core-seconds reserved and used. A pod is reserved for its whole life, a grant while its action runs."""
+    engine = open_engine(database_url)
+    report = act_report(engine, Selection.of_run(load_run(engine, run_id)))
+    engine.dispose()
+    return {
+        "core_s_reserved": report.pod_core_s or report.total.core_s_reserved,
+        "core_s_used": report.total.core_s_used,
+    }
+
+
+_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("mean ACT", "mean_act", "{:.3f} s"),
+    ("p95 ACT", "p95_act", "{:.3f} s"),
+    ("mean queueing", "mean_queue", "{:.3f} s"),
+    ("mean execution", "mean_execution", "{:.3f} s"),
+    ("mean overhead", "mean_overhead", "{:.3f} s"),
+    ("step duration", "step_duration", "{:.1f} s"),
+    ("core-seconds reserved", "core_s_reserved", "{:.1f}"),
+    ("core-seconds used", "core_s_used", "{:.1f}"),
+    ("actions", "actions", "{}"),
+    ("not succeeded", "failed", "{}"),
+)
+
+
+def _compare(found: dict[str, dict[str, Any]], state_dir: Path) -> DemoResult:
+    rows = [(name, tuple(form.format(found[policy][key]) for policy in POLICIES)) for name, key, form in _ROWS]
+    before, after = (found[policy] for policy in POLICIES)
+    verdict = (
+        f"{POLICIES[1]}: mean ACT {before['mean_act'] / after['mean_act']:.1f} × lower, "
+        f"step {before['step_duration'] / after['step_duration']:.1f} × shorter, "
+        f"{before['core_s_reserved'] / after['core_s_reserved']:.1f} × fewer core-seconds reserved."
+    )
+    report = state_dir / "report.json"
+    report.write_text(json.dumps(found, indent=2), encoding="utf-8")
+    journals = tuple(f"journal of {policy}: {found[policy]['database'].removeprefix('sqlite:///')}" for policy in POLICIES)
+    where = (*journals, f"report: {report}", f"details: TANGRAM_STATE_DIR={state_dir / 'elastic'} tangram report last")
+    return DemoResult(POLICIES, rows, verdict, where, found)

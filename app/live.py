@@ -1,0 +1,283 @@
+"""Live replay: a trace's trajectories as coroutines of one client, against a running stack.
+
+Each trajectory does what its rollout did: gets an environment, thinks (think times divided by `speed`), submits a
+step's actions together, waits for all, thinks again. A recorded command is run; an action without one burns CPU for
+its `work_s` with as many processes as it is granted cores. What is measured is what a trainer would see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from app.scripts import starting_files
+from scheduler.simulate import action_of, opening_of
+from scheduler.summary import ActionRecord
+from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from tangram.action import Action
+from tangram.aio import AsyncClient
+from tangram.blobs import Blobs
+from tangram.elasticity import Amdahl, Table
+from tangram.errors import ActionError, TangramError
+from tangram.settings import Settings
+from tangram.wire import BLOB_TTL_S
+
+BURN = Path(__file__).resolve().parent.parent / "workers" / "cpu" / "burn.py"
+PLACEHOLDER = "{demo}"
+
+
+class NotReplayable(TangramError, ValueError):
+    """Raised when a trace can be simulated but not replayed live; the message names the trajectory and what it lacks."""
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """What a live replay saw."""
+
+    records: list[ActionRecord]
+    first_arrival: float
+    last_result: float
+    opened: dict[str, str]
+
+
+class LiveReplay:
+    """One live replay. `folder` is where relative paths of the trace start, `api_url` stands for `{demo}`."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        settings: Settings,
+        store: Redis,
+        *,
+        folder: Path,
+        api_url: str,
+        speed: float = 1.0,
+        run_name: str = "",
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._trace = trace
+        self._settings = settings
+        self._blobs = Blobs(store, ttl_s=BLOB_TTL_S * 6)
+        self._folder = folder
+        self._api_url = api_url
+        self._speed = speed
+        self._run_name = run_name
+        self._progress = progress
+        self._files: dict[str, Any] = {}
+        self._records: list[ActionRecord] = []
+        self._opened: dict[str, str] = {}
+        self._prepared = [self._prepare(number, trajectory) for number, trajectory in enumerate(trace.trajectories)]
+
+    def run(self) -> LiveRun:
+        """Replay to the last result."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> LiveRun:
+        async with AsyncClient(settings=self._settings) as client:
+            began = time.time()
+            tasks = [
+                asyncio.ensure_future(self._trajectory(client, number, trajectory, began))
+                for number, trajectory in enumerate(self._trace.trajectories)
+            ]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        last = max((record.ended_at for record in self._records), default=began)
+        first = began + min((trajectory.arrival_s for trajectory in self._trace.trajectories), default=0.0)
+        return LiveRun(self._records, first, last, self._opened)
+
+    async def _trajectory(self, client: AsyncClient, number: int, trajectory: Trajectory, began: float) -> None:
+        await asyncio.sleep(began + trajectory.arrival_s - time.time())
+        environment = f"{self._run_name}-{number}" if self._run_name else f"replay-{number}"
+        opening = opening_of(trajectory, environment)
+        if opening is None:
+            await self._steps(client, number, trajectory, None)
+            return
+        arguments: dict[str, Any] = {"environment": environment}
+        if trajectory.memory_mb:
+            arguments["memory_mb"] = trajectory.memory_mb
+        if "files" in trajectory.extra:
+            arguments["files"] = self._starting_files(str(trajectory.extra["files"]))
+        handle = await client.submit(opening.with_arguments(**arguments))
+        self._opened[handle.id] = f"{number}.0.0"
+        try:
+            await handle
+        except ActionError as error:
+            self._refuse_all(number, trajectory, error)
+            return
+        try:
+            await self._steps(client, number, trajectory, environment)
+        finally:
+            closing = Action(kind="cpu.close", environment=environment, job=trajectory.job, trajectory=trajectory.trajectory)
+            await asyncio.shield(self._close(client, closing.with_arguments(environment=environment)))
+
+    async def _close(self, client: AsyncClient, closing: Action) -> None:
+        handle = await client.submit(closing)
+        await handle.result(timeout_s=30.0)
+
+    async def _steps(self, client: AsyncClient, number: int, trajectory: Trajectory, environment: str | None) -> None:
+        for index, step in enumerate(trajectory.steps):
+            await asyncio.sleep(step.think_s / self._speed)
+            prepared = self._prepared[number][index]
+            actions = [(recorded, self._bind(action, environment)) for recorded, action in zip(step.actions, prepared, strict=True)]
+            await asyncio.gather(
+                *(self._one(client, f"{number}.{index}.{place}", recorded, action) for place, (recorded, action) in enumerate(actions))
+            )
+
+    async def _one(self, client: AsyncClient, name: str, recorded: TraceAction, action: Action) -> None:
+        submitted, began = time.time(), time.perf_counter()
+        status, reason, result = "succeeded", "", None
+        try:
+            handle = await client.submit(action)
+            name = f"{name}:{handle.id}"
+            result = await handle
+        except ActionError as error:
+            status, reason = error.status, error.reason
+        total_s = time.perf_counter() - began
+        act = getattr(result, "act", None)
+        status = getattr(result, "status", status)
+        queue_s, execution_s = (act.queue_s, act.execution_s) if act is not None else (0.0, 0.0)
+        units = getattr(result, "dop", 0)
+        self._records.append(
+            ActionRecord(
+                id=name,
+                job=action.job,
+                trajectory=action.trajectory,
+                kind=action.kind,
+                status=status,
+                submitted_at=submitted,
+                ended_at=time.time(),
+                queue_s=queue_s,
+                overhead_s=total_s - queue_s - execution_s,
+                execution_s=execution_s,
+                units=units,
+                floor_s=recorded.floor_s,
+                unit_seconds=units * execution_s,
+                cpu_s=getattr(result, "cpu_s", 0.0),
+                reason=reason or getattr(result, "reason", ""),
+            )
+        )
+        self._progress()
+
+    def _refuse_all(self, number: int, trajectory: Trajectory, error: ActionError) -> None:
+        now = time.time()
+        for index, step in enumerate(trajectory.steps):
+            for place, recorded in enumerate(step.actions):
+                self._records.append(
+                    ActionRecord(
+                        id=f"{number}.{index}.{place}",
+                        job=trajectory.job,
+                        trajectory=trajectory.trajectory,
+                        kind=recorded.kind,
+                        status="rejected",
+                        submitted_at=now,
+                        ended_at=now,
+                        queue_s=0.0,
+                        overhead_s=0.0,
+                        execution_s=0.0,
+                        units=0,
+                        floor_s=recorded.floor_s,
+                        reason=f"no environment: {error.reason}",
+                    )
+                )
+                self._progress()
+
+    # What is submitted
+
+    def _prepare(self, number: int, trajectory: Trajectory) -> list[list[Action]]:
+        """Build every action before anything is sent, so that a trace that cannot be replayed is refused whole."""
+        try:
+            return [self._prepare_step(trajectory, step) for step in trajectory.steps]
+        except NotReplayable as error:
+            raise NotReplayable(f"trajectory {trajectory.trajectory}: {error}") from None
+
+    def _prepare_step(self, trajectory: Trajectory, step: Step) -> list[Action]:
+        prepared = []
+        for place, recorded in enumerate(step.actions):
+            session = "main" if place == 0 else f"parallel-{place}"
+            action = action_of(recorded, trajectory, environment="to-be-opened", session=session)
+            prepared.append(replace(action, arguments=self._arguments(recorded, session)))
+        return prepared
+
+    def _bind(self, action: Action, environment: str | None) -> Action:
+        """Fill in the environment and send what is large beside the message."""
+        arguments = dict(action.arguments)
+        if action.kind.startswith("cpu."):
+            return replace(action, environment=environment, arguments={**arguments, "environment": environment})
+        return replace(action, arguments=arguments)
+
+    def _arguments(self, recorded: TraceAction, session: str) -> dict[str, Any]:
+        if recorded.kind == "cpu.exec":
+            return {"session": session, "command": recorded.command or burn_command(recorded)}
+        if recorded.kind in ("cpu.read_file", "cpu.write_file"):
+            return self._file_arguments(recorded)
+        if recorded.kind == "api.call":
+            url = str(recorded.extra.get("url") or f"{PLACEHOLDER}/work?seconds={recorded.work_s}")
+            method = str(recorded.extra.get("method", "GET"))
+            return {"quota": recorded.quota, "method": method, "url": url.replace(PLACEHOLDER, self._api_url)}
+        return self._service_arguments(recorded)
+
+    @staticmethod
+    def _file_arguments(recorded: TraceAction) -> dict[str, Any]:
+        path = recorded.extra.get("path")
+        if not isinstance(path, str):
+            raise NotReplayable(f"a {recorded.kind} without a path can only be simulated")
+        if recorded.kind == "cpu.read_file":
+            return {"path": path}
+        return {"path": path, "data": str(recorded.extra.get("text", "")).encode()}
+
+    @staticmethod
+    def _service_arguments(recorded: TraceAction) -> dict[str, Any]:
+        argument, recorded_as, dummy = {
+            "gpu.score": ("items", "items", [{"prompt": "", "response": ""}]),
+            "gpu.logprobs": ("token_ids", "sequences", [[1, 2, 3]]),
+            "gpu.generate": ("prompts", "prompts", [""]),
+        }[recorded.kind]
+        arguments: dict[str, Any] = {"service": recorded.service}
+        given = recorded.extra.get(recorded_as)
+        if given is None:
+            # Recorded as a duration only: the stub engine takes that long; an engine with a model refuses it.
+            return {**arguments, argument: dummy, "work_s": recorded.work_s}
+        return {**arguments, argument: given}
+
+    def _starting_files(self, relative: str) -> Any:
+        if relative not in self._files:
+            listed = {path: base64.b64encode(content).decode("ascii") for path, content in starting_files(self._folder / relative)}
+            self._files[relative] = self._blobs.put_text(json.dumps(listed))
+        return self._files[relative]
+
+
+def burn_command(recorded: TraceAction) -> str:
+    """Return a command that uses as much CPU as the action was recorded with."""
+    curve = recorded.elasticity.curve
+    burn = " ".join(shlex.quote(word) for word in (sys.executable, "-S", "-E", str(BURN)))
+    dop = "${TANGRAM_DOP:-1}"
+    if isinstance(curve, Table):
+        # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).
+        cases = " ".join(f"{units}) w={recorded.work_s / value:.6f};;" for units, value in curve.efficiency)
+        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1'
+    return f'{burn} {recorded.work_s:.6f} "{dop}" {curve.parallel_fraction if isinstance(curve, Amdahl) else 0}'
+
+
+def with_queues(run: LiveRun, queues: Mapping[str, float]) -> list[ActionRecord]:
+    """Add each trajectory's wait for its environment, in `queues` by the id of its `cpu.open`, to its first action."""
+    waits = {first: queues.get(open_id, 0.0) for open_id, first in run.opened.items()}
+    return [
+        replace(record, queue_s=record.queue_s + wait, submitted_at=record.submitted_at - wait)
+        if (wait := waits.get(record.id.partition(":")[0], 0.0))
+        else record
+        for record in run.records
+    ]

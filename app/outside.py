@@ -1,0 +1,88 @@
+"""A small HTTP server that stands for an outside API in demos and live replays.
+
+| request | answer |
+|---|---|
+| `GET /search?q=words` | a few made-up hits, as JSON, after a tenth of a second |
+| `GET /work?seconds=s` | an empty object after s seconds; replays APIs that were recorded as a duration only |
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import parse_qs, urlsplit
+
+SEARCH_S = 0.1
+LONGEST_WORK_S = 3600.0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        if parts.path == "/search":
+            words = query.get("q", [""])[0]
+            time.sleep(SEARCH_S)
+            hits = [{"title": f"{words}: {number}", "url": f"http://example.invalid/{number}"} for number in range(3)]
+            self._answer(200, {"query": words, "hits": hits})
+        elif parts.path == "/work":
+            time.sleep(_seconds(query.get("seconds", ["0"])[0]))
+            self._answer(200, {})
+        else:
+            self._answer(404, {"error": f"no such path: {parts.path}"})
+
+    def _answer(self, status: int, document: object) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the output belongs to the replay."""
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return min(max(seconds, 0.0), LONGEST_WORK_S) if seconds == seconds else 0.0
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+class OutsideApi:
+    """The server, on a free loopback port, for as long as its context lives."""
+
+    def __init__(self) -> None:
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="outside-api", daemon=True)
+
+    @property
+    def base_url(self) -> str:
+        """Where it listens, without a trailing slash."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def __enter__(self) -> Self:
+        """Start listening."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5.0)

@@ -1,0 +1,283 @@
+"""Replays: one trace, one policy, in virtual time or live, to the same JSON document."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from sqlalchemy import Engine, select
+
+from app import stack
+from app.database import open_engine
+from app.live import LiveReplay, LiveRun, with_queues
+from app.models import Action as ActionRow
+from app.outside import OutsideApi
+from app.processes import wait_until
+from app.queries import status
+from app.runs import finish_run, start_run
+from scheduler.model import UNLIMITED
+from scheduler.policies import make_policy
+from scheduler.simulate import Cluster, Simulation
+from scheduler.summary import Capacity, RunRecord, summarise
+from scheduler.trace import Trace, tile
+from tangram.connection import find_addresses, open_store
+from tangram.errors import StackUnreachable, TangramError
+from tangram.settings import Settings
+from tangram.wire import SCHEDULER_KEY
+
+SETTLE_S = 10.0
+"""Longest wait, after the last result, for the journal to have the last ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """The command line's words for a replay; sizes are per node, memory in MB, `None` for the machine's own."""
+
+    policy: str = "elastic"
+    nodes: int = 1
+    cores: int | None = None
+    gpus: int | None = None
+    memory_mb: int | None = None
+    gpu_memory_mb: int = 80_000
+    seed: int = 0
+    speed: float = 1.0
+    tile: int | None = None
+    spread_s: float = 60.0
+    labels: tuple[str, ...] = ()
+
+    def prepare(self, trace: Trace) -> Trace:
+        """Return the trace as it is to be replayed."""
+        return trace if self.tile is None else tile(trace, self.tile, self.spread_s, self.seed)
+
+
+def simulate(trace: Trace, options: ReplayOptions) -> RunRecord:
+    """Replay in virtual time."""
+    prepared = options.prepare(trace)
+    cluster = Cluster(
+        nodes=options.nodes,
+        cores=options.cores or stack.cores_here(),
+        memory_mb=options.memory_mb or UNLIMITED,
+        gpus=_gpus(prepared, options),
+        gpu_memory_mb=options.gpu_memory_mb,
+        labels=options.labels,
+    )
+    return Simulation(prepared, make_policy(options.policy), cluster, speed=options.speed).run()
+
+
+def _gpus(trace: Trace, options: ReplayOptions) -> int:
+    """Return the GPUs per node: as told, else one per service where there are services."""
+    if options.gpus is not None:
+        return options.gpus
+    return sum(max(1, service.cells[0]) for service in trace.services.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """A live replay: its record, its JSON document, its id in the journal and where that is."""
+
+    record: RunRecord
+    document: dict[str, Any]
+    run_id: str
+    database_url: str
+
+
+def replay_live(
+    trace: Trace,
+    path: Path,
+    options: ReplayOptions,
+    settings: Settings,
+    progress: Callable[[int], Callable[[], None]],
+    say: Callable[[str], None],
+) -> LiveResult:
+    """Replay against the stack that the settings lead to, or against one that is started for it in the state folder.
+
+    `progress(n)` is told the number of actions and returns what is called after each; `say` gets lines for a person.
+    """
+    prepared = options.prepare(trace)
+    make_policy(options.policy)
+    with ExitStack() as exit_stack:
+        running, capacity = exit_stack.enter_context(running_or_own(prepared, options, settings, say))
+        outside = exit_stack.enter_context(OutsideApi())
+        store = open_store(find_addresses(running).result_url, running.connect_timeout_s)
+        engine = open_engine(running.database_url or "")
+        return _replay(prepared, path, options, running, engine, store, outside.base_url, capacity, progress)
+
+
+def _replay(
+    trace: Trace,
+    path: Path,
+    options: ReplayOptions,
+    settings: Settings,
+    engine: Engine,
+    store: Redis,
+    api_url: str,
+    capacity: Capacity,
+    progress: Callable[[int], Callable[[], None]],
+) -> LiveResult:
+    before = _figures(store)
+    policy = str(before.get("policy", options.policy))
+    chosen = {"nodes": options.nodes, "cores": capacity.cores, "speed": options.speed, "tile": options.tile, "seed": options.seed}
+    jobs = sorted({trajectory.job for trajectory in trace.trajectories})
+    run_id = start_run(engine, policy=policy, trace=str(path), jobs=jobs, options=chosen, started_at=time.time())
+    count = sum(1 for _ in trace.actions())
+    replay = LiveReplay(
+        trace,
+        settings,
+        store,
+        folder=path.resolve().parent,
+        api_url=api_url,
+        speed=options.speed,
+        run_name=run_id,
+        progress=progress(count),
+    )
+    live = replay.run()
+    _wait_for_journal(engine, live)
+    after = _wait_for_figures(store, before)
+    record = RunRecord(
+        policy=policy,
+        trajectories=len(trace.trajectories),
+        actions=with_queues(live, _queues(engine, list(live.opened))),
+        first_arrival_s=live.first_arrival,
+        last_result_s=live.last_result,
+        capacity=capacity,
+        resizes=int(after.get("resizes", 0)) - int(before.get("resizes", 0)),
+        restores=int(after.get("restores", 0)) - int(before.get("restores", 0)),
+        decisions=int(after.get("decisions", 0)) - int(before.get("decisions", 0)),
+    )
+    document = {
+        **summarise(record),
+        "decision_us_p50": float(after.get("decision_us_p50", 0.0)),
+        "decision_us_p99": float(after.get("decision_us_p99", 0.0)),
+        "run": run_id,
+        "database": settings.database_url,
+    }
+    finish_run(engine, run_id, summary=document, ended_at=time.time())
+    return LiveResult(record, document, run_id, settings.database_url or "")
+
+
+@contextmanager
+def running_or_own(
+    trace: Trace, options: ReplayOptions, settings: Settings, say: Callable[[str], None]
+) -> Iterator[tuple[Settings, Capacity]]:
+    """Give settings and capacity of the stack that runs already, else of one that lives as long as the context."""
+    running = _running(settings)
+    if running is not None:
+        say("using the stack that runs already: its policy and its nodes, not those of the options")
+        yield running, _capacity(running)
+        return
+    with _own_stack(trace, options, settings) as own:
+        yield own
+
+
+def _running(settings: Settings) -> Settings | None:
+    """Return settings for the stack that runs already; None where there is none."""
+    try:
+        addresses = find_addresses(settings)
+    except StackUnreachable:
+        if settings.broker_url or settings.result_url:
+            raise
+        return None
+    store = open_store(addresses.result_url, settings.connect_timeout_s)
+    try:
+        store.ping()
+    except Exception as error:
+        if settings.broker_url:
+            raise StackUnreachable(f"the result store cannot be reached: {error}") from None
+        return None
+    database_url = settings.database_url
+    if database_url is None and not settings.broker_url:
+        database_url = json.loads(settings.stack_file.read_text())["database_url"]
+    if database_url is None:
+        raise StackUnreachable("TANGRAM_DATABASE_URL is not set: a live replay reads its run from the journal")
+    urls = {"broker_url": addresses.broker_url, "result_url": addresses.result_url, "database_url": database_url}
+    return settings.model_copy(update=urls)
+
+
+@contextmanager
+def _own_stack(trace: Trace, options: ReplayOptions, settings: Settings) -> Iterator[tuple[Settings, Capacity]]:
+    """Start a stack for this replay alone, with services that stand for those of the trace where none are declared."""
+    cores, gpus = options.cores or stack.cores_here(), _gpus(trace, options)
+    with tempfile.TemporaryDirectory(prefix="tangram-replay-") as folder:
+        services_file = settings.services_file or _stand_ins(trace, Path(folder))
+        plan = stack.StackPlan(
+            policy=options.policy,
+            nodes=options.nodes,
+            cores=cores,
+            memory_mb=options.memory_mb,
+            cells=gpus,
+            cell_memory_mb=options.gpu_memory_mb if settings.services_file is None else None,
+            services_file=services_file,
+            labels=",".join(options.labels),
+        )
+        with stack.start(plan, settings.state_dir) as started:
+            stack.wait_until_up(started, plan)
+            yield stack.settings_of(started, settings), Capacity(cores=options.nodes * cores, cells=gpus)
+
+
+def _stand_ins(trace: Trace, folder: Path) -> Path | None:
+    """Write a services file in which every service of the trace is played by the stub engine."""
+    if not trace.services and not trace.quotas:
+        return None
+    tasks = {action.service: "score" if action.kind == "gpu.score" else "logprobs" for action in trace.actions() if action.service}
+    lines = []
+    for name, service in trace.services.items():
+        lines += [f"[services.{json.dumps(name)}]", 'engine = "stub"', f'task = "{tasks.get(name, "score")}"']
+        lines += [f"cells = {list(service.cells)}", f"memory_mb = {max(1, service.memory_mb)}", f"restore_s = {service.restore_s}"]
+        lines += [f"max_concurrency = {service.max_concurrency}"]
+    for name, quota in trace.quotas.items():
+        lines.append(f"[quotas.{json.dumps(name)}]")
+        limits = {"rate_per_s": quota.rate_per_s, "concurrency": quota.concurrency, "burst": quota.burst}
+        lines += [f"{key} = {value}" for key, value in limits.items() if value is not None]
+    path = folder / "services.toml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _capacity(settings: Settings) -> Capacity:
+    engine = open_engine(settings.database_url or "")
+    nodes = [node for node in status(engine, time.time()).nodes if node.state == "up"]
+    engine.dispose()
+    cores, cells = (sum(int(node.description.get(kind, 0)) for node in nodes) for kind in ("cores", "cells"))
+    return Capacity(cores=cores, cells=cells)
+
+
+def _figures(store: Redis) -> dict[str, Any]:
+    shown = store.get(SCHEDULER_KEY)
+    return dict(json.loads(shown)) if isinstance(shown, bytes | str) else {}
+
+
+def _wait_for_figures(store: Redis, before: dict[str, Any]) -> dict[str, Any]:
+    """Return figures that the scheduler showed after the last result: those of its next housekeeping."""
+    seen = _figures(store)
+    wait_until(lambda: _figures(store).get("running") == 0 and _figures(store) != before, 3.0)
+    return _figures(store) or seen
+
+
+def _queues(engine: Engine, ids: list[str]) -> dict[str, float]:
+    with engine.connect() as connection:
+        rows = connection.execute(select(ActionRow.id, ActionRow.queue_s).where(ActionRow.id.in_(ids)))
+        return {row.id: row.queue_s or 0.0 for row in rows}
+
+
+def _wait_for_journal(engine: Engine, live: LiveRun) -> None:
+    """Wait until every action that has a result has its end in SQL as well."""
+    ids = [record.id.partition(":")[2] for record in live.records if ":" in record.id]
+    if not wait_until(lambda: _unfinished(engine, ids) == 0, SETTLE_S):
+        raise TangramError(f"{_unfinished(engine, ids)} actions have a result but no end in the journal")
+
+
+def _unfinished(engine: Engine, ids: list[str]) -> int:
+    left = 0
+    with engine.connect() as connection:
+        for start in range(0, len(ids), 500):
+            chunk = ids[start : start + 500]
+            done = connection.execute(select(ActionRow.id).where(ActionRow.id.in_(chunk), ActionRow.ended_at.is_not(None))).all()
+            left += len(chunk) - len(done)
+    return left

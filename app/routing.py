@@ -1,0 +1,100 @@
+"""The custom routing layer: any Celery task that declares its resources is an action and goes to the scheduler.
+
+```python
+@action(app, cores=[1, 2, 4], parallel_fraction=0.9, timeout_s=60)
+def build(target: str) -> int: ...
+
+build.delay("all")          # queued by the scheduler, granted 1, 2 or 4 cores, run by a worker
+```
+
+Two hooks of Celery do it. A *router* sends what is an action to the ingress queue. A `before_task_publish` handler
+adds the header `tangram` where the sender gave none: the declared resources, and the time of submission. They work
+for `delay`, `apply_async`, `send_task`, chains and groups alike, from trainers as from workers.
+
+Priority never reaches the broker: it lives in the scheduler's own queues, since on Redis a broker's priority is
+approximate and reversed with respect to RabbitMQ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery import Celery, signals
+
+from app.action_task import ActionTask
+from tangram.action import KINDS, Action, Amounts, Cost
+from tangram.elasticity import make_curve
+from tangram.errors import InvalidAction
+from tangram.wire import ACTION_HEADER, GRANT_HEADER, INGRESS
+
+_declared: dict[str, Action] = {}
+
+
+def declare(action: Action) -> None:
+    """Make every message for the task `action.kind` an action with these resources."""
+    _declared[action.kind] = action
+
+
+def action(
+    app: Celery,
+    *,
+    name: str | None = None,
+    cores: Amounts | None = None,
+    cells: Amounts | None = None,
+    memory_mb: int | None = None,
+    quotas: Mapping[str, int] | None = None,
+    parallel_fraction: float | None = None,
+    efficiency: Mapping[int | str, float] | None = None,
+    **fields: Any,
+) -> Callable[[Callable[..., Any]], ActionTask]:
+    """Declare a function as a Celery task whose calls are actions.
+
+    Further `fields` are those of `tangram.Action`: `timeout_s`, `priority`, `idempotent`, `work_s` and so on.
+
+    Raises
+    ------
+    InvalidAction
+        When the resources are wrong, at import, with the name of the field.
+
+    """
+    amounts: dict[str, Amounts] = {f"quota:{quota}": count for quota, count in (quotas or {}).items()}
+    amounts |= {key: value for key, value in (("cores", cores), ("cells", cells), ("memory_mb", memory_mb)) if value is not None}
+
+    def register(function: Callable[..., Any]) -> ActionTask:
+        task: ActionTask = app.task(name=name, base=ActionTask)(function)
+        declare(Action(kind=task.name, cost=Cost.of(**amounts), curve=make_curve(parallel_fraction, efficiency), **fields))
+        return task
+
+    return register
+
+
+def route(name: str, args: Any, kwargs: Any, options: Mapping[str, Any], task: Any = None, **_: Any) -> dict[str, Any] | None:
+    """Send actions to the ingress queue; leave all other tasks to Celery's usual routing."""
+    headers = options.get("headers") or {}
+    if GRANT_HEADER in headers:
+        return None
+    if name in KINDS or name in _declared or ACTION_HEADER in headers:
+        return {"queue": INGRESS}
+    return None
+
+
+def install_routing(app: Celery) -> None:
+    """Put the routing layer into a Celery application."""
+    app.conf.task_routes = (route,)
+    signals.before_task_publish.connect(_add_header, weak=False, dispatch_uid="tangram-routing")
+
+
+def _add_header(sender: str | None = None, headers: dict[str, Any] | None = None, **_: Any) -> None:
+    """Describe the action in a message whose sender did not."""
+    if headers is None or sender is None or GRANT_HEADER in headers:
+        return
+    given = headers.get(ACTION_HEADER)
+    if given is None and sender not in _declared:
+        return
+    declared = _declared.get(sender)
+    described = declared.to_header() if declared is not None else {"kind": sender}
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidAction(ACTION_HEADER, "the header must be an object")
+    headers[ACTION_HEADER] = {"submitted_at": time.time(), **described, **(given or {})}

@@ -1,0 +1,99 @@
+"""Which processes the embedded stack consists of: scheduler, CPU nodes, a GPU node, an API node.
+
+The stack of a newcomer's laptop and of a live replay are the same thing with other numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.database import open_engine
+from app.embedded import EmbeddedStack
+from app.processes import Command
+from app.queries import status
+from tangram.settings import Settings
+
+READY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackPlan:
+    """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, one GPU node where `cells` is not 0, one API node."""
+
+    policy: str = "elastic"
+    nodes: int = 1
+    cores: int | None = None
+    memory_mb: int | None = None
+    cells: int = 0
+    cell_memory_mb: int | None = None
+    services_file: Path | None = None
+    labels: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def node_names(self) -> list[str]:
+        """Return the names of the nodes, in the order of their start."""
+        names = [f"cpu-{number}" for number in range(self.nodes)]
+        return [*names, *(["gpu-0"] if self.cells else []), "api-0"]
+
+
+def commands(plan: StackPlan) -> list[Command]:
+    """Return the processes of a stack, in the order of their start."""
+    shared = {**plan.variables, "TANGRAM_POLICY": plan.policy, "TANGRAM_LABELS": plan.labels}
+    if plan.services_file is not None:
+        shared["TANGRAM_SERVICES_FILE"] = str(plan.services_file.absolute())
+    found = [Command("scheduler", _tangram("scheduler"), shared)]
+    for name in plan.node_names():
+        pool = name.partition("-")[0]
+        offers: dict[str, int | None] = {}
+        if pool == "cpu":
+            offers = {"TANGRAM_CORES": plan.cores, "TANGRAM_MEMORY_MB": plan.memory_mb}
+        elif pool == "gpu":
+            offers = {"TANGRAM_CELLS": plan.cells, "TANGRAM_CELL_MEMORY_MB": plan.cell_memory_mb}
+        given = {key: str(value) for key, value in offers.items() if value is not None}
+        found.append(Command(name, _tangram("worker", pool), {**shared, **given, "TANGRAM_NODE_NAME": name}))
+    return found
+
+
+def start(plan: StackPlan, state_dir: Path) -> EmbeddedStack:
+    """Return the stack of `plan`, not entered yet."""
+    return EmbeddedStack(state_dir, commands(plan))
+
+
+def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S) -> None:
+    """Wait until every node has joined.
+
+    Raises
+    ------
+    StackError
+        When a process has ended, or after `timeout_s`.
+
+    """
+    engine = open_engine(stack.database_url)
+    expected = set(plan.node_names())
+    stack.wait_ready(lambda: expected <= {node.name for node in status(engine, 0.0).nodes if node.state == "up"}, timeout_s)
+    engine.dispose()
+
+
+def settings_of(stack: EmbeddedStack, base: Settings) -> Settings:
+    """Return settings that point at a stack that is up."""
+    return base.model_copy(
+        update={
+            "broker_url": stack.broker_url,
+            "result_url": stack.result_url,
+            "database_url": stack.database_url,
+            "state_dir": stack.state_dir,
+        }
+    )
+
+
+def cores_here() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _tangram(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tangram", *words)

@@ -1,0 +1,1 @@
+"""Nodes of the pool `api`: requests to outside APIs under quotas."""

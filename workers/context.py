@@ -1,0 +1,89 @@
+"""What a worker process sets up once and its tasks use: a sandbox, a host of services, an HTTP client.
+
+Celery imports task modules before a worker knows what it is; so the tasks ask here, by type, when they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from tangram.blobs import Blobs
+from tangram.errors import ActionError, ActionFailed, TangramError
+from tangram.settings import Settings
+
+if TYPE_CHECKING:
+    import httpx
+
+    from workers.cpu.abstract import Sandbox
+    from workers.gpu.host import ServiceHost
+
+T = TypeVar("T")
+
+_contexts: dict[type, object] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuContext:
+    """What the tasks of a CPU node work with."""
+
+    settings: Settings
+    blobs: Blobs
+    sandbox: Sandbox
+
+    def close(self, environment_id: str) -> None:
+        """Close an environment if it is open."""
+        for environment in self.sandbox.environments():
+            if environment.spec.id == environment_id:
+                environment.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuContext:
+    """What the tasks of a GPU node work with."""
+
+    settings: Settings
+    blobs: Blobs
+    host: ServiceHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiContext:
+    """What the tasks of an API node work with."""
+
+    settings: Settings
+    blobs: Blobs
+    http: httpx.Client
+
+
+def provide(value: CpuContext | GpuContext | ApiContext) -> None:
+    """Set up a context for this process."""
+    _contexts[type(value)] = value
+
+
+def context(kind: type[T]) -> T:
+    """Return this process's context.
+
+    Raises
+    ------
+    ActionFailed
+        When this worker is of another pool.
+
+    """
+    value = _contexts.get(kind)
+    if not isinstance(value, kind):
+        raise ActionFailed(f"this worker has no {kind.__name__}: the action was sent to the wrong pool")
+    return value
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what a sandbox or an engine refuses into the end of the action, in the same words."""
+    try:
+        yield
+    except ActionError:
+        raise
+    except TangramError as error:
+        raise ActionFailed(str(error)) from error

@@ -1,0 +1,25 @@
+"""Control tasks: what the scheduler has a node do besides running actions. They come over the node's own queue."""
+
+from __future__ import annotations
+
+from app.action_task import RUNTIME_ATTRIBUTE
+from app.celery import app
+from workers.node import Node
+
+
+def this_node() -> Node:
+    """Return the node of this worker process."""
+    node: Node = getattr(app, RUNTIME_ATTRIBUTE)
+    return node
+
+
+@app.task(name="tangram.stop", ignore_result=True)  # type: ignore[untyped-decorator]
+def stop(id: str, attempt: int, reason: str) -> None:
+    """Stop a running action."""
+    this_node().stop(id, reason)
+
+
+@app.task(name="tangram.resize", ignore_result=True)  # type: ignore[untyped-decorator]
+def resize(id: str, attempt: int, core_ids: list[int]) -> None:
+    """Change the cores of a running action."""
+    this_node().resize(id, attempt, tuple(core_ids))

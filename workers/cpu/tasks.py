@@ -1,0 +1,107 @@
+"""The Celery tasks of a CPU node: `cpu.open cpu.exec cpu.read_file cpu.write_file cpu.close`.
+
+Arguments and results are those of the table in `tangram.wire`. The sandbox does the work; here it is put between a
+call's grant and its result.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from app.action_task import PayloadTask
+from app.celery import app
+from tangram.errors import ActionCancelled, ActionFailed
+from workers.context import CpuContext, context, refusals
+from workers.control import this_node
+from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+
+
+@app.task(name="cpu.open", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def open_environment(
+    self: PayloadTask, environment: str, image: str | None = None, memory_mb: int | None = None, files: Any = None
+) -> None:
+    """Open an environment; `files` are those it starts with, base64 by path in a JSON object."""
+    with refusals():
+        opened = cpu().sandbox.open(EnvironmentSpec(id=environment, image=image, memory_mb=memory_mb))
+        if files is not None:
+            for path, content in json.loads(cpu().blobs.get_text(files)).items():
+                opened.write_file(path, base64.b64decode(content))
+
+
+@app.task(name="cpu.close", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def close_environment(self: PayloadTask, environment: str) -> None:
+    """Close an environment; one that is gone already is closed."""
+    cpu().close(environment)
+
+
+@app.task(name="tangram.close_environment", ignore_result=True)  # type: ignore[untyped-decorator]
+def close_unasked(id: str, attempt: int, reason: str) -> None:
+    """Close an environment whose trainer will not."""
+    cpu().close(id)
+
+
+@app.task(name="cpu.read_file", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def read_file(self: PayloadTask, environment: str, path: str) -> dict[str, Any]:
+    """Read a file."""
+    with refusals():
+        data = cpu().sandbox.get(environment).read_file(path)
+    return {"data": cpu().blobs.put(data)}
+
+
+@app.task(name="cpu.write_file", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def write_file(self: PayloadTask, environment: str, path: str, data: Any, mode: int | None = None) -> None:
+    """Write a file."""
+    content = cpu().blobs.get(data)
+    with refusals():
+        cpu().sandbox.get(environment).write_file(path, content, mode)
+
+
+@app.task(name="cpu.exec", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def execute(
+    self: PayloadTask, environment: str, command: Any, session: str = "main", variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a command on the cores of the grant."""
+    node = this_node()
+    call = node.call(self.request.id)
+    limits = call.header
+    with refusals():
+        request = ExecRequest(
+            action_id=call.id,
+            command=cpu().blobs.get_text(command),
+            cores=tuple(call.grant["core_ids"]),
+            session=session,
+            timeout_s=limits.get("timeout_s") or cpu().settings.timeout_s,
+            output_timeout_s=limits.get("output_timeout_s"),
+            output_limit_bytes=cpu().settings.output_limit_bytes,
+            variables=variables or {},
+        )
+        execution = cpu().sandbox.get(environment).start(request)
+        node.attach(call, execution.kill, execution.resize)
+        outcome = execution.wait()
+    call.execution_s, call.cpu_s = outcome.execution_s, outcome.cpu_s
+    call.status, call.reason = outcome.status, outcome.reason
+    if outcome.status == "cancelled":
+        raise ActionCancelled(outcome.reason)
+    if outcome.status == "failed":
+        raise ActionFailed(outcome.reason)
+    return _value(outcome)
+
+
+def _value(outcome: ExecOutcome) -> dict[str, Any]:
+    blobs = cpu().blobs
+    return {
+        "exit_code": outcome.exit_code,
+        "stdout": blobs.put_text(outcome.stdout.decode("utf-8", "replace")),
+        "stderr": blobs.put_text(outcome.stderr.decode("utf-8", "replace")),
+        "truncated": outcome.truncated,
+        "cpu_s": outcome.cpu_s,
+        "max_rss_mb": outcome.max_rss_mb,
+    }
+
+
+def cpu() -> CpuContext:
+    """Return what the worker set up for these tasks."""
+    return context(CpuContext)

@@ -1,0 +1,142 @@
+"""Start a worker process: `tangram worker cpu|gpu|api`.
+
+A worker is an ordinary Celery worker on the threads pool that consumes one queue, `node.<name>`, and is a node to the
+scheduler. What it offers comes from the settings and, where they are silent, from the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from celery import signals
+
+from app.action_task import RUNTIME_ATTRIBUTE
+from app.celery import app
+from app.services_file import ServicesFile, check_models, load_services_file
+from tangram.blobs import Blobs
+from tangram.connection import find_addresses, open_store
+from tangram.settings import Settings
+from tangram.wire import WireNode, direct_queue, node_queue
+from workers.context import ApiContext, CpuContext, GpuContext, provide
+from workers.node import Node
+
+Pool = Literal["cpu", "gpu", "api"]
+POOLS: tuple[Pool, ...] = ("cpu", "gpu", "api")
+
+STORE_CONNECTIONS = 32
+MIB = 1 << 20
+_THREADS = {"cpu": 64, "gpu": 64, "api": 256}
+_THREADS_PER_CORE = 8
+
+
+def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: str = "WARNING") -> None:
+    """Run a worker until it is told to end. `include` names further modules with tasks.
+
+    Raises
+    ------
+    StackUnreachable
+        When there is no broker.
+    ConfigError
+        When the services file is wrong.
+
+    """
+    addresses = find_addresses(settings)
+    store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
+    description, environments, close = _SET_UP[pool](settings, Blobs(store))
+    node = Node(app, store, description, beat_s=settings.beat_s, environments=environments)
+    setattr(app, RUNTIME_ATTRIBUTE, node)
+    app.conf.task_queues = [direct_queue(node_queue(node.name))]
+    app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
+    signals.worker_ready.connect(lambda **_: node.join(), weak=False)
+    signals.task_postrun.connect(lambda task_id=None, **_: node.finish(task_id), weak=False)
+    threads = _THREADS[pool] + _THREADS_PER_CORE * description["cores"]
+    try:
+        app.worker_main(
+            [
+                "worker",
+                f"--hostname={node.name}@%h",
+                "--pool=threads",
+                f"--concurrency={threads}",
+                f"--loglevel={log_level}",
+                "--without-gossip",
+                "--without-mingle",
+            ]
+        )
+    finally:
+        node.leave()
+        close()
+
+
+def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
+    description: WireNode = {
+        "name": settings.node_name or f"{socket.gethostname()}-{pool}",
+        "kinds": [pool],
+        "labels": [label.strip() for label in settings.labels.split(",") if label.strip()],
+        "cores": 0,
+        "memory_mb": 0,
+        "cells": 0,
+        "cell_memory_mb": 0,
+        "services": {},
+        "running": [],
+        "environments": [],
+    }
+    description.update(offers)  # type: ignore[typeddict-item]
+    return description
+
+
+SetUp = tuple[WireNode, Callable[[], list[str]], Callable[[], None]]
+
+
+def _set_up_cpu(settings: Settings, blobs: Blobs) -> SetUp:
+    from workers.cpu.process.sandbox import ProcessSandbox
+
+    cores = settings.cores or len(os.sched_getaffinity(0))
+    memory_mb = settings.memory_mb or psutil.virtual_memory().total // MIB
+    description = _describe("cpu", settings, cores=cores, memory_mb=memory_mb)
+    base = settings.state_dir / "environments" / description["name"]
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    sandbox = ProcessSandbox(base)
+    provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
+    return description, lambda: [environment.spec.id for environment in sandbox.environments()], sandbox.close
+
+
+def _set_up_gpu(settings: Settings, blobs: Blobs) -> SetUp:
+    from workers.gpu.devices import discover
+    from workers.gpu.host import ServiceHost
+
+    declared = ServicesFile.model_construct(services={}, quotas={})
+    if settings.services_file is not None:
+        declared = load_services_file(settings.services_file)
+        check_models(settings.services_file, declared)
+    devices = discover(settings.cells, settings.cell_memory_mb)
+    state_dir: Path = settings.state_dir / "services"
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    host = ServiceHost(devices, declared.services, state_dir)
+    provide(GpuContext(settings=settings, blobs=blobs, host=host))
+    services = {
+        name: {
+            "cells": service.cells,
+            "memory_mb": service.memory_mb,
+            "restore_s": service.restore_s,
+            "max_concurrency": service.max_concurrency,
+        }
+        for name, service in declared.services.items()
+    }
+    cell_memory_mb = min(device.memory_mb for device in devices)
+    return _describe("gpu", settings, cells=len(devices), cell_memory_mb=cell_memory_mb, services=services), list, host.close
+
+
+def _set_up_api(settings: Settings, blobs: Blobs) -> SetUp:
+    import httpx
+
+    http = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64), follow_redirects=False)
+    provide(ApiContext(settings=settings, blobs=blobs, http=http))
+    return _describe("api", settings), list, http.close
+
+
+_SET_UP: dict[Pool, Callable[[Settings, Blobs], SetUp]] = {"cpu": _set_up_cpu, "gpu": _set_up_gpu, "api": _set_up_api}
