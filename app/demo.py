@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from app.database import open_engine
 from app.queries import Selection, act_report
-from app.replay import ReplayOptions, replay_live
+from app.replay import ReplayOptions, quotas_toml, replay_live
 from app.runs import load_run
 from app.traces import read_trace
 from tangram.errors import TangramError
@@ -56,9 +56,11 @@ def run_demo(
     """Run both replays and compare them."""
     state_dir = state_dir.absolute()
     trace = read_trace(BUNDLED)
-    services_file = tiny_services(state_dir, say)
-    if services_file is None:
+    models = tiny_services(state_dir, say)
+    if models is None:
         raise TangramError("the demo scores with a torch model, and torch is not installed: install the extra `gpu`")
+    services_file = models.with_name("demo.toml")
+    services_file.write_text(models.read_text(encoding="utf-8") + quotas_toml(trace), encoding="utf-8")
     found: dict[str, dict[str, Any]] = {}
     for policy in POLICIES:
         say(f"replaying {len(trace.trajectories)} recorded rollouts live under {policy} …")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import shlex
 import sys
@@ -34,6 +35,7 @@ from tangram.wire import BLOB_TTL_S
 
 BURN = Path(__file__).resolve().parent.parent / "workers" / "cpu" / "burn.py"
 PLACEHOLDER = "{demo}"
+CLOSE_WAIT_S = 30.0
 
 
 class NotReplayable(TangramError, ValueError):
@@ -125,8 +127,8 @@ class LiveReplay:
             await asyncio.shield(self._close(client, closing.with_arguments(environment=environment)))
 
     async def _close(self, client: AsyncClient, closing: Action) -> None:
-        handle = await client.submit(closing)
-        await handle.result(timeout_s=30.0)
+        with contextlib.suppress(ActionError):  # an environment that is lost already is as good as closed
+            await (await client.submit(closing)).result(timeout_s=CLOSE_WAIT_S)
 
     async def _steps(self, client: AsyncClient, number: int, trajectory: Trajectory, environment: str | None) -> None:
         for index, step in enumerate(trajectory.steps):

@@ -231,13 +231,19 @@ def _stand_ins(trace: Trace, folder: Path) -> Path | None:
         lines += [f"[services.{json.dumps(name)}]", 'engine = "stub"', f'task = "{tasks.get(name, "score")}"']
         lines += [f"cells = {list(service.cells)}", f"memory_mb = {max(1, service.memory_mb)}", f"restore_s = {service.restore_s}"]
         lines += [f"max_concurrency = {service.max_concurrency}"]
+    path = folder / "services.toml"
+    path.write_text("\n".join(lines) + "\n" + quotas_toml(trace), encoding="utf-8")
+    return path
+
+
+def quotas_toml(trace: Trace) -> str:
+    """Return the quotas of a trace as tables of a services file."""
+    lines = []
     for name, quota in trace.quotas.items():
-        lines.append(f"[quotas.{json.dumps(name)}]")
+        lines += ["", f"[quotas.{json.dumps(name)}]"]
         limits = {"rate_per_s": quota.rate_per_s, "concurrency": quota.concurrency, "burst": quota.burst}
         lines += [f"{key} = {value}" for key, value in limits.items() if value is not None]
-    path = folder / "services.toml"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return "\n".join([*lines, ""])
 
 
 def _capacity(settings: Settings) -> Capacity:

@@ -100,6 +100,7 @@ def make_core(settings: Settings) -> Core:
             restore_s=service.restore_s,
             max_concurrency=service.max_concurrency,
             instances_per_node=1,
+            sizes=tuple(service.cells),
         )
         for name, service in declared.services.items()
     )

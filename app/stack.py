@@ -22,7 +22,10 @@ READY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
-    """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, one GPU node where `cells` is not 0, one API node."""
+    """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, one GPU node where `cells` is not 0, one API node.
+
+    `include` names further modules with Celery tasks for the workers.
+    """
 
     policy: str = "elastic"
     nodes: int = 1
@@ -32,6 +35,7 @@ class StackPlan:
     cell_memory_mb: int | None = None
     services_file: Path | None = None
     labels: str = ""
+    include: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def node_names(self) -> list[str]:
@@ -54,7 +58,8 @@ def commands(plan: StackPlan) -> list[Command]:
         elif pool == "gpu":
             offers = {"TANGRAM_CELLS": plan.cells, "TANGRAM_CELL_MEMORY_MB": plan.cell_memory_mb}
         given = {key: str(value) for key, value in offers.items() if value is not None}
-        found.append(Command(name, _tangram("worker", pool), {**shared, **given, "TANGRAM_NODE_NAME": name}))
+        include = [word for module in plan.include for word in ("--include", module)]
+        found.append(Command(name, _tangram("worker", pool, *include), {**shared, **given, "TANGRAM_NODE_NAME": name}))
     return found
 
 

@@ -19,7 +19,9 @@ from kombu import Consumer, Producer, Queue
 from kombu.exceptions import OperationalError
 from kombu.message import Message
 from kombu.simple import Empty
+from kombu.utils.uuid import uuid
 
+from app import redis_intake
 from scheduler.service import Received
 from tangram.errors import BY_STATUS, ActionFailed, StackUnreachable
 from tangram.wire import ACTION_HEADER, CONTROL, EVENTS, GRANT_HEADER, INGRESS, SCHEDULER_KEY, direct_queue, node_queue
@@ -85,10 +87,7 @@ class KombuTransport:
     def _drain_virtual(self) -> None:
         queues = [queue for queue in self._queues.values() if any(r.sort == _SORTS[queue.name] for r in self._inbox)]
         for queue in queues:
-            while len(self._inbox) < MOST_AT_ONCE:
-                message = queue.get(no_ack=False, accept=["json"])
-                if message is None:
-                    break
+            for message in redis_intake.take(self._channel, queue.name, MOST_AT_ONCE):
                 self._on_message(message)
 
     def _drain_pushed(self) -> None:
@@ -124,6 +123,9 @@ class KombuTransport:
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         """Tell the broker that these need not come again."""
+        if self._virtual:
+            redis_intake.acknowledge(self._channel, [one.tag for one in received])
+            return
         for one in received:
             one.tag.ack()
 
@@ -135,8 +137,7 @@ class KombuTransport:
 
     def send_control(self, node: str, task: str, arguments: Mapping[str, Any]) -> None:
         """Buffer a control task for a node; nobody reads its result."""
-        signature = self._app.signature(task, kwargs=dict(arguments), ignore_result=True)
-        message = self._app.amqp.as_task_v2(self._app.gen_task_id(), task, (), dict(signature.kwargs), ignore_result=True)
+        message = self._app.amqp.as_task_v2(uuid(), task, (), dict(arguments), ignore_result=True)
         body = json.dumps(message.body)
         properties = {"content_type": "application/json", "content_encoding": "utf-8", **message.properties}
         self._outbox.append((node, body, message.headers, properties))
@@ -148,9 +149,11 @@ class KombuTransport:
     def flush(self) -> None:
         """Send and store what was buffered."""
         outbox, self._outbox = self._outbox, []
-        for node, body, headers, properties in outbox:
-            queue = self._node_queue(node)
-            self._producer.publish(body, exchange="", routing_key=queue.name, headers=headers, retry=True, **properties)
+        if outbox:
+            with self._producer.batch(max_size=MOST_AT_ONCE):
+                for node, body, headers, properties in outbox:
+                    queue = self._node_queue(node)
+                    self._producer.publish(body, exchange="", routing_key=queue.name, headers=headers, **properties)
         ends, self._ends = self._ends, []
         for action_id, status, reason in ends:
             self._store(action_id, status, reason)

@@ -35,7 +35,8 @@ class ServiceSpec:
 
     `cells` are the acceptable numbers of cells, ascending; `memory_mb` what it occupies on each of them; `restore_s`
     the expected seconds from host memory to resident; `max_concurrency` how many actions an instance runs at once;
-    `instances_per_node` how many instances a node can hold, None for as many as fit.
+    `instances_per_node` how many instances a node can hold, None for as many as fit; `sizes` the only numbers of cells
+    that its engine can run on, None where an action may name any.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ServiceSpec:
     restore_s: float = 0.0
     max_concurrency: int = 1
     instances_per_node: int | None = None
+    sizes: tuple[int, ...] | None = None
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 

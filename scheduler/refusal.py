@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +72,9 @@ def _cells_refusal(state: State, action: Action) -> Refusal | None:
     service = state.services.get(action.service or "")
     if service is None:
         return Refusal(f"service {action.service!r} is not declared")
+    asked = action.cost.amounts.get(CELLS, service.cells)
+    if service.sizes is not None and not set(asked) & set(service.sizes):
+        return Refusal(f"service {service.name} runs on {_listed(service.sizes)} cells, not on {_listed(asked)}")
     nodes = [node for node in state.nodes.values() if node.offers("gpu", action.requires)]
     if not nodes:
         return None
@@ -81,3 +85,7 @@ def _cells_refusal(state: State, action: Action) -> Refusal | None:
     if service.memory_mb > memory_mb:
         return Refusal(f"service {service.name} needs {service.memory_mb} MB per cell, a cell has {memory_mb} MB")
     return None
+
+
+def _listed(values: Sequence[int]) -> str:
+    return " or ".join(str(value) for value in values)

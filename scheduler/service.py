@@ -4,7 +4,7 @@ One thread, one loop, a batch at a time:
 
 1. Receive what is there: actions, reports of workers, wishes of trainers.
 2. Hand each to the core as an event; its commands become journal entries and outgoing messages.
-3. Commit the entries as one group; acknowledge what was received; only then send.
+3. Commit the entries as one group; only then send; acknowledge what was received last.
 
 So an action that was acknowledged is in SQL, and an action that was started is in SQL as started. The busier the
 system, the larger the batches, the fewer the commits. When the process dies between two of these steps, the broker
@@ -179,9 +179,9 @@ class Service:
         entries, self._entries = self._entries, []
         if entries:
             self._journal.write(entries)
+        self._transport.flush()
         if batch:
             self._transport.acknowledge(batch)
-        self._transport.flush()
 
     def _take(self, received: Received, now: float) -> None:
         if received.sort == "action":
@@ -436,6 +436,7 @@ def services_of(description: Mapping[str, Any]) -> list[ServiceSpec]:
             restore_s=float(declared.get("restore_s", 0.0)),
             max_concurrency=int(declared.get("max_concurrency", 1)),
             instances_per_node=1,
+            sizes=tuple(declared.get("cells", [1])),
         )
         for name, declared in description.get("services", {}).items()
     ]

@@ -66,6 +66,10 @@ class State:
         service = self.services.get(action.service or "")
         if service is not None and CELLS not in action.cost.amounts:
             units, durations_s = service.cells, durations_s * len(service.cells)
+        if service is not None and service.sizes is not None:
+            able = [(amount, duration) for amount, duration in zip(units, durations_s, strict=True) if amount in service.sizes]
+            # Where nothing is left the action is refused (refusal.py), with the amounts that it asked for.
+            units, durations_s = (tuple(a for a, _ in able), tuple(d for _, d in able)) if able else (units, durations_s)
         waiting = Waiting(
             id=action_id,
             action=action,

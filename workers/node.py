@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 EARLY_ORDERS = 1024
 """Orders to stop or resize that are kept for actions whose own message has not been taken up yet."""
 
+STARTED_HELD_S = 0.02
+"""How long a `started` waits for company: the report that a short action has started goes out with that of its end."""
+
 _UNFINISHED_RETRY_S = 0.5
 
 
@@ -182,14 +185,21 @@ class Node:
         producer = Producer(connection.channel())
         EVENTS(producer.channel).declare()
         next_beat = time.monotonic() + self._beat_s
+        held: list[dict[str, Any]] = []
+        held_until = next_beat
         over = False
         while not over:
-            reports, over = self._gather(max(0.0, next_beat - time.monotonic()))
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + self._beat_s
+            reports, over = self._gather(max(0.0, min(next_beat, held_until) - time.monotonic()))
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + self._beat_s
                 reports.append({"type": "beat", "node": self._describe()})
-            if reports:
-                self._send(producer, reports)
+            if not held and reports:
+                held_until = now + STARTED_HELD_S
+            held += reports
+            if held and (over or now >= held_until or any(report["type"] != "started" for report in held)):
+                self._send(producer, held)
+                held, held_until = [], next_beat
         connection.release()
 
     def _gather(self, timeout_s: float) -> tuple[list[dict[str, Any]], bool]:

@@ -140,7 +140,7 @@ def replay(
 @app.command()
 def demo(
     state_dir: Annotated[Path, typer.Option(help="Folder for the demo's models, SQLite files, logs and report.")] = Path(".tangram/demo"),
-    speed: Annotated[float, typer.Option(help="Think times are divided by this.")] = 20.0,
+    speed: Annotated[float, typer.Option(help="Think times are divided by this.")] = 8.0,
     as_json: AsJson = False,
 ) -> None:
     """Replay the bundled rollouts live, under static:1 and under elastic, and compare."""

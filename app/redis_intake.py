@@ -1,0 +1,146 @@
+"""Taking messages on Redis so that none is lost, whenever the scheduler is killed.
+
+kombu's Redis transport pops a message and notes it as unacknowledged in a second command; what was popped when the
+process dies between the two is gone. Here a message is *moved*, by the server, from the queue to a list of what this
+scheduler has taken, and removed from that list when it is acknowledged: at each moment it is in one of the two.
+
+| key | type | holds |
+|---|---|---|
+| `<queue>`, `<queue>\\x06\\x16<priority>` | list | waiting messages as kombu writes them, the oldest at the right |
+| `tangram-taken:<epoch>:<queue>` | list | taken by the scheduler of that epoch, not acknowledged, the oldest at the right |
+| `tangram-taken` | set | the names of all such lists |
+
+What schedulers of other epochs left is put back by the one that leads: when it opens, and every `RESCUE_S` for those
+that slept through the end of their lease. A message that comes twice by that is known by its task id.
+
+Waiting is a blocking move on each queue, on a connection of its own; when one has brought a message, one script moves
+what else is there, for all queues at once.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+
+from redis import Connection, ConnectionPool, Redis
+
+TAKEN = "tangram-taken"
+RESCUE_S = 10.0
+PRIORITY_STEPS = ("\x06\x163", "\x06\x166", "\x06\x169")
+"""What kombu appends to the name of a queue for messages with a priority; ours have none, a stranger's may."""
+_LOOK_S = 0.5
+_CLOSE_S = 0.05
+
+# KEYS: a queue and where to move its messages, again and again; ARGV[1]: how many of each queue at most.
+_TAKE = """
+local found = {}
+for i = 1, #KEYS, 2 do
+  for _ = 1, tonumber(ARGV[1]) do
+    local message = redis.call('LMOVE', KEYS[i], KEYS[i + 1], 'RIGHT', 'LEFT')
+    if not message then break end
+    found[#found + 1] = KEYS[i + 1]
+    found[#found + 1] = message
+  end
+end
+return found
+"""
+
+# KEYS: the set of lists; ARGV: the lists that are still in use. Puts all others back where their messages came from.
+_RESCUE = """
+local used = {}
+for _, name in ipairs(ARGV) do used[name] = true end
+local rescued = 0
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  if not used[name] then
+    local queue = string.match(name, '^[^:]*:[^:]*:(.*)$')
+    while redis.call('LMOVE', name, queue, 'LEFT', 'RIGHT') do rescued = rescued + 1 end
+    redis.call('SREM', KEYS[1], name)
+  end
+end
+return rescued
+"""
+
+Taken = tuple[str, bytes]
+"""Where a message lies now, and what it says; the ticket with which it is acknowledged."""
+
+
+class RedisIntake:
+    """Moves messages of `queues` to lists of the scheduler `epoch`. For one thread."""
+
+    def __init__(self, pool: ConnectionPool, queues: Sequence[str], epoch: int) -> None:
+        """Connect, and take over what schedulers before this one had taken and not acknowledged.
+
+        Raises what redis-py raises, here and in all methods; after that the object is to be closed.
+        """
+        self._pool = pool
+        self._client: Redis = Redis(connection_pool=pool)
+        self._lists = {queue: f"{TAKEN}:{epoch}:{queue}" for queue in queues}
+        self._take = self._client.register_script(_TAKE)
+        self._rescue = self._client.register_script(_RESCUE)
+        self._sources = [key for queue, taken in self._lists.items() for key in (queue, taken)]
+        self._prioritised = [k for queue, taken in self._lists.items() for step in PRIORITY_STEPS for k in (queue + step, taken)]
+        self._waiting: dict[str, Connection] = {}
+        self._armed: set[str] = set()
+        self._next_look = self._next_rescue = 0.0
+        self.rescued = self._put_back(())
+        self._client.sadd(TAKEN, *self._lists.values())
+        for queue in queues:
+            # Between two messages may lie hours, so this connection has no time limit of its own.
+            connection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None, "health_check_interval": 0})
+            self._waiting[queue] = connection
+            connection.connect()
+
+    def take(self, timeout_s: float, most: int) -> list[Taken]:
+        """Return what waits, at most about `most` of each queue, after waiting up to `timeout_s` for the first message."""
+        self._arm()
+        ready = self._ready(timeout_s)
+        now = time.monotonic()
+        if now >= self._next_rescue:
+            self._next_rescue = now + RESCUE_S
+            self._put_back(self._lists.values())
+        looked = now >= self._next_look
+        if not ready and not looked:
+            return []
+        sources = self._sources
+        if looked:
+            self._next_look = now + _LOOK_S
+            sources = self._sources + self._prioritised
+        found = self._take(keys=sources, args=[most])
+        # What a blocking move brought is older than what the script found, so it goes first.
+        moved = [self._read(queue) for queue in self._ready(0.0)]
+        return [*(one for one in moved if one is not None), *zip((key.decode() for key in found[::2]), found[1::2], strict=True)]
+
+    def acknowledge(self, taken: Sequence[Taken]) -> None:
+        """Forget messages for good."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for key, message in taken:
+                # From the tail, where the oldest are: found at once.
+                pipe.lrem(key, -1, message)  # type: ignore[arg-type]
+            pipe.execute()
+
+    def close(self) -> None:
+        """Give the connections back. What was taken and not acknowledged goes back to its queue with the next opening."""
+        for connection in self._waiting.values():
+            connection.disconnect()
+        self._pool.disconnect()
+
+    def _put_back(self, used: Sequence[str] | object) -> int:
+        return int(self._rescue(keys=[TAKEN], args=list(used)))  # type: ignore[call-overload]
+
+    def _arm(self) -> None:
+        for queue, connection in self._waiting.items():
+            if queue not in self._armed:
+                connection.send_command("BLMOVE", queue, self._lists[queue], "RIGHT", "LEFT", 0)
+                self._armed.add(queue)
+
+    def _ready(self, timeout_s: float) -> list[str]:
+        # redis-py has no public way to wait for several connections; kombu reaches for the socket likewise.
+        sockets = {connection._sock: queue for queue, connection in self._waiting.items()}
+        readable, _, _ = select.select(list(sockets), [], [], timeout_s)
+        return [sockets[socket] for socket in readable]
+
+    def _read(self, queue: str) -> Taken | None:
+        self._armed.discard(queue)
+        message = self._waiting[queue].read_response()
+        return (self._lists[queue], message) if isinstance(message, bytes) else None
