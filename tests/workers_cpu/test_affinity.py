@@ -1,0 +1,149 @@
+"""A command's process tree is held to its cores, follows a resize, and is parked afterwards."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.cpu.process import tree
+from workers.cpu.process.cores import CoreMap
+from workers.cpu.process.environment import ProcessEnvironment
+
+from .support import admit, printed, processes_with, run, until
+
+HERE = sorted(os.sched_getaffinity(0))
+needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
+MASK = "python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
+
+
+@contextmanager
+def running(env: ProcessEnvironment, command: str, cores: tuple[int, ...]) -> Iterator[object]:
+    execution = admit(env, command, cores=cores)
+    thread = threading.Thread(target=execution.wait)
+    thread.start()
+    try:
+        yield execution
+    finally:
+        execution.kill("end of test")
+        thread.join(10)
+
+
+def masks(pids: list[int]) -> list[set[int]]:
+    return [os.sched_getaffinity(thread) for pid in pids for thread in tree.threads(pid)]
+
+
+@given(available=st.sets(st.integers(0, 300), min_size=1), cores=st.lists(st.integers(0, 1000)).map(tuple))
+def test_granted_cores_always_lie_on_available_ones(available: set[int], cores: tuple[int, ...]) -> None:
+    # Given any machine and grant; when the grant is mapped
+    core_map = CoreMap(tuple(sorted(available)))
+    real = core_map.real(cores)
+    # Then it lies on cores of the machine, and ids that exist are kept
+    assert real <= available
+    assert real >= available & set(cores)
+    assert bool(real) == bool(cores)
+
+
+def test_a_command_and_its_children_run_on_the_granted_core(env: ProcessEnvironment) -> None:
+    # Given a grant of the last core; when a program looks at its mask; then that is it
+    outcome = admit(env, f'sh -c "{MASK}"; {MASK}', cores=(HERE[-1],)).wait()
+    assert outcome.stdout.decode() == f"{HERE[-1]}\n" * 2
+
+
+def test_the_next_command_has_its_own_grant(env: ProcessEnvironment) -> None:
+    # Given a session whose last command had one core
+    admit(env, "true", cores=(HERE[0],)).wait()
+    # When the next is granted all; then it has all
+    outcome = admit(env, MASK, cores=tuple(HERE)).wait()
+    assert outcome.stdout.decode().split() == [str(core) for core in HERE]
+
+
+def test_an_empty_grant_leaves_the_mask(env: ProcessEnvironment) -> None:
+    # Given a session that has not been held to any core; when a command comes without cores; then it may use all
+    assert admit(env, MASK).wait().stdout.decode().split() == [str(core) for core in HERE]
+
+
+@needs_two_cores
+def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment) -> None:
+    # Given a tree of processes, one of them out of its session, one with threads, on the first core
+    threaded = "python3 -c 'import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(300.15625,)).start()'"
+    command = f'setsid sleep 300.15625 & sh -c "sleep 300.15625; :" & {threaded} 300.15625 & wait'
+    with running(env, command, (HERE[0],)) as execution:
+        assert until(lambda: len(masks(processes_with("300.15625"))) >= 7)
+        pids = processes_with("300.15625")
+        assert all(mask == {HERE[0]} for mask in masks(pids))
+        # When it is resized to the second
+        execution.resize((HERE[1],))  # type: ignore[attr-defined]
+        # Then every thread of every process is there
+        assert all(mask == {HERE[1]} for mask in masks(pids))
+
+
+@needs_two_cores
+def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironment) -> None:
+    # Given a command that starts processes without end
+    with running(env, "while :; do setsid sleep 0.28125 & sleep 0.002; done", (HERE[0],)) as execution:
+        assert until(lambda: len(processes_with("0.28125")) > 5)
+        # When it is resized; then no process is left behind on the old core, nor starts there
+        execution.resize((HERE[1],))  # type: ignore[attr-defined]
+        for _ in range(5):
+            for pid in processes_with("0.28125"):
+                try:
+                    assert os.sched_getaffinity(pid) == {HERE[1]}
+                except ProcessLookupError:
+                    continue
+
+
+def test_what_a_command_leaves_behind_is_parked(env: ProcessEnvironment) -> None:
+    # Given a command with one core that leaves a process; when it is over
+    admit(env, "sleep 300.1875 >/dev/null 2>&1 &", cores=(HERE[0],)).wait()
+    # Then the process has idle priority, on any core
+    assert until(lambda: bool(processes_with("300.1875")))
+    (pid,) = processes_with("300.1875")
+    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+    assert os.sched_getaffinity(pid) == set(HERE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="leaving SCHED_IDLE takes CAP_SYS_NICE")
+def test_what_was_parked_is_ordinary_again_during_the_next_command(env: ProcessEnvironment) -> None:
+    # Given a parked process
+    pid = int(printed(env, "sleep 300.21875 >/dev/null 2>&1 & echo $!"))
+    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+    # When another command of its session runs
+    policy = f"python3 -c 'import os; print(os.sched_getscheduler({pid}))'"
+    # Then the process is ordinary, and idle again afterwards
+    assert int(printed(env, policy)) == os.SCHED_OTHER
+    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+
+
+def test_commands_after_a_parked_process_run_at_ordinary_priority(env: ProcessEnvironment) -> None:
+    # Given a session with a parked process
+    run(env, "sleep 300.3125 >/dev/null 2>&1 &")
+    # When a command looks at its own policy; then it is ordinary
+    assert int(printed(env, "python3 -c 'import os; print(os.sched_getscheduler(0))'")) == os.SCHED_OTHER
+
+
+def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a process tree
+    shell = int(printed(env, "sleep 300.34375 >/dev/null 2>&1 & echo $$"))
+    with_files = [process.pid for process in tree.descendants(shell)]
+    # When it is walked as on a kernel without those files; then it is the same tree
+    monkeypatch.setattr(tree, "HAS_CHILDREN_FILES", False)
+    assert [process.pid for process in tree.descendants(shell)] == with_files
+    assert len(with_files) == 1
+
+
+def test_a_signal_is_not_sent_to_a_later_process_of_the_same_id(env: ProcessEnvironment) -> None:
+    # Given a living process, and the record of an earlier one of its id
+    pid = int(printed(env, "sleep 300.40625 >/dev/null 2>&1 & echo $!"))
+    assert until(lambda: processes_with("300.40625") == [pid])
+    living = tree.read_process(pid)
+    assert living is not None
+    earlier = tree.Process(pid, living.parent, "S", living.start - 1, 0.0, 0)
+    # When the earlier one is signalled; then the living one goes on
+    tree.send(earlier, 9)
+    assert processes_with("300.40625") == [pid]

@@ -1,0 +1,191 @@
+"""What a session keeps from command to command, and what it gets from the worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from workers.cpu.process.environment import ProcessEnvironment
+from workers.cpu.process.sandbox import ProcessSandbox
+
+from .support import admit, open_one, printed, processes_with, run, until
+
+
+def test_folder_variables_and_functions_are_kept(shell_env: ProcessEnvironment) -> None:
+    # Given commands that change the state of the session
+    printed(shell_env, "mkdir -p sub; cd sub; x='a b'; export Y=2; f() { echo \"f $1\"; }")
+    # When a later one looks; then all is there
+    assert printed(shell_env, "basename $PWD; echo $x; sh -c 'echo $Y'; f 3") == "sub\na b\n2\nf 3\n"
+
+
+def test_background_processes_are_kept(shell_env: ProcessEnvironment) -> None:
+    # Given a background process of a command
+    pid = printed(shell_env, "sleep 300 >/dev/null 2>&1 & echo $!").strip()
+    # When a later command asks for it; then it lives
+    assert printed(shell_env, f"kill -0 {pid} && echo lives") == "lives\n"
+
+
+def test_sessions_of_one_environment_share_files_but_no_state(env: ProcessEnvironment) -> None:
+    # Given a variable and a file made in one session
+    printed(env, "x=1; echo shared > file", session="one")
+    # When another session looks; then it sees the file alone
+    assert printed(env, "echo [$x]; cat file", session="two") == "[]\nshared\n"
+
+
+def test_environments_share_neither_files_nor_state(sandbox: ProcessSandbox) -> None:
+    # Given two environments, and a file in the first
+    first, second = open_one(sandbox, "e1"), open_one(sandbox, "e2")
+    printed(first, "touch file $TMPDIR/temporary")
+    # When the second lists its folders; then they are empty
+    assert printed(second, "ls; ls $TMPDIR") == ""
+
+
+def test_a_shell_that_ended_is_followed_by_one_in_the_same_folder_with_exports_and_functions(env: ProcessEnvironment) -> None:
+    # Given a session with state, whose shell then ends
+    printed(env, "mkdir sub; cd sub; export Y='a  b'; f() { echo \"f $1\"; }")
+    assert run(env, "exit 3").exit_code == 3
+    # When the next command runs; then the state is back
+    assert printed(env, 'basename $PWD; echo "$Y"; f 3') == "sub\na  b\nf 3\n"
+
+
+def test_a_folder_that_was_removed_is_replaced_by_home(env: ProcessEnvironment) -> None:
+    # Given a session in a folder that is removed, and whose shell ends
+    printed(env, "mkdir sub; cd sub; rmdir ../sub")
+    run(env, "exit 1")
+    # When the next command runs; then it is at home
+    assert printed(env, "pwd") == printed(env, "cd; pwd")
+
+
+def test_a_shell_killed_between_two_commands_is_replaced(env: ProcessEnvironment) -> None:
+    # Given a shell that somebody kills while it waits
+    pid = int(printed(env, "echo $$"))
+    os.kill(pid, 9)
+    assert until(lambda: not Path(f"/proc/{pid}").exists())
+    # When a command runs; then a fresh shell carries it out
+    assert printed(env, "echo alive") == "alive\n"
+
+
+def test_a_killed_keeper_leaves_nothing_and_is_replaced(env: ProcessEnvironment) -> None:
+    # Given a background process outside every process group of the session
+    printed(env, "setsid sleep 300.125 >/dev/null 2>&1 &")
+    # When a command kills the keeper
+    outcome = run(env, "kill -9 $PPID; sleep 5")
+    # Then the command has failed, nothing is left, and the next one runs
+    assert outcome.status == "failed"
+    assert "keeper" in outcome.reason
+    assert not processes_with("300.125")
+    assert printed(env, "echo alive") == "alive\n"
+
+
+def test_the_environment_is_bare(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a worker with secrets in its environment, which a session is started by
+    monkeypatch.setenv("TANGRAM_BROKER_URL", "redis://:secret@host")
+    # When a command lists its variables
+    names = {line.partition("=")[0] for line in printed(env, "env").splitlines()}
+    # Then there are only those that were meant for it
+    told = {name for name in names if name.startswith("TANGRAM_") or name.endswith("_NUM_THREADS")}
+    assert names - told <= {
+        "PATH", "HOME", "TMPDIR", "LANG", "TERM", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "MAKEFLAGS", "PYTEST_XDIST_AUTO_NUM_WORKERS",
+    }  # fmt: skip
+    assert {name for name in told if name.startswith("TANGRAM_")} == {"TANGRAM_DOP"}
+
+
+def test_no_process_of_a_session_shows_the_workers_environment(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a worker with secrets
+    monkeypatch.setenv("TANGRAM_BROKER_URL", "redis://:secret@host")
+    # When a command reads the environments of the shell and of the keeper above it
+    shown = printed(env, "cat /proc/$$/environ /proc/$PPID/environ | tr '\\0' '\\n'")
+    # Then nothing of the worker's is there
+    assert "HOME=" in shown
+    assert "secret" not in shown
+
+
+def test_home_and_temporary_folder_are_the_environments_own(env: ProcessEnvironment) -> None:
+    # Given an environment; when a command looks at its folders
+    home, temporary, here = printed(env, "echo $HOME; dirname $(mktemp); pwd").splitlines()
+    # Then all lie in the environment
+    root = str(env.work_folder.parent)
+    assert (home, temporary, here) == (f"{root}/work", f"{root}/tmp", f"{root}/work")
+
+
+def test_variables_of_a_request_end_with_its_command(shell_env: ProcessEnvironment) -> None:
+    # Given a command with a variable of its own
+    outcome = run(shell_env, "sh -c 'echo \"$COLOUR\"'", variables={"COLOUR": "dark 'blue'\n$(id)"})
+    assert outcome.stdout == b"dark 'blue'\n$(id)\n"
+    # When the next one looks; then it is gone
+    assert printed(shell_env, "echo [$COLOUR]") == "[]\n"
+
+
+def test_the_program_is_told_its_dop(shell_env: ProcessEnvironment) -> None:
+    # Given a grant of three cores and a variable that the caller set himself
+    execution = admit(
+        shell_env, "sh -c 'echo $TANGRAM_DOP $OMP_NUM_THREADS $MAKEFLAGS'", cores=(0, 1, 2), variables={"OMP_NUM_THREADS": "7"}
+    )
+    # When it runs; then it is told 3, apart from the caller's value
+    assert execution.wait().stdout == b"3 7 -j3\n"
+
+
+def test_commands_of_one_session_run_one_after_the_other(env: ProcessEnvironment) -> None:
+    # Given two commands for one session that would disturb each other
+    command = "test ! -e busy && touch busy && sleep 0.05 && rm busy"
+    executions = [admit(env, command) for _ in range(4)]
+    # When they are carried out by threads at the same time
+    threads = [threading.Thread(target=execution.wait) for execution in executions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Then none met another
+    assert [execution.wait().exit_code for execution in executions] == [0, 0, 0, 0]
+
+
+def test_no_descriptor_of_the_worker_reaches_a_command(env: ProcessEnvironment) -> None:
+    # Given an open session; when a program lists its descriptors
+    listed = printed(env, "python3 -c 'import os; print(sorted(int(d) for d in os.listdir(\"/proc/self/fd\")))'")
+    # Then there are the three standard ones, and that of the listing itself
+    assert listed == "[0, 1, 2, 3]\n"
+
+
+def test_no_new_privileges_and_no_core_dumps(env: ProcessEnvironment) -> None:
+    # Given a session; when a command looks at its status; then the kernel grants it no more, and dumps nothing
+    assert printed(env, "grep NoNewPrivs /proc/self/status; ulimit -c").split() == ["NoNewPrivs:", "1", "0"]
+
+
+def test_broken_pipes_end_programs_as_usual(env: ProcessEnvironment) -> None:
+    # Given a program that prints for ever into one that takes a line; when it runs; then it ends by SIGPIPE
+    assert printed(env, "yes | head -n 1; echo ${PIPESTATUS[0]}") == "y\n141\n"
+
+
+def test_a_shell_that_does_not_come_up_fails_the_command_in_bounded_time(tmp_path: Path) -> None:
+    # Given a shell that hangs as it starts
+    hanging = tmp_path / "hanging-shell"
+    hanging.write_text("#!/bin/sh\nsleep 300.25\n")
+    hanging.chmod(0o755)
+    box = ProcessSandbox(tmp_path / "box", shell=str(hanging), start_timeout_s=0.2)
+    try:
+        # When a command is carried out
+        outcome = run(open_one(box), "true")
+        # Then it has failed for that reason, and the hanging processes are gone
+        assert (outcome.status, outcome.reason) == ("failed", "the shell was not ready within 0.2 s")
+        assert not processes_with("300.25")
+    finally:
+        box.close()
+
+
+def test_a_shell_that_cannot_run_fails_the_command_with_the_reason(tmp_path: Path) -> None:
+    # Given a shell whose interpreter does not exist
+    broken = tmp_path / "broken-shell"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    box = ProcessSandbox(tmp_path / "box", shell=str(broken))
+    try:
+        # When a command is carried out; then the reason names the file
+        outcome = run(open_one(box), "true")
+        assert outcome.status == "failed"
+        assert "cannot run" in outcome.reason
+        assert "broken-shell" in outcome.reason
+    finally:
+        box.close()

@@ -1,0 +1,217 @@
+"""Timeouts and kills end the whole process tree of a command, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from workers.cpu.process.environment import ProcessEnvironment
+
+from .support import admit, printed, processes_with, run, until
+
+DOUBLE_FORK = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(float(sys.argv[1]))
+    os._exit(0)
+os.wait()
+"""
+ESCAPES = [
+    "sleep {marker}",
+    "sleep {marker} | cat",
+    "sleep {marker} & sleep {marker} & wait",
+    "setsid sleep {marker} & sleep {marker}",
+    "(setsid sh -c 'sleep {marker} & sleep {marker} &' &) ; sleep {marker}",
+    "sh -c 'trap \"\" TERM INT HUP; sleep {marker}; sleep {marker}'",
+    "trap '' TERM; while :; do sleep {marker}; done",
+    "python3 -c '{double_fork}' {marker}; sleep {marker}",
+    "sleep {marker} & kill -STOP $$",
+    "exec sleep {marker}",
+    "env -i setsid nohup sleep {marker} >/dev/null 2>&1 & exec sleep {marker}",
+]
+
+
+@pytest.mark.parametrize("command", ESCAPES)
+def test_a_kill_ends_every_process_of_the_command(shell_env: ProcessEnvironment, command: str) -> None:
+    # Given a running command whose processes try to get away
+    marker = "300.0625"
+    execution = admit(shell_env, "echo before; " + command.format(marker=marker, double_fork=DOUBLE_FORK))
+    thread = threading.Thread(target=execution.wait)
+    thread.start()
+    assert until(lambda: bool(processes_with(marker)))
+    # When it is killed
+    execution.kill("enough")
+    thread.join(20)
+    # Then none of its processes lives, what was printed is there, and the session goes on
+    outcome = execution.wait()
+    assert (outcome.status, outcome.exit_code, outcome.stdout) == ("cancelled", None, b"before\n")
+    assert not processes_with(marker)
+    assert printed(shell_env, "echo alive") == "alive\n"
+
+
+def test_a_timeout_ends_the_command_with_what_it_printed(shell_env: ProcessEnvironment) -> None:
+    # Given a stopped shell, and a process out of its session
+    command = "echo before; setsid sleep 300.03125 & kill -STOP $$; echo after"
+    # When it runs out of time
+    outcome = admit(shell_env, command, timeout_s=0.5).wait()
+    # Then it says so, and none of its processes lives
+    assert (outcome.status, outcome.exit_code, outcome.stdout) == ("timed_out", None, b"before\n")
+    assert outcome.reason == "ran longer than 0.5 s"
+    assert 0.5 <= outcome.execution_s < 5
+    assert not processes_with("300.03125")
+    assert printed(shell_env, "echo alive") == "alive\n"
+
+
+def test_the_rest_of_a_command_does_not_run_after_a_timeout(shell_env: ProcessEnvironment) -> None:
+    # Given a command with something dangerous behind something slow
+    outcome = admit(shell_env, "for i in 1 2 3; do sleep 30; touch wrong; done; touch wrong", timeout_s=0.1).wait()
+    # When it has timed out; then the rest has not happened
+    assert outcome.status == "timed_out"
+    assert printed(shell_env, "ls") == ""
+
+
+def test_a_shell_that_loops_by_itself_is_ended(shell_env: ProcessEnvironment) -> None:
+    # Given a loop of builtins only; when it runs out of time
+    outcome = admit(shell_env, "while :; do :; done", timeout_s=0.1).wait()
+    # Then it is over, soon, and the session goes on
+    assert outcome.status == "timed_out"
+    assert outcome.execution_s < 2
+    assert printed(shell_env, "echo alive") == "alive\n"
+
+
+def test_a_program_has_a_moment_to_end_by_itself(env: ProcessEnvironment) -> None:
+    # Given a program that says goodbye on SIGTERM
+    command = "sh -c 'trap \"echo goodbye; exit\" TERM; echo hello; while :; do sleep 0.01; done'"
+    # When it runs out of time; then what it says is part of the output
+    assert admit(env, command, timeout_s=0.5).wait().stdout == b"hello\ngoodbye\n"
+
+
+def test_background_processes_of_earlier_commands_survive_a_timeout(shell_env: ProcessEnvironment) -> None:
+    # Given a server of an earlier command, with a child of its own
+    server = "sh -c 'sleep 300.5 & wait'"
+    printed(shell_env, f"{server} >/dev/null 2>&1 &")
+    assert until(lambda: len(processes_with("300.5")) == 2)
+    before = processes_with("300.5")
+    # When a later command runs out of time
+    assert admit(shell_env, "sleep 300.75", timeout_s=0.1).wait().status == "timed_out"
+    # Then the server and its child live, and the command does not
+    assert processes_with("300.5") == before
+    assert not processes_with("300.75")
+
+
+def test_the_state_from_before_a_timeout_comes_back(env: ProcessEnvironment) -> None:
+    # Given a session with an export, in a folder
+    printed(env, "mkdir sub; cd sub; export Y=2")
+    # When a command runs out of time; then the next one finds both
+    assert admit(env, "sleep 30", timeout_s=0.1).wait().status == "timed_out"
+    assert printed(env, "basename $PWD; echo $Y") == "sub\n2\n"
+
+
+def test_a_silent_command_ends_after_the_output_timeout(env: ProcessEnvironment) -> None:
+    # Given a command that prints for a while and then hangs
+    command = "for i in 1 2 3 4; do echo $i; sleep 0.1; done; sleep 30"
+    # When it may be silent for 0.3 s
+    outcome = admit(env, command, output_timeout_s=0.3).wait()
+    # Then printing has kept it alive, and silence has ended it
+    assert (outcome.status, outcome.stdout) == ("timed_out", b"1\n2\n3\n4\n")
+    assert outcome.reason == "printed nothing for 0.3 s"
+
+
+def test_output_of_either_stream_counts_as_a_sign_of_life(env: ProcessEnvironment) -> None:
+    # Given a command that prints to standard error only, longer than it may be silent
+    command = "for i in 1 2 3 4 5 6; do echo $i >&2; sleep 0.1; done"
+    # When it runs; then it ends by itself
+    assert admit(env, command, output_timeout_s=0.4).wait().status == "succeeded"
+
+
+def test_a_kill_from_another_thread_cancels(env: ProcessEnvironment) -> None:
+    # Given a running command
+    execution = admit(env, "echo before; touch started; sleep 300.625")
+    thread = threading.Thread(target=execution.wait)
+    thread.start()
+    assert until(lambda: bool(processes_with("300.625")))
+    # When it is killed, twice
+    execution.kill("the trajectory was dropped")
+    execution.kill("another reason")
+    thread.join(10)
+    # Then it is cancelled for the first reason, with its output, and gone
+    outcome = execution.wait()
+    assert (outcome.status, outcome.exit_code, outcome.stdout) == ("cancelled", None, b"before\n")
+    assert outcome.reason == "the trajectory was dropped"
+    assert not processes_with("300.625")
+
+
+def test_a_kill_before_the_wait_means_that_nothing_runs(env: ProcessEnvironment) -> None:
+    # Given an admitted command that was killed at once
+    execution = admit(env, "touch wrong")
+    execution.kill("too late")
+    # When it is waited for; then it is cancelled, and never ran
+    assert (execution.wait().status, execution.wait().reason) == ("cancelled", "too late")
+    assert printed(env, "ls") == ""
+
+
+def test_a_kill_of_a_command_that_waits_for_its_session(env: ProcessEnvironment) -> None:
+    # Given a command that has the session, and one behind it
+    first, second = admit(env, "sleep 300.375"), admit(env, "touch wrong")
+    threads = [threading.Thread(target=execution.wait) for execution in (first, second)]
+    threads[0].start()
+    assert until(lambda: bool(processes_with("300.375")))
+    threads[1].start()
+    # When the second is killed; then it is over while the first runs on
+    second.kill("not needed")
+    threads[1].join(10)
+    assert second.wait().status == "cancelled"
+    assert processes_with("300.375")
+    first.kill("done")
+    threads[0].join(10)
+    assert first.wait().status == "cancelled"
+
+
+def test_a_kill_or_resize_after_the_end_changes_nothing(env: ProcessEnvironment) -> None:
+    # Given a command that is over, and a background process of it
+    execution = admit(env, "sleep 300.875 >/dev/null 2>&1 &")
+    outcome = execution.wait()
+    # When it is killed and resized
+    execution.kill("late")
+    execution.resize((0,))
+    # Then the outcome and the process stand
+    assert execution.wait() is outcome
+    assert outcome.status == "succeeded"
+    assert until(lambda: bool(processes_with("300.875")))
+
+
+def test_waiting_for_the_session_does_not_eat_the_timeout(env: ProcessEnvironment) -> None:
+    # Given a command with a timeout behind one that takes longer than it
+    first, second = admit(env, "sleep 0.4"), admit(env, "echo ran", timeout_s=0.3)
+    threads = [threading.Thread(target=execution.wait) for execution in (first, second)]
+    threads[0].start()
+    assert until(lambda: bool(processes_with("sleep\x000.4")))
+    threads[1].start()
+    for thread in threads:
+        thread.join(10)
+    # When both are over; then the second has run
+    assert second.wait().stdout == b"ran\n"
+
+
+def test_a_fork_storm_is_ended(env: ProcessEnvironment) -> None:
+    # Given a command that starts processes as fast as it can, each ending soon
+    command = "while :; do (setsid sleep 300.9375 &) ; sleep 0.005; done"
+    # When it runs out of time; then none is left
+    began = time.monotonic()
+    assert admit(env, command, timeout_s=0.2).wait().status == "timed_out"
+    assert not processes_with("300.9375")
+    assert time.monotonic() - began < 5
+
+
+def test_a_command_that_ends_its_shell_leaves_its_background_processes(env: ProcessEnvironment) -> None:
+    # Given a command that starts a server and ends the shell
+    outcome = run(env, "sleep 300.4375 >/dev/null 2>&1 & exit 3")
+    # When it is over; then the server lives, and goes with the environment
+    assert outcome.exit_code == 3
+    assert until(lambda: bool(processes_with("300.4375")))
+    env.close()
+    assert not processes_with("300.4375")

@@ -1,0 +1,196 @@
+"""What an environment and a sandbox are, whatever they are made of.
+
+Only the abstract classes and the values that cross them live here; no process, no container, no thread.
+
+| thing       | states                                | ends when                                        |
+|-------------|---------------------------------------|--------------------------------------------------|
+| environment | open, closed                          | `close()`, or its sandbox closes                 |
+| session     | unstarted, idle, busy, dead           | its environment closes; a dead one starts again  |
+| execution   | waiting, running, ending, over        | `wait()` has returned                            |
+
+Threading: one thread calls `Execution.wait`, which does the work; `resize` and `kill` may come from any other.
+Commands of one session run one after the other; commands of two sessions run side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from tangram.errors import InvalidAction
+
+Status = Literal["succeeded", "timed_out", "cancelled", "failed"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _check_name(field_name: str, value: str) -> None:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidAction(field_name, f"must be 1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit, not {value!r}")
+
+
+def _check_positive(field_name: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
+        raise InvalidAction(field_name, f"must be above 0, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """What an environment is asked to be. The `id` is also the name of its folder."""
+
+    id: str
+    image: str | None = None
+    memory_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse ids that are no safe file name, and memory below 1."""
+        _check_name("environment", self.id)
+        _check_positive("memory_mb", self.memory_mb)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecRequest:
+    """One command for one session of an environment.
+
+    `cores` are the ids granted; an empty tuple leaves the affinity as it is and tells the program a DoP of 1.
+    `output_timeout_s` is how long the command may print nothing. `output_limit_bytes` holds for each stream.
+    `variables` are environment variables of this command alone.
+    """
+
+    action_id: str
+    command: str
+    cores: tuple[int, ...]
+    session: str = "main"
+    timeout_s: float | None = None
+    output_timeout_s: float | None = None
+    output_limit_bytes: int = 1_048_576
+    variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        """Refuse what no shell can be given."""
+        _check_name("session", self.session)
+        _check_positive("timeout_s", self.timeout_s)
+        _check_positive("output_timeout_s", self.output_timeout_s)
+        check_cores(self.cores)
+        if "\0" in self.command:
+            raise InvalidAction("command", "must not contain NUL characters")
+        if self.output_limit_bytes < 0:
+            raise InvalidAction("output_limit_bytes", f"must be at least 0, not {self.output_limit_bytes}")
+        for name, value in self.variables.items():
+            if not _VARIABLE.fullmatch(name):
+                raise InvalidAction("variables", f"{name!r} is no name of an environment variable")
+            if "\0" in value:
+                raise InvalidAction("variables", f"{name} must not contain NUL characters")
+
+
+def check_cores(cores: tuple[int, ...]) -> None:
+    """Raise `InvalidAction` unless every core id is a whole number of at least 0."""
+    for core in cores:
+        if isinstance(core, bool) or not isinstance(core, int) or core < 0:
+            raise InvalidAction("cores", f"ids must be whole and at least 0, not {core!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecOutcome:
+    """How a command ended.
+
+    `exit_code` is there for `succeeded` only (128 + n for a shell ended by signal n); the output is what was printed
+    so far in any case. `execution_s` runs from handing the command over to the end of its processes; `cpu_s` are the
+    core-seconds of its process tree; `max_rss_mb` is the largest resident memory of the tree that was seen.
+    """
+
+    status: Status
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    reason: str
+    execution_s: float
+    cpu_s: float
+    max_rss_mb: float
+
+
+class Execution(ABC):
+    """One command, admitted to an environment. It begins when `wait` is called and its session is free."""
+
+    @abstractmethod
+    def wait(self) -> ExecOutcome:
+        """Carry the command out in the calling thread and return how it ended.
+
+        After a timeout or a kill it returns once the command's processes are gone. A second call returns the same outcome.
+        """
+
+    @abstractmethod
+    def resize(self, cores: tuple[int, ...]) -> None:
+        """Hold the command's process tree to `cores` from now on; nothing happens once it is over."""
+
+    @abstractmethod
+    def kill(self, reason: str) -> None:
+        """Ask that the command end as `cancelled` for `reason`; the first reason counts, and none once it is over."""
+
+
+class Environment(ABC):
+    """A stateful sandbox: files, processes, shell sessions, held between actions."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> EnvironmentSpec:
+        """Return what the environment was opened with."""
+
+    @abstractmethod
+    def start(self, request: ExecRequest) -> Execution:
+        """Admit a command. Raises `EnvironmentGone` once closed."""
+
+    @abstractmethod
+    def read_file(self, path: str) -> bytes:
+        """Return a file's bytes; a relative `path` starts at the work folder.
+
+        Raises:
+            NoSuchFile, PathIsDirectory, PathOutside, FileTooLarge, FileUnusable: as their names say.
+            EnvironmentGone: the environment was closed.
+
+        """
+
+    @abstractmethod
+    def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
+        """Write a file, with the folders above it; `mode` sets its permissions, else a file that exists keeps its own.
+
+        Raises:
+            PathIsDirectory, PathOutside, FileTooLarge, FileUnusable: as their names say.
+            EnvironmentGone: the environment was closed.
+
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every process and remove every file of it. Running commands end as `cancelled`. Again: nothing."""
+
+
+class Sandbox(ABC):
+    """Where environments of one kind live."""
+
+    @abstractmethod
+    def open(self, spec: EnvironmentSpec) -> Environment:
+        """Return the environment of `spec`, opened unless it is already.
+
+        Raises:
+            EnvironmentExists: one of this id is open with another specification.
+
+        """
+
+    @abstractmethod
+    def get(self, environment_id: str) -> Environment:
+        """Return an open environment. Raises `EnvironmentGone` when there is none of this id."""
+
+    @abstractmethod
+    def environments(self) -> tuple[Environment, ...]:
+        """Return the open environments, in the order of their opening."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every environment; nothing can be opened afterwards."""

@@ -1,0 +1,30 @@
+"""What a program is told about its degree of parallelism.
+
+Pure values only. The names are those that common runtimes read by themselves; a value that the caller gave wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+COUNT_VARIABLES = ("TANGRAM_DOP", *THREAD_VARIABLES, "PYTEST_XDIST_AUTO_NUM_WORKERS")
+
+
+def dop_variables(dop: int) -> dict[str, str]:
+    """Return the environment variables that tell a program to use `dop` cores.
+
+    Raises:
+        ValueError: `dop` is below 1.
+
+    """
+    if dop < 1:
+        raise ValueError(f"dop must be at least 1, not {dop}")
+    told = dict.fromkeys(COUNT_VARIABLES, str(dop))
+    told["MAKEFLAGS"] = f"-j{dop}"
+    return told
+
+
+def with_dop(dop: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return `variables` and, for the names that are not among them, what `dop_variables` says."""
+    return {**dop_variables(dop), **variables}

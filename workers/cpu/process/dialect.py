@@ -1,0 +1,123 @@
+"""The shell side of the protocol between a worker and a session: the driver that a shell runs, and a command's text.
+
+Only text is made here. The driver is a loop that reports on the FIFO `done`, saves what a successor needs in `state`,
+waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
+
+1. The FIFOs are opened by path for each turn and closed before a command runs, so a command inherits nothing of the
+   protocol: whatever it does to its descriptors, it cannot read or write a turn by accident. Each turn has a random
+   name, which a report repeats.
+2. The report stands in the *condition* of the inner loop, so a command that says `continue` reports too; one that
+   says `break` ends the inner loop, and the outer one enters it again.
+3. Both loops are `until`: under `set -n` no command runs and every status is 0, which ends `until` but would make
+   `while` spin. The shell then ends, and a fresh one starts.
+4. The descriptors of a command are redirected around `eval`, so `exec >&-` inside lasts for that command only.
+5. Per-command variables stand before `eval`, so they end with it. `command eval` keeps a syntax error from ending a
+   POSIX shell; `builtin` in bash steps over functions of the same name.
+6. Saving comes after the report: it takes no time of the command.
+7. The worker opens `go` and `done` for a turn only, so an idle session costs it one descriptor. A shell that opened `go`
+   just before the worker closed it reads nothing, and opens it again. The assignment there ends a shell in which a
+   command has made the variable read-only; it would never read a turn.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.cpu.errors import SessionUnavailable
+
+# One line when joined, so that the line numbers in a command's error messages are those of the command.
+_BASH = " ".join(
+    (
+        "if test -f {state}; then . {state}; fi;",
+        "until ! :; do :;",
+        """until builtin printf '%s %s\\n' "${{__tangram_turn-ready}}" "$?" >|{done};""",
+        "{{ builtin export -p; builtin declare -f; }} >|{state};",
+        "until builtin read -r __tangram_turn <{go}; do builtin test -p {go} && __tangram_turn= || builtin exit; done;",
+        "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
+        "builtin false;",
+        """do builtin eval "$__tangram_text"; done;""",
+        "done",
+    )
+)
+_POSIX = " ".join(
+    (
+        "if test -f {state}; then . {state}; fi;",
+        "until ! :; do :;",
+        """until printf '%s %s\\n' "${{__tangram_turn-ready}}" "$?" >|{done};""",
+        "export -p >|{state};",
+        "until read -r __tangram_turn <{go}; do test -p {go} && __tangram_turn= || exit; done;",
+        "false;",
+        "do command . {text}; done;",
+        "done",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The folder of a session's protocol files."""
+
+    folder: Path
+
+    @property
+    def go(self) -> str:
+        """Return the FIFO that names the next turn."""
+        return str(self.folder / "go")
+
+    @property
+    def done(self) -> str:
+        """Return the FIFO on which a turn is reported."""
+        return str(self.folder / "done")
+
+    @property
+    def text(self) -> str:
+        """Return the file with the text to evaluate."""
+        return str(self.folder / "text")
+
+    @property
+    def state(self) -> str:
+        """Return the file with the exported variables and the functions, as of the last report."""
+        return str(self.folder / "state")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A shell program and how it is driven."""
+
+    program: str
+    is_bash: bool
+
+    @classmethod
+    def find(cls, program: str | None) -> Dialect:
+        """Return the dialect of `program`, by default of bash if there is one, else of sh.
+
+        Raises:
+            SessionUnavailable: there is no such program.
+
+        """
+        wanted = program or shutil.which("bash") or "/bin/sh"
+        found = shutil.which(wanted)
+        if found is None:
+            raise SessionUnavailable(f"no shell: {wanted} is not an executable file")
+        return cls(os.path.abspath(found), os.path.basename(found) == "bash")
+
+    def argv(self, control: Control) -> list[str]:
+        """Return the command line of a session's shell."""
+        template = _BASH if self.is_bash else _POSIX
+        names = {name: shlex.quote(getattr(control, name)) for name in ("go", "done", "text", "state")}
+        driver = template.format(**names)
+        flags = ["--norc", "--noprofile"] if self.is_bash else []
+        return [self.program, *flags, "-c", driver, os.path.basename(self.program)]
+
+    def text(self, command: str, variables: Mapping[str, str], stdout: str, stderr: str) -> bytes:
+        """Return what the driver evaluates to carry `command` out with its output on two files."""
+        set_variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        redirected = f"</dev/null >{shlex.quote(stdout)} 2>{shlex.quote(stderr)}"
+        line = f"{set_variables} command eval {shlex.quote(command)} {redirected}"
+        # bash reads up to a NUL; a sourced file ends with its last line.
+        return line.encode("utf-8", "surrogateescape") + (b"\0" if self.is_bash else b"\n")

@@ -1,0 +1,151 @@
+"""One command carried out in a session of a process environment.
+
+| phase   | meaning                                             | next                                                   |
+|---------|-----------------------------------------------------|--------------------------------------------------------|
+| waiting | the session is not free, or its shell starts        | shell ready: running; killed or no shell: over         |
+| running | the shell evaluates the command                     | reported or shell ended: over; timeout or kill: ending |
+| ending  | the keeper kills the command's processes            | none is left: over                                     |
+| over    | the outcome stands                                  |                                                        |
+
+A timeout or a kill ends the shell too: were only its child killed, the shell would go on with the rest of the command.
+Processes that earlier commands left behind are spared. `wait` does the work in its thread; other threads set what they
+want under the lock and wake it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Literal
+
+from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Status, check_cores
+from workers.cpu.errors import SandboxError
+from workers.cpu.process import tree
+from workers.cpu.process.cores import CoreMap
+from workers.cpu.process.run import NotBegun, Run
+from workers.cpu.process.session import Session, Shell, Turn
+
+Phase = Literal["waiting", "running", "ending", "over"]
+
+
+class ProcessExecution(Execution):
+    """A command for `session`, with its cores on the machine that `core_map` describes."""
+
+    def __init__(self, session: Session, request: ExecRequest, core_map: CoreMap) -> None:
+        self._session, self._request, self._core_map = session, request, core_map
+        self._turn = Turn()
+        self._waiting = threading.Lock()
+        self._outcome: ExecOutcome | None = None
+        self._lock = threading.Lock()
+        self._phase: Phase = "waiting"
+        self._cores = request.cores
+        self._killed: str | None = None
+        self._keeper = 0
+        self._wake = -1
+
+    def wait(self) -> ExecOutcome:
+        """Carry the command out; see the base class."""
+        with self._waiting:
+            if self._outcome is None:
+                self._outcome = self._carry_out()
+            return self._outcome
+
+    def resize(self, cores: tuple[int, ...]) -> None:
+        """Hold the command to `cores`; see the base class."""
+        check_cores(cores)
+        with self._lock:
+            self._cores = cores
+            if self._phase == "running" and cores:
+                tree.pin(self._keeper, self._core_map.real(cores))
+
+    def kill(self, reason: str) -> None:
+        """End the command as cancelled; see the base class."""
+        with self._lock:
+            if self._killed is not None or self._phase == "over":
+                return
+            self._killed = reason
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+        self._session.abandon(self._turn)
+
+    def _carry_out(self) -> ExecOutcome:
+        try:
+            if not self._session.take(self._turn):
+                return self._not_run("cancelled", self._killed or "the environment was closed")
+            return self._in_turn()
+        finally:
+            self._session.release(self._turn)
+            with self._lock:
+                self._phase = "over"
+
+    def _in_turn(self) -> ExecOutcome:
+        wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            with self._lock:
+                self._wake = wake
+                if self._killed is not None:
+                    return self._not_run("cancelled", self._killed)
+            return self._try_shells(wake)
+        except (SandboxError, OSError) as error:
+            if not isinstance(error, SandboxError):
+                self._session.reset()
+            if self._session.closed or self._killed is not None:
+                return self._not_run("cancelled", self._killed or "the environment was closed")
+            return self._not_run("failed", str(error))
+        finally:
+            with self._lock:
+                self._wake = -1
+            os.close(wake)
+
+    def _try_shells(self, wake: int) -> ExecOutcome:
+        """Run the command in the session's shell, or in a fresh one when that ends without having begun it."""
+        for _ in range(2):
+            with contextlib.suppress(NotBegun):
+                return self._run(self._session.ready_shell(wake))
+        return self._not_run("failed", "the session's shell ended twice before the command began")
+
+    def _run(self, shell: Shell) -> ExecOutcome:
+        spared = self._begin(shell)
+        try:
+            with Run(self._session, self._request, shell, spared, (lambda: self._killed, self._note_ending)) as run:
+                run.hand_over(len(self._cores))
+                return run.pump(self._wake)
+        finally:
+            with self._lock:
+                self._phase = "over"
+            tree.park(shell.keeper, shell.pid, self._core_map.available)
+
+    def _begin(self, shell: Shell) -> frozenset[tree.Identity]:
+        """Apply the grant to the session's processes and return those of earlier commands."""
+        before = [process for process in tree.descendants(shell.keeper) if process.pid != shell.pid]
+        with self._lock:
+            self._keeper = shell.keeper
+            self._phase = "running"
+            cores = self._core_map.real(self._cores)
+            if before:
+                tree.unpark(shell.keeper)
+                if cores:
+                    tree.pin(shell.keeper, cores)
+            elif cores:
+                # A shell that waits has one thread and starts nothing: no walk is needed.
+                os.sched_setaffinity(shell.pid, cores)
+        return frozenset(process.identity for process in before)
+
+    def _note_ending(self) -> None:
+        """Note that the command is being killed; a resize has no effect any more."""
+        with self._lock:
+            self._phase = "ending"
+
+    def _not_run(self, status: Status, reason: str) -> ExecOutcome:
+        return ExecOutcome(
+            status=status,
+            exit_code=None,
+            stdout=b"",
+            stderr=b"",
+            truncated=False,
+            reason=reason,
+            execution_s=0.0,
+            cpu_s=0.0,
+            max_rss_mb=0.0,
+        )

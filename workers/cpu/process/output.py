@@ -1,0 +1,158 @@
+"""What a command prints: captured up to a limit, and thrown away beyond it.
+
+A stream is a FIFO in the session's control folder. One that a background process still holds when its command is over
+goes to the `Drain`, so that the process neither blocks nor dies of SIGPIPE; the next command gets a fresh FIFO, so
+that late output of one command never appears in another's.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import select
+import termios
+import threading
+from pathlib import Path
+
+CHUNK_BYTES = 65_536
+DRAIN_PAUSE_S = 0.01
+
+
+class StreamFifo:
+    """The FIFO of one stream of a session; renewed when it was handed to the drain."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name, self._count = folder, name, 0
+        self.path = self._make()
+
+    def _make(self) -> str:
+        path = str(self._folder / f"{self._name}.{self._count}")
+        os.mkfifo(path, 0o600)
+        return path
+
+    def renew(self) -> None:
+        """Use another FIFO from now on; whoever has the old one open keeps it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._count += 1
+        self.path = self._make()
+
+
+class Capture:
+    """The reading end of one stream during one command; keeps at most `limit_bytes`."""
+
+    def __init__(self, path: str, limit_bytes: int) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._limit_bytes = limit_bytes
+        self._kept = bytearray()
+        self.truncated = False
+
+    @property
+    def data(self) -> bytes:
+        """Return the bytes kept."""
+        return bytes(self._kept)
+
+    def pull(self, most: int = CHUNK_BYTES) -> int:
+        """Take what is there, up to `most` bytes; return how many came, 0 when nobody writes or nothing is there."""
+        try:
+            chunk = os.read(self.descriptor, most)
+        except BlockingIOError:
+            return 0
+        room = self._limit_bytes - len(self._kept)
+        self._kept += chunk[:room] if room > 0 else b""
+        self.truncated = self.truncated or len(chunk) > room
+        return len(chunk)
+
+    def was_opened(self) -> bool:
+        """Return whether any process has opened the stream for writing since this end was opened.
+
+        Only then does a FIFO hang up; before, it has no event, and reading finds its end at once.
+        """
+        poller = select.poll()
+        poller.register(self.descriptor, select.POLLIN)
+        if poller.poll(0):
+            return True
+        try:
+            return os.read(self.descriptor, 1) != b""
+        except BlockingIOError:
+            return True
+
+    def finish(self) -> bool:
+        """Take what was printed until now; return whether a process still holds the stream.
+
+        The pipe's fill level is asked once: a background process that prints without end must not hold the result.
+        """
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self.descriptor, termios.FIONREAD, waiting)
+        left = waiting[0]
+        while left > 0 and (came := self.pull(min(left, CHUNK_BYTES))):
+            left -= came
+        try:
+            return os.read(self.descriptor, CHUNK_BYTES) != b""
+        except BlockingIOError:
+            return True
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.descriptor)
+
+
+class Drain:
+    """Reads streams that outlive their command, and throws away what comes, on one thread that starts when needed.
+
+    After each round it pauses, so a background process that prints without end is held to a few MB/s.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._poller = select.epoll()
+        self._descriptors: set[int] = set()
+        self._stop = threading.Event()
+
+    def __len__(self) -> int:
+        """Return how many streams are being drained."""
+        with self._lock:
+            return len(self._descriptors)
+
+    def adopt(self, descriptor: int) -> None:
+        """Take over a reading end; it is closed once nobody writes to it any more."""
+        with self._lock:
+            if self._stop.is_set():
+                os.close(descriptor)
+                return
+            self._descriptors.add(descriptor)
+            self._poller.register(descriptor, select.EPOLLIN)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tangram-drain", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for descriptor, _ in self._poller.poll(0.5):
+                self._discard(descriptor)
+            self._stop.wait(DRAIN_PAUSE_S)
+
+    def _discard(self, descriptor: int) -> None:
+        try:
+            came = len(os.read(descriptor, CHUNK_BYTES))
+        except BlockingIOError:
+            return
+        if came == 0:
+            with self._lock:
+                self._poller.unregister(descriptor)
+                self._descriptors.discard(descriptor)
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """Stop, and close every stream."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+            self._descriptors.clear()
+            self._poller.close()

@@ -1,0 +1,227 @@
+"""The loop that serves one command in a shell: output, report, deadlines, kill.
+
+It holds no lock and shares nothing with other threads but the descriptor that wakes it. It ends on the first of: the
+shell's report for this turn, the end of the shell, the end of a kill, the end of the keeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.cpu.abstract import ExecOutcome, ExecRequest, Status
+from workers.cpu.dop import with_dop
+from workers.cpu.process import tree
+from workers.cpu.process.link import Event, Exited, Gone, HungUp
+from workers.cpu.process.meter import Meter
+from workers.cpu.process.output import Capture
+from workers.cpu.process.session import Session, Shell
+
+GRACE_S = 0.2
+NEVER = float("inf")
+
+
+class NotBegun(Exception):
+    """Raised when the shell ended before it came to the command, which may therefore be handed over again."""
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why and how the command ended, before its output is taken."""
+
+    status: Status
+    exit_code: int | None
+    reason: str
+    cpu_s: float
+
+
+class Run:
+    """One command from hand-over to outcome. `killed` is asked after a wake-up, `on_ending` told before a kill."""
+
+    def __init__(
+        self,
+        session: Session,
+        request: ExecRequest,
+        shell: Shell,
+        spared: frozenset[tree.Identity],
+        hooks: tuple[Callable[[], str | None], Callable[[], None]],
+    ) -> None:
+        self._session, self._request, self._shell, self._spared = session, request, shell, spared
+        self._killed, self._on_ending = hooks
+        self._name = secrets.token_hex(8)
+        self._descriptors = contextlib.ExitStack()
+        with self._descriptors:
+            # Both ends, so that neither side's opening blocks and no hang-up is seen between two openings.
+            self._go, self._done = map(self._open, (session.control.go, session.control.done))
+            self._captures = [self._capture(fifo.path) for fifo in session.streams]
+            self._descriptors = self._descriptors.pop_all()
+        self._meter = Meter(shell.keeper, shell.pid, spared)
+        self._poller = select.poll()
+        self._report = b""
+        self._kill: tuple[Status, str] | None = None
+        self._ending: Ending | None = None
+        self._began = time.monotonic()
+        self._printed = self._began
+        self._sample_at = self._began + self._meter.next_interval_s()
+
+    def _open(self, path: str) -> int:
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._descriptors.callback(os.close, descriptor)
+        return descriptor
+
+    def _capture(self, path: str) -> Capture:
+        return self._descriptors.enter_context(contextlib.closing(Capture(path, self._request.output_limit_bytes)))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._descriptors.close()
+
+    def hand_over(self, dop: int) -> None:
+        """Give the command to the shell, told that its DoP is `dop`."""
+        out, err = (fifo.path for fifo in self._session.streams)
+        variables = with_dop(max(1, dop), self._request.variables)
+        with open(self._session.control.text, "wb", buffering=0) as file:
+            file.write(self._session.setup.dialect.text(self._request.command, variables, out, err))
+        self._began = self._printed = time.monotonic()
+        os.write(self._go, f"{self._name}\n".encode())
+
+    def pump(self, wake: int) -> ExecOutcome:
+        """Serve the command until it is over; `wake` becomes readable when `killed` has an answer.
+
+        Raises:
+            NotBegun: the shell had ended, by something that an earlier command set up, before it took this one.
+
+        """
+        link = self._shell.link
+        for descriptor in (wake, self._done, link.fileno(), *(capture.descriptor for capture in self._captures)):
+            self._poller.register(descriptor, select.POLLIN)
+        captures = {capture.descriptor: capture for capture in self._captures}
+        while self._ending is None:
+            for descriptor, events in self._poller.poll(self._patience_ms()):
+                if descriptor in captures:
+                    self._pull(captures[descriptor], events)
+                elif descriptor == self._done:
+                    self._read_report()
+                elif descriptor == wake:
+                    self._poller.unregister(wake)
+                    self._end("cancelled", self._killed() or "killed")
+                else:
+                    for event in link.events():
+                        self._take(event)
+            self._look_at_clock()
+        return self._outcome(self._ending)
+
+    def _patience_ms(self) -> float:
+        """Return how long nothing needs doing."""
+        now = time.monotonic()
+        wanted = self._sample_at if self._kill else min(self._sample_at, self._deadline()[0])
+        # A millisecond is the resolution of poll: rounding down would spin just before a deadline.
+        return max(0.0, (wanted - now) * 1000 + 1)
+
+    def _deadline(self) -> tuple[float, str]:
+        request = self._request
+        execution = self._began + request.timeout_s if request.timeout_s else NEVER
+        silence = self._printed + request.output_timeout_s if request.output_timeout_s else NEVER
+        if execution <= silence:
+            return execution, f"ran longer than {request.timeout_s:g} s" if request.timeout_s else ""
+        return silence, f"printed nothing for {request.output_timeout_s:g} s"
+
+    def _look_at_clock(self) -> None:
+        if self._ending is not None:
+            return
+        now = time.monotonic()
+        at, reason = self._deadline()
+        if now >= at and self._kill is None:
+            self._end("timed_out", reason)
+        elif now >= self._sample_at:
+            self._meter.sample()
+            self._sample_at = now + self._meter.next_interval_s()
+
+    def _pull(self, capture: Capture, events: int) -> None:
+        if capture.pull():
+            self._printed = time.monotonic()
+        elif events & select.POLLHUP:
+            self._poller.unregister(capture.descriptor)
+
+    def _read_report(self) -> None:
+        """Take the shell's report; a line of another turn is none of ours."""
+        self._report += os.read(self._done, 4096)
+        *lines, self._report = self._report.split(b"\n")
+        for line in lines:
+            name, _, status = line.partition(b" ")
+            if name == self._name.encode() and self._kill is None:
+                self._ending = Ending("succeeded", int(status), "", self._meter.over())
+
+    def _end(self, status: Status, reason: str) -> None:
+        """Have the keeper kill the command's processes, unless that is under way."""
+        if self._kill is None and self._ending is None:
+            self._kill = (status, reason)
+            self._on_ending()
+            self._session.remember_folder()
+            self._shell.link.kill(self._spared, GRACE_S)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Exited(shell=pid, code=code) if pid == self._shell.pid:
+                self._session.lose_shell()
+                if not any(capture.was_opened() for capture in self._captures):
+                    self._not_begun()
+                    return
+                # A shell that a closing environment ended is followed by the end of its keeper.
+                if self._kill is None and not self._session.closed:
+                    cpu_s = self._meter.over_with_shell(event.cpu_s, event.max_rss_mb)
+                    self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
+            case Gone(left=left) if self._kill is not None:
+                status, reason = self._kill
+                self._session.lose_shell()
+                note = f"; processes that cannot be killed: {', '.join(map(str, left))}" if left else ""
+                cpu_s = self._meter.over_with_shell(event.cpu_s, event.max_rss_mb)
+                self._ending = Ending(status, None, reason + note, cpu_s)
+            case HungUp():
+                self._ending = self._without_keeper()
+
+    def _not_begun(self) -> None:
+        """Give the command back, unless a kill or a closing environment, whose own end follows, was the reason."""
+        if self._kill is None and not self._session.closed:
+            raise NotBegun
+
+    def _without_keeper(self) -> Ending:
+        closed = self._session.closed
+        self._session.lose_keeper()
+        if self._kill is not None:
+            return Ending(self._kill[0], None, self._kill[1], self._meter.lost())
+        if closed:
+            return Ending("cancelled", None, "the environment was closed", self._meter.lost())
+        return Ending("failed", None, "the session's keeper process was killed", self._meter.lost())
+
+    def _outcome(self, ending: Ending) -> ExecOutcome:
+        execution_s = time.monotonic() - self._began
+        self._session.remember_folder()
+        held = [capture.finish() for capture in self._captures]
+        self._hand_on(held)
+        out, err = self._captures
+        return ExecOutcome(
+            status=ending.status,
+            exit_code=ending.exit_code,
+            stdout=out.data,
+            stderr=err.data,
+            truncated=out.truncated or err.truncated,
+            reason=ending.reason,
+            execution_s=execution_s,
+            cpu_s=ending.cpu_s,
+            max_rss_mb=self._meter.max_rss_mb,
+        )
+
+    def _hand_on(self, held: list[bool]) -> None:
+        """Give streams that a background process still holds to the drain, and take fresh ones for the next command."""
+        for capture, fifo, is_held in zip(self._captures, self._session.streams, held, strict=True):
+            if is_held:
+                fifo.renew()
+                self._session.setup.drain.adopt(os.dup(capture.descriptor))
