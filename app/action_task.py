@@ -12,6 +12,7 @@ The worker's side of this, the node, is behind the protocol `NodeRuntime`, put o
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from celery.exceptions import Ignore
 
 from tangram.errors import ActionError, ActionFailed
 from tangram.wire import ACTION_HEADER, GRANT_HEADER, Payload, WireGrant
+
+log = logging.getLogger(__name__)
 
 RUNTIME_ATTRIBUTE = "tangram_node"
 
@@ -47,6 +50,12 @@ class Call:
     on_resize: Any = field(default=None, repr=False)
 
 
+def call_of(task: Task) -> Call | None:
+    """Return the call that the message now being run by `task` has claimed; None where it has claimed none."""
+    call: Call | None = getattr(task.request, "tangram_call", None)
+    return call
+
+
 class NodeRuntime(Protocol):
     """What a worker process offers to the actions it runs."""
 
@@ -56,8 +65,8 @@ class NodeRuntime(Protocol):
     def call(self, action_id: str) -> Call:
         """Return the call of a claimed action."""
 
-    def abandon(self, action_id: str) -> None:
-        """Report a call that ends without a result."""
+    def still_holds(self, call: Call) -> bool:
+        """Say whether a call's result still counts."""
 
 
 def runtime_of(app: Celery) -> NodeRuntime:
@@ -82,6 +91,8 @@ class ActionTask(Task):  # type: ignore[misc]
     abstract = True
     payload = False
     max_retries = 0
+    # The ways in which an action ends are no surprise: Celery logs them in a line, and only other errors with a traceback.
+    throws = (ActionError,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Claim and run one try of the action."""
@@ -91,6 +102,8 @@ class ActionTask(Task):  # type: ignore[misc]
         call = runtime_of(self.app).claim(self.request.id, grant, self.request.get(ACTION_HEADER) or {})
         if call is None:
             raise Ignore()
+        # The request is this very message's; of an action that came twice both messages have the same id.
+        self.request.tangram_call = call
         try:
             value = super().__call__(*args, **kwargs)
         except ActionError as error:
@@ -102,6 +115,9 @@ class ActionTask(Task):  # type: ignore[misc]
         finally:
             if call.execution_s is None:
                 call.execution_s = time.perf_counter() - call.began
+            if not runtime_of(self.app).still_holds(call):
+                log.warning("the result of action %s is dropped: its node leaves or was taken for lost", call.id)
+                raise Ignore()
         return self._payload(call, value) if self.payload else value
 
     @property

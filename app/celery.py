@@ -11,11 +11,12 @@ Workers of the system and Celery's own tools (`inspect`, Flower) use this object
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery import Celery
 
 from app.routing import install_routing
-from tangram.connection import find_addresses
+from tangram.connection import REDIS_SCHEMES, find_addresses
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 from tangram.wire import RESULT_TTL_S
@@ -35,6 +36,9 @@ def make_app(settings: Settings | None = None) -> Celery:
         broker_url = result_url = f"redis+socket://{settings.state_dir}/redis.sock?virtual_host=0"
     celery = Celery("tangram", broker=broker_url, backend=result_url)
     celery.conf.update(configuration(settings))
+    if urlsplit(broker_url).scheme in REDIS_SCHEMES:
+        # Without it a server that accepts connections and never answers would be waited for without end.
+        celery.conf.broker_transport_options = {"socket_timeout": settings.connect_timeout_s}
     install_routing(celery)
     return celery
 

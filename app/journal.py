@@ -12,6 +12,7 @@ no other scheduler has taken over, so that one that slept through its lease cann
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 # Deadlock, serialization failure, and the shutdowns after which PostgreSQL comes back.
 PASSING_SQLSTATES = ("40P01", "40001", "57P01", "57P02", "57P03")
 IDS_PER_QUERY = 500
+# Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
+ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
 
 T = TypeVar("T")
 
@@ -238,13 +241,16 @@ def _scalars(query: Select[str], connection: Connection) -> Sequence[str]:
 def _load_unfinished(connection: Connection) -> Unfinished:
     held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None) & (Action.status == RUNNING)
     actions = (
-        select(Action.id, Action.header, Action.message, Action.submitted_at, Action.received_at, *table(Grant).columns)
+        select(Action.id, Action.header, Action.message, Action.submitted_at, Action.received_at, Action.attempts, *table(Grant).columns)
         .join_from(Action, Grant, held, isouter=True)
         .where(Action.ended_at.is_(None))
         .order_by(Action.position)
     )
     environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
     nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
+    # By job, since that is what there is an index over.
+    lately = (Action.job.in_(select(Job.name)), Action.ended_at > time.time() - ENDS_LOADED_S)
+    ended = select(Action.id).where(*lately).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
     return Unfinished(
         actions=[_unfinished_action(row) for row in connection.execute(actions)],
         environments=[
@@ -265,6 +271,7 @@ def _load_unfinished(connection: Connection) -> Unfinished:
             NodeChanged(name=row.name, state=row.state, description=row.description, at=row.changed_at, reason=row.reason)
             for row in connection.execute(nodes)
         ],
+        ended=tuple(connection.execute(ended).scalars().all()[::-1]),
     )
 
 
@@ -287,6 +294,7 @@ def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
         submitted_at=row.submitted_at,
         received_at=row.received_at,
         grant=grant,
+        attempts=row.attempts,
     )
 
 

@@ -184,6 +184,7 @@ class Fold:
                 "started_at": entry.started_at,
                 "ended_at": entry.ended_at,
                 "units": entry.dop,
+                "unit_s": entry.unit_s,
                 "queue_s": entry.queue_s,
                 "overhead_s": entry.overhead_s,
                 "execution_s": entry.execution_s,

@@ -53,7 +53,10 @@ class LiveRun:
 
 
 class LiveReplay:
-    """One live replay. `folder` is where relative paths of the trace start, `api_url` stands for `{demo}`."""
+    """One live replay. `folder` is where relative paths of the trace start, `api_url` stands for `{demo}`.
+
+    With `pretend`, services are played by stubs, which take as long as was recorded.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class LiveReplay:
         folder: Path,
         api_url: str,
         speed: float = 1.0,
+        pretend: bool = False,
         run_name: str = "",
         progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -73,6 +77,7 @@ class LiveReplay:
         self._folder = folder
         self._api_url = api_url
         self._speed = speed
+        self._pretend = pretend
         self._run_name = run_name
         self._progress = progress
         self._files: dict[str, Any] = {}
@@ -141,10 +146,10 @@ class LiveReplay:
 
     async def _one(self, client: AsyncClient, name: str, recorded: TraceAction, action: Action) -> None:
         submitted, began = time.time(), time.perf_counter()
-        status, reason, result = "succeeded", "", None
+        status, reason, result, task_id = "succeeded", "", None, ""
         try:
             handle = await client.submit(action)
-            name = f"{name}:{handle.id}"
+            task_id = handle.id
             result = await handle
         except ActionError as error:
             status, reason = error.status, error.reason
@@ -156,6 +161,7 @@ class LiveReplay:
         self._records.append(
             ActionRecord(
                 id=name,
+                task_id=task_id,
                 job=action.job,
                 trajectory=action.trajectory,
                 kind=action.kind,
@@ -241,19 +247,18 @@ class LiveReplay:
             return {"path": path}
         return {"path": path, "data": str(recorded.extra.get("text", "")).encode()}
 
-    @staticmethod
-    def _service_arguments(recorded: TraceAction) -> dict[str, Any]:
+    def _service_arguments(self, recorded: TraceAction) -> dict[str, Any]:
         argument, recorded_as, dummy = {
             "gpu.score": ("items", "items", [{"prompt": "", "response": ""}]),
             "gpu.logprobs": ("token_ids", "sequences", [[1, 2, 3]]),
             "gpu.generate": ("prompts", "prompts", [""]),
         }[recorded.kind]
         arguments: dict[str, Any] = {"service": recorded.service}
-        given = recorded.extra.get(recorded_as)
-        if given is None:
-            # Recorded as a duration only: the stub engine takes that long; an engine with a model refuses it.
-            return {**arguments, argument: dummy, "work_s": recorded.work_s}
-        return {**arguments, argument: given}
+        arguments[argument] = recorded.extra.get(recorded_as, dummy)
+        if self._pretend or recorded_as not in recorded.extra:
+            # The stub engine takes as long as was recorded; an engine with a model refuses to.
+            arguments["work_s"] = recorded.work_s
+        return arguments
 
     def _starting_files(self, relative: str) -> Any:
         if relative not in self._files:
@@ -274,12 +279,31 @@ def burn_command(recorded: TraceAction) -> str:
     return f'{burn} {recorded.work_s:.6f} "{dop}" {curve.parallel_fraction if isinstance(curve, Amdahl) else 0}'
 
 
-def with_queues(run: LiveRun, queues: Mapping[str, float]) -> list[ActionRecord]:
-    """Add each trajectory's wait for its environment, in `queues` by the id of its `cpu.open`, to its first action."""
-    waits = {first: queues.get(open_id, 0.0) for open_id, first in run.opened.items()}
-    return [
-        replace(record, queue_s=record.queue_s + wait, submitted_at=record.submitted_at - wait)
-        if (wait := waits.get(record.id.partition(":")[0], 0.0))
-        else record
-        for record in run.records
-    ]
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """What the journal knows of an action: its wait, and the core- or cell-seconds that its grants held."""
+
+    queue_s: float
+    unit_s: float
+
+
+def with_journal(run: LiveRun, journaled: Mapping[str, Journaled]) -> list[ActionRecord]:
+    """Complete the records of a run from its journal.
+
+    Unit-seconds come from there, since a client does not see resizes. A trajectory's wait for its environment counts
+    as a wait of its first action.
+    """
+    waits = {first: journaled[open_id].queue_s for open_id, first in run.opened.items() if open_id in journaled}
+    completed = []
+    for record in run.records:
+        wait = waits.get(record.id, 0.0)
+        known = journaled.get(record.task_id)
+        completed.append(
+            replace(
+                record,
+                queue_s=record.queue_s + wait,
+                submitted_at=record.submitted_at - wait,
+                unit_seconds=known.unit_s if known is not None else record.unit_seconds,
+            )
+        )
+    return completed

@@ -61,7 +61,8 @@ class Action(Base):
 
     `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
     `message` is the whole Celery message, kept only until the end. `node` and `granted_at` are those of the
-    latest attempt, `units` its degree of parallelism, at the end as the worker reported it.
+    latest attempt, `units` its degree of parallelism at the end, `unit_s` the core- or cell-seconds that all its
+    grants held.
     """
 
     __tablename__ = "actions"
@@ -88,6 +89,7 @@ class Action(Base):
     ended_at: Mapped[float | None]
     node: Mapped[str | None]
     units: Mapped[int | None] = mapped_column(Integer)
+    unit_s: Mapped[float | None]
     queue_s: Mapped[float | None]
     overhead_s: Mapped[float | None]
     execution_s: Mapped[float | None]
@@ -117,7 +119,7 @@ class Action(Base):
 
 
 class Grant(Base):
-    """What the `attempt`-th try of an action held, as given at its start; `released_at` is absent while it holds it.
+    """What the `attempt`-th try of an action held, as given at its start, before any resize; `released_at` is absent while it holds it.
 
     `resource` says what `units` count: `cores`, `cells`, or nothing (empty) for actions without compute.
     """

@@ -47,8 +47,7 @@ class ActStats:
     """ACT figures of a group of actions.
 
     `by_status` counts all of them. `act` and the means are over those carried out. `core_s_reserved` and
-    `cell_s_reserved` are units times the time that grants held them, units as granted at the start;
-    `core_s_used` is CPU time.
+    `cell_s_reserved` are units times the time that grants held them, resizes included; `core_s_used` is CPU time.
     """
 
     by_status: Mapping[str, int]
@@ -117,16 +116,16 @@ def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
         for row in connection.execute(select(*columns).where(*where)):
             for group in (total, by_kind.setdefault(row.kind, _Group()), by_job.setdefault(row.job, _Group())):
                 group.add(row)
-        held = func.sum(Grant.units * (Grant.released_at - Grant.granted_at))
+        held = func.sum(Action.unit_s)
         reserved = (
             select(Action.kind, Action.job, Grant.resource, held)
-            .join_from(Action, Grant, Grant.action == Action.id)
+            .join_from(Action, Grant, (Grant.action == Action.id) & (Grant.attempt == Action.attempts))
             .where(Grant.released_at.is_not(None), Grant.resource.in_((CORES, CELLS)), *where)
             .group_by(Action.kind, Action.job, Grant.resource)
         )
         for kind, job, resource, seconds in connection.execute(reserved):
             for group in (total, by_kind[kind], by_job[job]):
-                group.reserved[resource] += seconds
+                group.reserved[resource] += seconds or 0.0
         pods: float | None = connection.execute(_pod_core_s(selection)).scalar_one()
     return ActReport(
         total=total.stats(),

@@ -73,7 +73,7 @@ def record_live(
         header = replace(header, services=services, quotas=quotas)
     every = replace(header, trajectories=tuple(script.trajectory for script in scripts))
     with ExitStack() as exit_stack:
-        running, _ = exit_stack.enter_context(running_or_own(every, ReplayOptions(policy="fcfs"), settings, say))
+        running = exit_stack.enter_context(running_or_own(every, ReplayOptions(policy="fcfs"), settings, say)).settings
         outside = exit_stack.enter_context(OutsideApi())
         client = exit_stack.enter_context(Client(job="record", settings=running))
         advance = progress(sum(len(script.trajectory.steps) for script in scripts))

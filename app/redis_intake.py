@@ -1,4 +1,4 @@
-"""Taking messages on Redis so that none is lost, whenever the scheduler is killed.
+r"""Taking messages on Redis so that none is lost, whenever the scheduler is killed.
 
 kombu's Redis transport pops a message and notes it as unacknowledged in a second command; what was popped when the
 process dies between the two is gone. Here a message is *moved*, by the server, from the queue to a list of what this
@@ -6,7 +6,7 @@ scheduler has taken, and removed from that list when it is acknowledged: at each
 
 | key | type | holds |
 |---|---|---|
-| `<queue>`, `<queue>\\x06\\x16<priority>` | list | waiting messages as kombu writes them, the oldest at the right |
+| `<queue>`, `<queue>\x06\x16<priority>` | list | waiting messages as kombu writes them, the oldest at the right |
 | `tangram-taken:<epoch>:<queue>` | list | taken by the scheduler of that epoch, not acknowledged, the oldest at the right |
 | `tangram-taken` | set | the names of all such lists |
 
@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from redis import Connection, ConnectionPool, Redis
 
@@ -122,21 +123,21 @@ class RedisIntake:
     def close(self) -> None:
         """Give the connections back. What was taken and not acknowledged goes back to its queue with the next opening."""
         for connection in self._waiting.values():
-            connection.disconnect()
+            connection.disconnect()  # type: ignore[no-untyped-call]
         self._pool.disconnect()
 
-    def _put_back(self, used: Sequence[str] | object) -> int:
-        return int(self._rescue(keys=[TAKEN], args=list(used)))  # type: ignore[call-overload]
+    def _put_back(self, used: Iterable[str]) -> int:
+        return int(self._rescue(keys=[TAKEN], args=list(used)))
 
     def _arm(self) -> None:
         for queue, connection in self._waiting.items():
             if queue not in self._armed:
-                connection.send_command("BLMOVE", queue, self._lists[queue], "RIGHT", "LEFT", 0)
+                connection.send_command("BLMOVE", queue, self._lists[queue], "RIGHT", "LEFT", 0)  # type: ignore[no-untyped-call]
                 self._armed.add(queue)
 
     def _ready(self, timeout_s: float) -> list[str]:
         # redis-py has no public way to wait for several connections; kombu reaches for the socket likewise.
-        sockets = {connection._sock: queue for queue, connection in self._waiting.items()}
+        sockets: dict[Any, str] = {connection._sock: queue for queue, connection in self._waiting.items()}
         readable, _, _ = select.select(list(sockets), [], [], timeout_s)
         return [sockets[socket] for socket in readable]
 

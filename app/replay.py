@@ -16,7 +16,7 @@ from sqlalchemy import Engine, select
 
 from app import stack
 from app.database import open_engine
-from app.live import LiveReplay, LiveRun, with_queues
+from app.live import Journaled, LiveReplay, LiveRun, with_journal
 from app.models import Action as ActionRow
 from app.outside import OutsideApi
 from app.processes import wait_until
@@ -103,24 +103,22 @@ def replay_live(
     prepared = options.prepare(trace)
     make_policy(options.policy)
     with ExitStack() as exit_stack:
-        running, capacity = exit_stack.enter_context(running_or_own(prepared, options, settings, say))
+        target = exit_stack.enter_context(running_or_own(prepared, options, settings, say))
         outside = exit_stack.enter_context(OutsideApi())
-        store = open_store(find_addresses(running).result_url, running.connect_timeout_s)
-        engine = open_engine(running.database_url or "")
-        return _replay(prepared, path, options, running, engine, store, outside.base_url, capacity, progress)
+        return _replay(prepared, path, options, target, outside.base_url, progress)
 
 
 def _replay(
     trace: Trace,
     path: Path,
     options: ReplayOptions,
-    settings: Settings,
-    engine: Engine,
-    store: Redis,
+    target: Target,
     api_url: str,
-    capacity: Capacity,
     progress: Callable[[int], Callable[[], None]],
 ) -> LiveResult:
+    settings, capacity = target.settings, target.capacity
+    store = open_store(find_addresses(settings).result_url, settings.connect_timeout_s)
+    engine = open_engine(settings.database_url or "")
     before = _figures(store)
     policy = str(before.get("policy", options.policy))
     chosen = {"nodes": options.nodes, "cores": capacity.cores, "speed": options.speed, "tile": options.tile, "seed": options.seed}
@@ -134,6 +132,7 @@ def _replay(
         folder=path.resolve().parent,
         api_url=api_url,
         speed=options.speed,
+        pretend=target.pretends,
         run_name=run_id,
         progress=progress(count),
     )
@@ -143,7 +142,7 @@ def _replay(
     record = RunRecord(
         policy=policy,
         trajectories=len(trace.trajectories),
-        actions=with_queues(live, _queues(engine, list(live.opened))),
+        actions=with_journal(live, _journaled(engine, live)),
         first_arrival_s=live.first_arrival,
         last_result_s=live.last_result,
         capacity=capacity,
@@ -162,15 +161,22 @@ def _replay(
     return LiveResult(record, document, run_id, settings.database_url or "")
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stack to replay on; `pretends` says that its services are stubs made for the trace."""
+
+    settings: Settings
+    capacity: Capacity
+    pretends: bool = False
+
+
 @contextmanager
-def running_or_own(
-    trace: Trace, options: ReplayOptions, settings: Settings, say: Callable[[str], None]
-) -> Iterator[tuple[Settings, Capacity]]:
-    """Give settings and capacity of the stack that runs already, else of one that lives as long as the context."""
+def running_or_own(trace: Trace, options: ReplayOptions, settings: Settings, say: Callable[[str], None]) -> Iterator[Target]:
+    """Give the stack that runs already, else one that lives as long as the context."""
     running = _running(settings)
     if running is not None:
         say("using the stack that runs already: its policy and its nodes, not those of the options")
-        yield running, _capacity(running)
+        yield Target(running, _capacity(running))
         return
     with _own_stack(trace, options, settings) as own:
         yield own
@@ -201,7 +207,7 @@ def _running(settings: Settings) -> Settings | None:
 
 
 @contextmanager
-def _own_stack(trace: Trace, options: ReplayOptions, settings: Settings) -> Iterator[tuple[Settings, Capacity]]:
+def _own_stack(trace: Trace, options: ReplayOptions, settings: Settings) -> Iterator[Target]:
     """Start a stack for this replay alone, with services that stand for those of the trace where none are declared."""
     cores, gpus = options.cores or stack.cores_here(), _gpus(trace, options)
     with tempfile.TemporaryDirectory(prefix="tangram-replay-") as folder:
@@ -218,7 +224,8 @@ def _own_stack(trace: Trace, options: ReplayOptions, settings: Settings) -> Iter
         )
         with stack.start(plan, settings.state_dir) as started:
             stack.wait_until_up(started, plan)
-            yield stack.settings_of(started, settings), Capacity(cores=options.nodes * cores, cells=gpus)
+            capacity = Capacity(cores=options.nodes * cores, cells=gpus)
+            yield Target(stack.settings_of(started, settings), capacity, pretends=settings.services_file is None)
 
 
 def _stand_ins(trace: Trace, folder: Path) -> Path | None:
@@ -266,24 +273,34 @@ def _wait_for_figures(store: Redis, before: dict[str, Any]) -> dict[str, Any]:
     return _figures(store) or seen
 
 
-def _queues(engine: Engine, ids: list[str]) -> dict[str, float]:
+def _journaled(engine: Engine, live: LiveRun) -> dict[str, Journaled]:
+    """Return what only the journal knows of the run's actions and of the opening of its environments."""
+    ids = [*live.opened, *(record.task_id for record in live.records if record.task_id)]
+    found: dict[str, Journaled] = {}
     with engine.connect() as connection:
-        rows = connection.execute(select(ActionRow.id, ActionRow.queue_s).where(ActionRow.id.in_(ids)))
-        return {row.id: row.queue_s or 0.0 for row in rows}
+        for chunk in _chunks(ids):
+            rows = connection.execute(select(ActionRow.id, ActionRow.queue_s, ActionRow.unit_s).where(ActionRow.id.in_(chunk)))
+            found |= {row.id: Journaled(row.queue_s or 0.0, row.unit_s or 0.0) for row in rows}
+    return found
 
 
 def _wait_for_journal(engine: Engine, live: LiveRun) -> None:
     """Wait until every action that has a result has its end in SQL as well."""
-    ids = [record.id.partition(":")[2] for record in live.records if ":" in record.id]
+    ids = [record.task_id for record in live.records if record.task_id]
     if not wait_until(lambda: _unfinished(engine, ids) == 0, SETTLE_S):
         raise TangramError(f"{_unfinished(engine, ids)} actions have a result but no end in the journal")
 
 
 def _unfinished(engine: Engine, ids: list[str]) -> int:
-    left = 0
     with engine.connect() as connection:
-        for start in range(0, len(ids), 500):
-            chunk = ids[start : start + 500]
-            done = connection.execute(select(ActionRow.id).where(ActionRow.id.in_(chunk), ActionRow.ended_at.is_not(None))).all()
-            left += len(chunk) - len(done)
-    return left
+        ended = sum(
+            len(connection.execute(select(ActionRow.id).where(ActionRow.id.in_(chunk), ActionRow.ended_at.is_not(None))).all())
+            for chunk in _chunks(ids)
+        )
+    return len(ids) - ended
+
+
+def _chunks(ids: list[str]) -> Iterator[list[str]]:
+    """Split ids into lists short enough for one SQL statement."""
+    for start in range(0, len(ids), 500):
+        yield ids[start : start + 500]

@@ -26,7 +26,6 @@ from celery import Celery, signals
 from app.action_task import ActionTask
 from tangram.action import KINDS, Action, Amounts, Cost
 from tangram.elasticity import make_curve
-from tangram.errors import InvalidAction
 from tangram.wire import ACTION_HEADER, GRANT_HEADER, INGRESS
 
 _declared: dict[str, Action] = {}
@@ -87,14 +86,17 @@ def install_routing(app: Celery) -> None:
 
 
 def _add_header(sender: str | None = None, headers: dict[str, Any] | None = None, **_: Any) -> None:
-    """Describe the action in a message whose sender did not."""
+    """Describe the action in a message whose sender did not, or only in part.
+
+    A description with a `kind` is whole; one without changes what was declared. What is no description at all is left
+    to the scheduler, which refuses it: an error raised here would only be logged.
+    """
     if headers is None or sender is None or GRANT_HEADER in headers:
         return
     given = headers.get(ACTION_HEADER)
-    if given is None and sender not in _declared:
+    whole = given is not None and (not isinstance(given, Mapping) or "kind" in given)
+    if whole or (given is None and sender not in _declared):
         return
     declared = _declared.get(sender)
     described = declared.to_header() if declared is not None else {"kind": sender}
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidAction(ACTION_HEADER, "the header must be an object")
     headers[ACTION_HEADER] = {"submitted_at": time.time(), **described, **(given or {})}

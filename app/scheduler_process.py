@@ -9,26 +9,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 
+from celery import Celery
 from sqlalchemy import Engine
 
 from app.celery import make_app
-from app.database import open_engine, require_latest
+from app.database import DatabaseError, open_engine, require_latest
 from app.journal import LeaseLost, SqlJournal
 from app.leader import Lease, holder_name
+from app.reach import require_broker, require_store
 from app.services_file import ServicesFile, load_services_file
 from app.transport import KombuTransport
 from scheduler.core import Core
 from scheduler.model import Limits, QuotaSpec, ServiceSpec
 from scheduler.policies import make_policy
 from scheduler.service import Service
+from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LEASE_TTL_S = 10.0
-_STANDBY_LOOK_S = 1.0
+_LOOKS = 5
+"""How often a standby looks at the lease, and the active one prolongs it, while it lasts."""
 
 
 def run(settings: Settings, stop: threading.Event) -> None:
@@ -46,13 +50,17 @@ def run(settings: Settings, stop: threading.Event) -> None:
     """
     if settings.database_url is None:
         raise StackUnreachable("TANGRAM_DATABASE_URL is not set: the scheduler keeps its journal there")
+    make_core(settings)  # what is wrong with the settings is said before there is a lease that others wait for
     engine = open_engine(settings.database_url, connect_timeout_s=settings.connect_timeout_s)
     require_latest(engine)
-    lease = Lease(engine, "scheduler", holder_name(), LEASE_TTL_S)
+    addresses = find_addresses(settings)
+    require_broker(make_app(settings), settings.connect_timeout_s)
+    require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
+    lease = Lease(engine, "scheduler", holder_name(), settings.takeover_s)
     while not stop.is_set():
         epoch = lease.acquire(time.time())
         if epoch is None:
-            stop.wait(_STANDBY_LOOK_S)
+            stop.wait(lease.ttl_s / _LOOKS)
             continue
         log.warning("this scheduler leads, epoch %d", epoch)
         _lead(settings, engine, lease, epoch, stop)
@@ -60,9 +68,10 @@ def run(settings: Settings, stop: threading.Event) -> None:
 
 def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: threading.Event) -> None:
     core = make_core(settings)
-    transport = KombuTransport(make_app(settings), connect_timeout_s=settings.connect_timeout_s)
     renewal = _Renewal(lease)
+    transport = None
     try:
+        transport = KombuTransport(_app_of(settings), connect_timeout_s=settings.connect_timeout_s, epoch=epoch)
         with SqlJournal(engine, lease=lease) as journal:
             service = Service(core, transport, journal, epoch=epoch, still_leading=renewal.still_leading)
             unfinished = service.recover()
@@ -75,9 +84,22 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
     except LeaseLost:
         log.warning("another scheduler leads; standing by")
     finally:
-        transport.close()
-        if stop.is_set():
+        if transport is not None:
+            transport.close()
+        with suppress(DatabaseError):  # a database that is gone has said so already, and the lease runs out by itself
             lease.release()
+
+
+def _app_of(settings: Settings) -> Celery:
+    """Return an application that fails fast: this process has other things to do than to wait for one result to be stored."""
+    app = make_app(settings)
+    app.conf.update(
+        result_backend_always_retry=False,
+        result_backend_transport_options={"retry_policy": {"max_retries": 0}},
+        redis_socket_timeout=settings.connect_timeout_s,
+        redis_socket_connect_timeout=settings.connect_timeout_s,
+    )
+    return app
 
 
 def make_core(settings: Settings) -> Core:
@@ -122,5 +144,5 @@ class _Renewal:
         now = time.time()
         if now < self._next:
             return True
-        self._next = now + LEASE_TTL_S / 4
+        self._next = now + self._lease.ttl_s / _LOOKS
         return self._lease.renew(now)

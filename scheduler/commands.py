@@ -49,7 +49,7 @@ class Finish:
     """Note the end of an action.
 
     With `by_worker` the result is stored already; otherwise the driver stores what `status` and `reason` say.
-    The parts are seconds and add up to the ACT.
+    The parts are seconds and add up to the ACT; `unit_s` are the core- or cell-seconds that its grants held.
     """
 
     id: str
@@ -62,6 +62,7 @@ class Finish:
     execution_s: float
     cpu_s: float
     dop: int
+    unit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

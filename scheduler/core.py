@@ -52,7 +52,6 @@ class Core:
         self._ends = Ends(self.state, self._dispatcher)
         self._nodes = Nodes(self.state, self._dispatcher, self._environments, self._ends, self._enqueue)
         self._recovery = Recovery(self.state, self._environments, self._nodes)
-        self._deadlines: list[tuple[float, str]] = []
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Take in one event at time `now`, in seconds on the driver's clock, and return what is to be done, in order."""
@@ -76,37 +75,44 @@ class Core:
             case events.EnvironmentOpened():
                 self._recovery.environment_opened(event, now)
             case events.EnvironmentClosed():
-                environment = self.state.environments.get(event.id)
-                if environment is not None:
-                    self._environments.close_unasked(environment, event.reason, now)
+                self._closed(event, now)
             case events.Resumed():
                 self._recovery.resumed(event, now)
-        if self._dispatcher.run(now):
+        looked = self._dispatcher.run(now)
+        while self.state.memory_returned:
+            self.state.memory_returned = False
+            self._environments.place(now)
+            self._dispatcher.start_unplaced(now)
+            looked = self._dispatcher.run(now) or looked
+        if looked:
             self.decisions += 1
         out, self.state.out = self.state.out, []
         return out
 
     def next_wake(self, now: float) -> float | None:
-        """Return when a `Tick` would change something by itself; None where nothing waits for time."""
-        times = [self._dispatcher.next_opening(now), self._environments.next_start(now)]
-        while self._deadlines and self._deadlines[0][1] not in self.state.waiting:
-            heapq.heappop(self._deadlines)
-        if self._deadlines:
-            times.append(self._deadlines[0][0])
+        """Return when a `Tick` would change something by itself; None where nothing waits for time.
+
+        Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
+        """
+        times = [self._dispatcher.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
+        deadlines = self.state.deadlines
+        while deadlines and deadlines[0][1] not in self.state.waiting:
+            heapq.heappop(deadlines)
+        if deadlines:
+            times.append(deadlines[0][0])
         return min((at for at in times if at is not None), default=None)
 
     def _submitted(self, event: events.Submitted, now: float) -> None:
         state = self.state
         if event.id in state.waiting or event.id in state.running:
             return
-        waiting = state.make_waiting(event.id, event.action, event.submitted_at, now)
+        waiting = state.make_waiting(event.id, event.action, event.submitted_at, now if event.received_at is None else event.received_at)
+        waiting.attempt = event.attempt
         state.enter(waiting)
         refused = refusal(state, waiting.action)
         if refused is not None:
             state.finish_waiting(waiting, refused.status, refused.reason, now)
             return
-        if event.action.queue_timeout_s is not None:
-            heapq.heappush(self._deadlines, (waiting.submitted_at + event.action.queue_timeout_s, waiting.id))
         self._enqueue(waiting, now)
 
     def _enqueue(self, waiting: Waiting, now: float) -> None:
@@ -179,18 +185,29 @@ class Core:
             else:
                 self._environments.not_opened(environment, reason or "it could not be opened", now)
         elif waiting.action.kind == "cpu.close":
-            self._environments.forget(environment, "closed", reason or "closed", now)
-            self._environments.place(now)
+            self._environments.closed(environment, reason or "closed", now)
         else:
             self._environments.action_ended(waiting, environment, now)
 
     def _opened(self, environment: Environment, now: float) -> None:
+        self._environments.opened(environment, now)
         closers = [waiting for waiting in environment.parked if waiting.action.kind == "cpu.close"]
         for closer in closers:
             environment.parked.remove(closer)
-        self._environments.opened(environment, now)
-        for closer in closers:
-            self._close(closer, environment, now)
+            del environment.actions[closer.id]
+        if closers:
+            self._close(closers[0], environment, now)
+        for other in closers[1:]:
+            self.state.finish_waiting(other, "failed", f"environment {environment.id} is being closed", now)
+
+    def _closed(self, event: events.EnvironmentClosed, now: float) -> None:
+        """Do what follows from an environment's end on its node: its actions end too, its room is free."""
+        environment = self.state.environments.get(event.id)
+        if environment is None or environment.state not in ("open", "closing"):
+            return
+        if environment.state == "open":
+            self._environments.closing(environment, event.reason, now)
+        self._environments.closed(environment, event.reason, now)
 
     def _cancelled(self, event: events.Cancelled, now: float) -> None:
         state = self.state
@@ -209,6 +226,8 @@ class Core:
         if event.job is None:
             return []
         everything = [*self.state.waiting.values(), *(running.waiting for running in self.state.running.values())]
+        # The last first: an action that waited for another one is gone before that one's end could start it.
+        everything.sort(key=lambda waiting: -waiting.seq)
         return [w.id for w in everything if self._concerns(event, w.action.job, w.action.trajectory) and w.action.kind != "cpu.close"]
 
     @staticmethod
@@ -244,17 +263,14 @@ class Core:
 
     def _tick(self, now: float) -> None:
         state, limits = self.state, self.state.limits
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, action_id = heapq.heappop(self._deadlines)
+        while state.deadlines and state.deadlines[0][0] <= now:
+            _, action_id = heapq.heappop(state.deadlines)
             waiting = state.waiting.get(action_id)
             if waiting is not None:
                 waited = f"waited longer than queue_timeout_s = {waiting.action.queue_timeout_s}"
                 self._drop_waiting(waiting, "timed_out", waited, now)
         if limits.beat_s is not None:
             self._nodes.miss(limits.beat_s, now)
-        if limits.lease_s is not None:
-            for environment in [e for e in state.environments.values() if e.state == "open" and not e.actions]:
-                if now - environment.last_used > limits.lease_s:
-                    self._environments.close_unasked(environment, f"unused for {limits.lease_s:g} s", now)
+        self._environments.end_leases(now)
         self._environments.place(now)
         self._dispatcher.open_quotas(now)

@@ -16,7 +16,6 @@ Lanes, by what an action needs:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -27,7 +26,8 @@ from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup, Instance
 from scheduler.resources.queue import merged
 from scheduler.resources.quota import QuotaState
-from scheduler.state import Node, State, memory_of
+from scheduler.state import Node, State, own_memory
+from tangram.action import QUOTA_PREFIX
 
 
 class Dispatcher:
@@ -36,7 +36,7 @@ class Dispatcher:
     def __init__(self, state: State) -> None:
         self._state = state
         self._static_cells: dict[str, int] = {}
-        self._held_by_quota: dict[str, dict[CoreGroup | CellGroup, None]] = {}
+        self._held_by_quota: dict[str, dict[CoreGroup | CellGroup | QuotaState, int]] = {}
 
     def run(self, now: float) -> bool:
         """Look at the changed groups; return whether there were any."""
@@ -55,45 +55,47 @@ class Dispatcher:
 
     def next_opening(self, now: float) -> float | None:
         """Return when the next quota with waiting actions opens; None where none does by itself."""
-        times = [
-            at
-            for name, quota in self._state.quotas.items()
-            if len(quota.queue) or name in self._held_by_quota
-            if (at := quota.opens_at(now)) is not None and at > now
-        ]
-        return min(times, default=None)
+        times = (self._opens_at(name, now) for name in self._held_by_quota)
+        return min((at for at in times if at is not None), default=None)
+
+    def _opens_at(self, name: str, now: float) -> float | None:
+        """Return when the quota has room for the least of what it keeps back."""
+        return self._state.quotas[name].opens_at(now, min(self._held_by_quota[name].values()))
 
     def open_quotas(self, now: float) -> None:
         """Mark what may go on because a rate has opened."""
-        for name, quota in self._state.quotas.items():
-            if quota.opens_at(now) == now:
-                if len(quota.queue):
-                    self._state.touch(quota)
-                for group in self._held_by_quota.pop(name, {}):
-                    self._state.touch(group)
+        for name in [name for name in self._held_by_quota if self._opens_at(name, now) == now]:
+            for group in self._held_by_quota.pop(name):
+                self._state.touch(group)
 
     def _cores(self, group: CoreGroup, now: float) -> None:
         state = self._state
         node = state.nodes.get(group.node)
         free = group.free
-        reclaimable = group.reclaimable() if state.policy.resizes else 0
+        elastic = group.resizable() if state.policy.resizes else []
+        reclaimable = sum(running.units - running.waiting.least for running in elastic)
         if node is None or not free + reclaimable:
             return
         floating = state.floating_cores if group is node.cores else None
         queue = merged(group.queue, floating) if floating is not None else iter(group.queue)
-        walk = self._eligible(queue, node, "cpu")
+        walk = (waiting for waiting in queue if waiting.action.environment is not None or self._could_run(waiting, node, "cpu", group))
         candidates: list[Waiting] = []
         behind: list[Waiting] = []
         room, memory = free + reclaimable, node.memory_free
         for waiting in walk:
             wanted = state.policy.wanted(waiting, group.capacity)
-            if wanted > room or memory_of(waiting.action) > memory or self._held(waiting, group, now):
+            if wanted > room:
                 behind = [waiting, *islice(walk, max(0, state.policy.lookahead - 1))] if state.policy.lookahead else []
                 break
+            own = own_memory(waiting.action)
+            if own > memory:
+                memory = 0  # those behind that need none of it go on; only closing environments may ever free it
+                continue
+            if waiting.action.cost.quotas and self._held(waiting, group, now):
+                continue
             candidates.append(waiting)
             room -= wanted
-            memory -= memory_of(waiting.action)
-        elastic = list(group.elastic.values()) if state.policy.resizes else []
+            memory -= own
         if not candidates and not (elastic and free):
             return
         plan = state.policy.plan(candidates, behind, elastic, free, group, now)
@@ -113,16 +115,22 @@ class Dispatcher:
         running.regrant(replace(grant, units=change.units, core_ids=core_ids), now)
         self._state.out.append(Resize(id=running.waiting.id, node=grant.node, attempt=grant.attempt, core_ids=core_ids))
 
-    def _eligible(self, queue: Iterable[Waiting], node: Node, pool: str) -> Iterator[Waiting]:
-        for waiting in queue:
-            if waiting.action.environment is not None or node.offers(pool, waiting.action.requires):
-                yield waiting
+    def _could_run(self, waiting: Waiting, node: Node, pool: str, group: CoreGroup | CellGroup) -> bool:
+        """Say whether the group, were it all free, could run an action that is bound to no node."""
+        action = waiting.action
+        return node.offers(pool, action.requires) and waiting.least <= group.capacity and own_memory(action) <= node.spec.memory_mb
 
-    def _held(self, waiting: Waiting, group: CoreGroup | CellGroup, now: float) -> bool:
+    def _fits_service(self, waiting: Waiting, group: CellGroup) -> bool:
+        service = self._state.services.get(waiting.action.service or "")
+        return service is not None and service.memory_mb <= group.cell_memory_mb
+
+    def _held(self, waiting: Waiting, group: CoreGroup | CellGroup | QuotaState, now: float) -> bool:
         """Say whether a quota keeps the action back; if so, the group is looked at again when it opens."""
         for name in waiting.action.cost.quotas:
-            if self._state.quotas[name].opens_at(now) != now:
-                self._held_by_quota.setdefault(name, {})[group] = None
+            requests = _requests(waiting, name)
+            if self._state.quotas[name].opens_at(now, requests) != now:
+                held = self._held_by_quota.setdefault(name, {})
+                held[group] = min(requests, held.get(group, requests))
                 return True
         return False
 
@@ -133,14 +141,13 @@ class Dispatcher:
         if not group.queue.remove(waiting):
             self._state.floating_cores.remove(waiting)
         core_ids = group.take(choice.units)
-        node.memory_free -= memory_of(waiting.action)
         self._take_quotas(waiting, now)
         grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, units=choice.units, core_ids=core_ids)
         group.enter(self._state.start(waiting, grant, now, waiting.duration_s(choice.units)))
 
     def _take_quotas(self, waiting: Waiting, now: float) -> None:
         for name in waiting.action.cost.quotas:
-            self._state.quotas[name].take(now)
+            self._state.quotas[name].take(now, _requests(waiting, name))
 
     def _cells(self, group: CellGroup, now: float) -> None:
         node = self._state.nodes.get(group.node)
@@ -151,9 +158,9 @@ class Dispatcher:
             return
         needing: list[Waiting] = []
         reserved = 0
-        for waiting in list(self._eligible(self._state.floating_cells, node, "gpu")):
-            if self._held(waiting, group, now):
-                break
+        for waiting in self._for_cells(group, node):
+            if own_memory(waiting.action) > node.memory_free or self._held(waiting, group, now):
+                continue
             instance = group.place_on(waiting.action.service or "", waiting.units)
             if instance is not None and (instance.active or group.free - len(instance.cell_ids) >= reserved):
                 self._start_on_cells(waiting, group, node, instance, now)
@@ -170,15 +177,21 @@ class Dispatcher:
             for choice in self._state.policy.choose(needing, [], group.free, group, now):
                 self._bring_and_start(choice, group, node, now)
 
+    def _for_cells(self, group: CellGroup, node: Node) -> list[Waiting]:
+        """Return the waiting actions that the cells could run, were they all free."""
+        return [w for w in self._state.floating_cells if self._could_run(w, node, "gpu", group) and self._fits_service(w, group)]
+
     def _bring_and_start(self, choice: Choice, group: CellGroup, node: Node, now: float) -> None:
         waiting = choice.waiting
+        if own_memory(waiting.action) > node.memory_free or self._held(waiting, group, now):
+            return
         instance = group.place_on(waiting.action.service or "", waiting.units)
         if instance is not None:
             self._start_on_cells(waiting, group, node, instance, now)
             return
-        if self._held(waiting, group, now):
-            return
         spec = self._state.services[waiting.action.service or ""]
+        if group.full_of(spec):
+            return
         instance, eviction = group.bring(spec, choice.units)
         self._start_on_cells(waiting, group, node, instance, now, evict=eviction.services, restore_s=spec.restore_s)
 
@@ -212,7 +225,9 @@ class Dispatcher:
         """Serve each service from its own share of the cells, which it keeps for good and never restores."""
         state = self._state
         share = sum(n.cells.capacity for n in state.nodes.values()) // max(1, len(state.services))
-        for waiting in list(self._eligible(state.floating_cells, node, "gpu")):
+        for waiting in self._for_cells(group, node):
+            if own_memory(waiting.action) > node.memory_free or self._held(waiting, group, now):
+                continue
             service = waiting.action.service or ""
             instance = group.place_on(service, waiting.units)
             if instance is None:
@@ -228,33 +243,41 @@ class Dispatcher:
 
     def _quota(self, quota: QuotaState, now: float) -> None:
         for waiting in list(quota.queue):
-            if quota.opens_at(now) != now:
-                return
-            node = self.least_busy("api", waiting.action.requires)
+            if self._held(waiting, quota, now):
+                if quota.opens_at(now) != now:
+                    return
+                continue
+            node = self._least_busy("api", waiting)
             if node is None:
                 continue
             quota.queue.remove(waiting)
             self._take_quotas(waiting, now)
             self.start_without_units(waiting, node, now)
 
-    def forget_node(self) -> None:
-        """Count the static shares anew after a node has gone."""
+    def forget_node(self, node: Node) -> None:
+        """Look no more at the groups of a node that has gone, and count the static shares anew."""
+        for group in (node.cores, node.cells):
+            self._state.dirty.pop(group, None)
+            for held in self._held_by_quota.values():
+                held.pop(group, None)
+        self._held_by_quota = {name: held for name, held in self._held_by_quota.items() if held}
         self._static_cells.clear()
-        for node in self._state.nodes.values():
-            for instance in node.cells.instances:
+        for other in self._state.nodes.values():
+            for instance in other.cells.instances:
                 if instance.pinned:
-                    held = self._static_cells.get(instance.service, 0)
-                    self._static_cells[instance.service] = held + len(instance.cell_ids)
+                    share = self._static_cells.get(instance.service, 0)
+                    self._static_cells[instance.service] = share + len(instance.cell_ids)
 
-    def least_busy(self, pool: str, requires: tuple[str, ...]) -> Node | None:
-        """Return the node of `pool` that runs the fewest actions."""
-        nodes = [node for node in self._state.nodes.values() if node.offers(pool, requires)]
+    def _least_busy(self, pool: str, waiting: Waiting) -> Node | None:
+        """Return the node of `pool` that runs the fewest actions, among those with the labels and the memory."""
+        action, memory_mb = waiting.action, own_memory(waiting.action)
+        nodes = [node for node in self._state.nodes.values() if node.offers(pool, action.requires) and node.memory_free >= memory_mb]
         return min(nodes, key=lambda node: len(node.running), default=None)
 
     def start_unplaced(self, now: float) -> None:
         """Start the actions that need nothing, wherever a node is up."""
         for waiting in list(self._state.unplaced):
-            node = self.least_busy("cpu", waiting.action.requires)
+            node = self._least_busy("cpu", waiting)
             if node is not None:
                 self._state.unplaced.remove(waiting)
                 self.start_without_units(waiting, node, now)
@@ -263,3 +286,7 @@ class Dispatcher:
         """Start an action that holds no cores or cells."""
         grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1)
         self._state.start(waiting, grant, now, waiting.durations_s[0])
+
+
+def _requests(waiting: Waiting, quota: str) -> int:
+    return waiting.action.cost.least(f"{QUOTA_PREFIX}{quota}")

@@ -13,7 +13,8 @@ from scheduler.lifecycle import End
 from scheduler.model import Running
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
-from scheduler.state import State, memory_of
+from scheduler.state import State, own_memory
+from tangram.action import QUOTA_PREFIX
 
 
 class Ends:
@@ -26,18 +27,17 @@ class Ends:
     def release(self, running: Running, now: float) -> None:
         """Take a running action out of every index and give its units back."""
         state, action, grant = self._state, running.waiting.action, running.grant
+        running.held(now)
         del state.running[running.waiting.id]
         node = state.nodes.get(grant.node)
         for name in action.cost.quotas:
-            state.quotas[name].give_back()
-            state.touch(state.quotas[name])
+            state.quotas[name].give_back(action.cost.least(f"{QUOTA_PREFIX}{name}"))
         if action.cost.quotas:
             self._dispatcher.open_quotas(now)
         if node is None:
             return
         node.running.pop(running.waiting.id, None)
-        if action.environment is None:
-            node.memory_free += memory_of(action)
+        state.give_memory(node, own_memory(action))
         if grant.cell_ids:
             self._release_cells(running, node.cells)
         elif grant.core_ids and action.kind != "cpu.open":
@@ -59,7 +59,7 @@ class Ends:
         """Note the end of a running action; `finished` is what its worker said, None where it said nothing."""
         waiting = running.waiting
         queue_s = running.granted_at - waiting.received_at
-        execution_s = finished.execution_s if finished else 0.0
+        execution_s = min(finished.execution_s, now - running.granted_at) if finished else 0.0
         overhead_s = max(0.0, now - waiting.submitted_at - queue_s - execution_s)
         self._state.out.append(
             Finish(
@@ -73,5 +73,6 @@ class Ends:
                 execution_s=execution_s,
                 cpu_s=finished.cpu_s if finished else 0.0,
                 dop=running.grant.units,
+                unit_s=waiting.unit_s,
             )
         )

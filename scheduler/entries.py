@@ -46,7 +46,10 @@ class ActionRequeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEnded:
-    """An action reached one of its six ends. Parts of the ACT are seconds and add up to it."""
+    """An action reached one of its six ends.
+
+    Parts of the ACT are seconds and add up to it; `unit_s` are the core- or cell-seconds that its grants held.
+    """
 
     id: str
     status: str
@@ -58,6 +61,7 @@ class ActionEnded:
     execution_s: float
     cpu_s: float
     dop: int
+    unit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ Entry = ActionReceived | ActionGranted | ActionRequeued | ActionEnded | Environm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedAction:
-    """An action as the journal knew it when the scheduler before this one stopped."""
+    """An action as the journal knew it when the scheduler before this one stopped; `attempts` counts its grants."""
 
     id: str
     header: Mapping[str, Any]
@@ -99,15 +103,20 @@ class UnfinishedAction:
     submitted_at: float
     received_at: float
     grant: ActionGranted | None
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """All that a restarted scheduler goes on with, in order of reception."""
+    """All that a restarted scheduler goes on with, in order of reception.
+
+    `ended` are the ids of actions that ended lately: a message of theirs that comes again is old.
+    """
 
     actions: Sequence[UnfinishedAction]
     environments: Sequence[EnvironmentChanged]
     nodes: Sequence[NodeChanged]
+    ended: Sequence[str] = ()
 
 
 class Journal(Protocol):

@@ -7,8 +7,11 @@ earlier action of the same shell session has ended. A worker is thus only ever h
 
 from __future__ import annotations
 
+import heapq
+
 from scheduler.commands import CloseEnvironment, Stop
 from scheduler.model import Environment, Grant, Waiting
+from scheduler.refusal import cores_refusal
 from scheduler.resources.cpu import CoreGroup
 from scheduler.state import Node, State, memory_of, wants_cores
 from tangram.action import CORES
@@ -21,6 +24,8 @@ class Environments:
         self._state = state
         self._opening = 0
         self._next_start_s = float("-inf")
+        self._leases: list[tuple[float, int, Environment]] = []
+        self._leased = 0
 
     def open(self, waiting: Waiting, now: float) -> None:
         """Take in a `cpu.open` action and place its environment as soon as there is room."""
@@ -42,7 +47,7 @@ class Environments:
     def place(self, now: float) -> None:
         """Place waiting environments in order, as far as memory, pods and the caps on starting allow.
 
-        One that asks for labels nobody has free does not hold up those behind it.
+        One that asks for labels nobody has free, or for more than any node has, does not hold up those behind it.
         """
         state = self._state
         for waiting in list(state.opens):
@@ -52,7 +57,7 @@ class Environments:
             pod_cores = self._pod_cores(waiting)
             node = self._node_for(waiting, pod_cores)
             if node is None:
-                if waiting.action.requires:
+                if waiting.action.requires or not self._could_stand(waiting, pod_cores):
                     continue
                 return
             state.opens.remove(waiting)
@@ -85,6 +90,14 @@ class Environments:
         ]
         return min(fitting, key=lambda node: (len(node.environments) / node.spec.cores, -node.memory_free), default=None)
 
+    def _could_stand(self, waiting: Waiting, pod_cores: int) -> bool:
+        """Say whether any node, were it empty, had room for the environment."""
+        memory, cores = memory_of(waiting.action), max(1, pod_cores, waiting.action.cost.least(CORES))
+        return any(
+            node.offers("cpu", waiting.action.requires) and node.spec.cores >= cores and node.spec.memory_mb >= memory
+            for node in self._state.nodes.values()
+        )
+
     def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
         environment.node = node.spec.name
         environment.state = "opening"
@@ -99,15 +112,20 @@ class Environments:
         self._state.pods[environment.id] = CoreGroup(node.spec.name, environment.pod_core_ids)
 
     def opened(self, environment: Environment, now: float) -> None:
-        """Note that an environment stands: what was parked for it may go on."""
+        """Note that an environment stands: what was parked for it may go on, unless it is to be closed again."""
         self._opening -= 1
         environment.state = "open"
         environment.last_used = now
+        self._lease(environment)
         self._state.note(environment)
-        parked = list(environment.parked)
-        environment.parked.clear()
-        for waiting in parked:
-            self.admit(waiting, environment, now)
+        asked = any(waiting.action.kind == "cpu.close" for waiting in environment.parked)
+        if environment.doomed and not asked:
+            self.close_unasked(environment, environment.doomed, now)
+        elif not asked:
+            parked = list(environment.parked)
+            environment.parked.clear()
+            for waiting in parked:
+                self.admit(waiting, environment, now)
         self.place(now)
 
     def adopt(self, environment: Environment, node: Node, now: float) -> None:
@@ -115,11 +133,16 @@ class Environments:
         environment.last_used = now
         self._occupy(environment, node)
         environment.state = "open"
+        self._lease(environment)
+        self._state.touch(node.cores)
 
     def readopt_opening(self, environment: Environment, node: Node | None) -> None:
         """Take over an environment that an earlier scheduler had begun to open; its node may be gone."""
         self._opening += 1
-        if node is None:
+        known = self._state.environments.get(environment.id)
+        if known is not None:
+            known.state, known.open_id = "opening", environment.open_id
+        elif node is None:
             environment.state = "opening"
             environment.pod_core_ids = ()
             self._state.environments[environment.id] = environment
@@ -132,7 +155,7 @@ class Environments:
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
         if environment.pod_core_ids:
-            node.cores.claim(environment.pod_core_ids)
+            environment.pod_core_ids = node.cores.claim(environment.pod_core_ids)
             self._make_pod(environment, node)
 
     def not_opened(self, environment: Environment, reason: str, now: float) -> None:
@@ -145,6 +168,11 @@ class Environments:
         """Queue an action of an environment for cores, or park it while it cannot run anyway."""
         session = waiting.action.session
         environment.last_used = now
+        refused = cores_refusal(self._state, environment, waiting.action)
+        if refused is not None:
+            environment.actions.pop(waiting.id, None)
+            self._state.finish_waiting(waiting, refused.status, refused.reason, now)
+            return
         environment.actions[waiting.id] = None
         if environment.state in ("waiting", "opening") or (session and environment.sessions.get(session, waiting.id) != waiting.id):
             environment.parked.append(waiting)
@@ -167,10 +195,27 @@ class Environments:
         session = waiting.action.session
         if session and environment.sessions.get(session) == waiting.id:
             del environment.sessions[session]
+            if environment.state == "open":
+                self._go_on(environment, session, now)
+        if environment.over and not environment.actions:
+            self.closed(environment, environment.over, now)
+
+    def _go_on(self, environment: Environment, session: str, now: float) -> None:
+        """Admit the next action of a session; one that is refused at once makes way for the one after it."""
+        while session not in environment.sessions:
             following = next((w for w in environment.parked if w.action.session == session), None)
-            if following is not None and environment.state == "open":
-                environment.parked.remove(following)
-                self.admit(following, environment, now)
+            if following is None:
+                return
+            environment.parked.remove(following)
+            self.admit(following, environment, now)
+
+    def closed(self, environment: Environment, reason: str, now: float) -> None:
+        """Note that an environment stands no longer; its room is free once the last of its actions has ended."""
+        if environment.actions:
+            environment.over = reason
+            return
+        self.forget(environment, "closed", reason, now)
+        self.place(now)
 
     def unqueue(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Take a waiting action out, wherever in its environment it waits."""
@@ -194,12 +239,43 @@ class Environments:
         self._state.note(environment, reason)
 
     def close_unasked(self, environment: Environment, reason: str, now: float) -> None:
-        """Close an environment that no trainer will close."""
+        """Close an environment that no trainer will close: now if it is open, as soon as it stands if it is opening."""
+        if environment.state == "opening":
+            environment.doomed = reason
         if environment.state != "open":
             return
         assert environment.node is not None, "an open environment has a node"
         self.closing(environment, reason, now)
         self._state.out.append(CloseEnvironment(id=environment.id, node=environment.node, reason=reason))
+
+    def _lease(self, environment: Environment) -> None:
+        """Note when the lease of an environment that has just opened is over, should nobody use it until then."""
+        if self._state.limits.lease_s is not None:
+            self._leased += 1
+            heapq.heappush(self._leases, (environment.last_used + self._state.limits.lease_s, self._leased, environment))
+
+    def next_lease(self, now: float) -> float | None:
+        """Return when the next unused environment's lease is over; None where there are no leases.
+
+        An environment has one entry, which is put off only when it comes up: what was used since has longer, what is
+        in use has all of its time from now on.
+        """
+        while self._leases:
+            due, number, environment = self._leases[0]
+            if environment.state != "open" or self._state.environments.get(environment.id) is not environment:
+                heapq.heappop(self._leases)
+                continue
+            used = now if environment.actions else environment.last_used
+            later = used + (self._state.limits.lease_s or 0.0)
+            if due > now or later <= due:
+                return due
+            heapq.heapreplace(self._leases, (later, number, environment))
+        return None
+
+    def end_leases(self, now: float) -> None:
+        """Close the environments that nobody has used for as long as a lease lasts."""
+        while (due := self.next_lease(now)) is not None and due <= now:
+            self.close_unasked(self._leases[0][2], f"unused for {self._state.limits.lease_s:g} s", now)
 
     def forget(self, environment: Environment, state: str, reason: str, now: float) -> None:
         """Give back an environment's room; `state` is `closed` or `lost`."""
@@ -207,7 +283,7 @@ class Environments:
         node = self._state.nodes.get(environment.node or "")
         if node is not None and environment.id in node.environments:
             del node.environments[environment.id]
-            node.memory_free += environment.memory_mb
+            self._state.give_memory(node, environment.memory_mb)
             if environment.pod_core_ids:
                 node.cores.resize(len(environment.pod_core_ids))
                 node.cores.give_back(environment.pod_core_ids)

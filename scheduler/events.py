@@ -14,11 +14,17 @@ from tangram.action import Action
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """An action came in. `submitted_at` is the trainer's clock, trusted only as far as it lies in the past."""
+    """An action came in. `submitted_at` is the trainer's clock, trusted only as far as it lies in the past.
+
+    Of an action that an earlier scheduler had received already, `received_at` says when, and `attempt` how many tries
+    of it have lost their node.
+    """
 
     id: str
     action: Action
     submitted_at: float
+    received_at: float | None = None
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +100,7 @@ class EnvironmentOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentClosed:
-    """An environment is to be closed by the system, e.g. because its lease is over."""
+    """An environment stands on its node no longer, asked or not."""
 
     id: str
     reason: str

@@ -90,7 +90,10 @@ class Grant:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """An action in the queue; `durations_s[i]` is the estimate on `units[i]`."""
+    """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
+
+    `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`).
+    """
 
     id: str
     action: Action
@@ -101,11 +104,18 @@ class Waiting:
     durations_s: tuple[float, ...]
     key: tuple[float, ...] = ()
     attempt: int = 0
+    unit_s: float = 0.0
+    steps: tuple[tuple[float, int, int], ...] = ()
 
     @property
     def least(self) -> int:
         """The smallest amount that it can use."""
         return self.units[0]
+
+    @property
+    def best(self) -> int:
+        """The smallest amount on which it is expected to be fastest."""
+        return self.units[self.steps[-1][1]] if self.steps else self.units[0]
 
     def duration_s(self, units: int) -> float:
         """Return the estimate on `units`, which must be one of its amounts."""
@@ -125,6 +135,7 @@ class Running:
     unseen_beats: int = 0
     left: float = 1.0
     since: float = 0.0
+    held_since: float = 0.0
 
     @property
     def units(self) -> int:
@@ -139,10 +150,17 @@ class Running:
         done = max(0.0, now - self.since) / max(self.waiting.duration_s(self.grant.units), 1e-9)
         return max(self.left - done, 0.05)
 
+    def held(self, now: float) -> None:
+        """Add what the grant held until now to the action's unit-seconds."""
+        if self.grant.core_ids or self.grant.cell_ids:
+            self.waiting.unit_s += self.grant.units * max(0.0, now - self.held_since)
+        self.held_since = now
+
     def regrant(self, grant: Grant, now: float) -> None:
         """Go on under another grant of the same action."""
         self.left = self.left_at(now)
         self.since = now
+        self.held(now)
         self.grant = grant
         self.expected_end = now + self.left * self.waiting.duration_s(grant.units)
 
@@ -152,7 +170,8 @@ class Environment:
     """A sandbox of a trajectory.
 
     `parked` are its actions that wait for something other than units: for the environment to open, or for an earlier
-    action of the same shell session. `sessions` name the action that each session is busy with.
+    action of the same shell session. `sessions` name the action that each session is busy with. `doomed` says why it is
+    to be closed as soon as it stands, `over` why it is closed as soon as the last of its actions has ended.
     """
 
     id: str
@@ -167,3 +186,5 @@ class Environment:
     parked: deque[Waiting] = field(default_factory=deque)
     sessions: dict[str, str] = field(default_factory=dict)
     actions: dict[str, None] = field(default_factory=dict)
+    doomed: str = ""
+    over: str = ""

@@ -69,6 +69,13 @@ class Nodes:
                 reason = f"node {event.name} beats but does not run what it was handed"
                 self.lost(event.name, reason, now, left=False)
                 return
+        self._forget_closed(node, event, now)
+
+    def _forget_closed(self, node: Node, event: events.NodeBeat, now: float) -> None:
+        """Take back the room of environments whose closing nobody waits for, once the node has them no more."""
+        environments = [self._state.environments[e] for e in node.environments if e not in event.environments]
+        for environment in [e for e in environments if e.state == "closing" and not e.actions]:
+            self._environments.closed(environment, "closed by the system", now)
 
     def miss(self, beat_s: float, now: float) -> None:
         """Lose the nodes whose last beat is too old."""
@@ -88,7 +95,7 @@ class Nodes:
         for environment in gone:
             if environment.state in ("open", "closing"):
                 self._environments.forget(environment, "lost", f"node {name} was lost: {reason}", now)
-        self._dispatcher.forget_node()
+        self._dispatcher.forget_node(node)
         self._environments.place(now)
 
     def lose(self, running: Running, reason: str, now: float) -> None:
@@ -98,7 +105,8 @@ class Nodes:
         environment = self._state.environments.get(action.environment or "")
         opening = action.kind == "cpu.open" and environment is not None
         tried = running.grant.attempt >= MOST_TRIES
-        if (opening or (action.idempotent and environment is None)) and not tried and not running.stopping:
+        unwanted = running.stopping or (environment is not None and environment.doomed)
+        if (opening or (action.idempotent and action.environment is None)) and not tried and not unwanted:
             self._state.enter(waiting)
             self._state.out.append(Requeue(id=waiting.id, reason=reason))
             if opening and environment is not None:

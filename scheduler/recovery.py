@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scheduler import events
 from scheduler.environments import Environments
-from scheduler.model import Environment, Running, ServiceSpec, Waiting
+from scheduler.model import Environment, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.nodes import Nodes
-from scheduler.state import State, memory_of
+from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.quota import QuotaState
+from scheduler.state import Node, State, memory_of, own_memory
+from tangram.action import QUOTA_PREFIX
 
 
 class Recovery:
@@ -36,6 +41,8 @@ class Recovery:
     def resumed(self, event: events.Resumed, now: float) -> None:
         """Put a granted action back among the running ones; if its node is gone, it is lost or waits again."""
         state, action, grant = self._state, event.action, event.grant
+        if event.id in state.running or event.id in state.waiting:
+            return
         waiting = state.make_waiting(event.id, action, event.submitted_at, event.received_at)
         waiting.attempt = grant.attempt
         node = state.nodes.get(grant.node)
@@ -43,28 +50,45 @@ class Recovery:
             self._opening(waiting, event, now)
         environment = state.environments.get(action.environment or "")
         expected_end = event.granted_at + waiting.duration_s(grant.units) if grant.units in waiting.units else event.granted_at
-        running = Running(waiting, grant, event.granted_at, expected_end, since=event.granted_at)
+        running = Running(waiting, grant, event.granted_at, expected_end, since=event.granted_at, held_since=event.granted_at)
         state.running[waiting.id] = running
         for name in action.cost.quotas:
-            state.quotas[name].take(now)
+            quota = state.quotas.setdefault(name, QuotaState(QuotaSpec(name=name)))
+            quota.take(now, action.cost.least(f"{QUOTA_PREFIX}{name}"))
         if node is None:
             self._nodes.lose(running, f"node {grant.node} was lost while no scheduler ran", now)
             return
         node.running[waiting.id] = None
-        if environment is not None and action.kind != "cpu.open":
+        node.memory_free -= own_memory(action)
+        if environment is not None and action.kind == "cpu.close":
+            environment.state = "closing"
+        elif environment is not None and action.kind != "cpu.open":
             environment.actions[waiting.id] = None
             if action.session:
                 environment.sessions[action.session] = waiting.id
-            if action.kind == "cpu.close":
-                environment.state = "closing"
         if grant.cell_ids:
-            spec = state.services.get(action.service or "", ServiceSpec(name=action.service or ""))
-            node.cells.adopt(spec, grant.cell_ids).active[waiting.id] = None
-            node.cells.running[waiting.id] = running
+            self._adopt_cells(running, node)
         elif grant.core_ids and action.kind != "cpu.open":
-            group = state.core_group(environment) if environment else node.cores
-            group.claim(grant.core_ids)
-            group.enter(running)
+            self._adopt_cores(running, state.core_group(environment) if environment else node.cores)
+
+    def _adopt_cells(self, running: Running, node: Node) -> None:
+        service, action_id = running.waiting.action.service or "", running.waiting.id
+        spec = self._state.services.get(service, ServiceSpec(name=service))
+        instance = node.cells.adopt(spec, running.grant.cell_ids)
+        instance.active[action_id] = None
+        instance.pinned = bool(self._state.policy.pod_cores())
+        node.cells.running[action_id] = running
+        self._state.touch(node.cells)
+
+    def _adopt_cores(self, running: Running, group: CoreGroup) -> None:
+        """Claim the cores of a grant. What another grant has claimed is its own: cores are given back only once."""
+        claimed = group.claim(running.grant.core_ids)
+        whole = len(claimed) == running.grant.units and running.grant.units in running.waiting.units
+        running.grant = replace(running.grant, core_ids=claimed)
+        group.enter(running)
+        if not whole:
+            group.elastic.pop(running.waiting.id, None)
+        self._state.touch(group)
 
     def _opening(self, waiting: Waiting, event: events.Resumed, now: float) -> None:
         action = event.action

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scheduler.state import State, memory_of, wants_cells
-from tangram.action import CELLS, CORES, Action
+from scheduler.model import Environment
+from scheduler.state import State, memory_of, wants_cells, wants_cores
+from tangram.action import CELLS, CORES, QUOTA_PREFIX, Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +24,19 @@ def refusal(state: State, action: Action) -> Refusal | None:
 
     Where no node of the right pool is up there is nothing to compare with, and the action waits.
     """
-    if state.waiting_by_job[action.job] > state.limits.queue_limit:
+    if state.waiting_by_job[action.job] > state.limits.queue_limit and action.kind != "cpu.close":
         return Refusal(f"job {action.job} has {state.limits.queue_limit} actions waiting already")
     for name in action.cost.quotas:
         if name not in state.quotas:
             return Refusal(f"quota {name!r} is not declared")
+        requests, most_requests = action.cost.least(f"{QUOTA_PREFIX}{name}"), state.quotas[name].spec.concurrency
+        if most_requests is not None and requests > most_requests:
+            return Refusal(f"needs {requests} requests at once, quota {name!r} allows {most_requests}")
     if action.environment is not None:
         return _environment_refusal(state, action)
     if wants_cells(action):
         return _cells_refusal(state, action)
-    return _node_refusal(state, action, "cpu") if not action.cost.quotas else None
+    return _node_refusal(state, action, "api" if action.cost.quotas and not wants_cores(action) else "cpu")
 
 
 def _environment_refusal(state: State, action: Action) -> Refusal | None:
@@ -45,10 +49,16 @@ def _environment_refusal(state: State, action: Action) -> Refusal | None:
         return Refusal(f"environment {action.environment} is gone: closed, lost or never opened", "failed")
     if environment.state == "closing":
         return Refusal(f"environment {action.environment} is being closed", "failed")
-    if environment.node is not None:
-        capacity = state.core_group(environment).capacity
-        if action.cost.least(CORES) > capacity:
-            return Refusal(f"needs {action.cost.least(CORES)} cores, its environment can have {capacity}")
+    return cores_refusal(state, environment, action)
+
+
+def cores_refusal(state: State, environment: Environment, action: Action) -> Refusal | None:
+    """Return why an action can never run in its environment; None where it can, or where that is not known yet."""
+    if environment.node is None:
+        return None
+    capacity = state.core_group(environment).capacity
+    if action.cost.least(CORES) > capacity:
+        return Refusal(f"needs {action.cost.least(CORES)} cores, its environment can have {capacity}")
     return None
 
 
@@ -69,6 +79,8 @@ def _node_refusal(state: State, action: Action, pool: str, extra_cores: int = 0)
 
 
 def _cells_refusal(state: State, action: Action) -> Refusal | None:
+    if wants_cores(action):
+        return Refusal("asks for cores and for GPU cells; one action is granted only one of them")
     service = state.services.get(action.service or "")
     if service is None:
         return Refusal(f"service {action.service!r} is not declared")

@@ -42,6 +42,12 @@ REMEMBERED_DECISIONS = 20_000
 HOUSEKEEPING_S = 0.5
 """Longest time between two looks at deadlines, beats and leases."""
 
+RETURN_S = 5.0
+"""Time that nodes have for their first beat after the broker was away."""
+
+MOST_RESENT = 2
+"""Times that a grant is sent again to a node that says that it never got it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
@@ -74,11 +80,22 @@ class Transport(Protocol):
     def store_end(self, action_id: str, message: str, status: str, reason: str) -> None:
         """Store the result of an action that ends without a worker."""
 
+    def disown(self, action_id: str, attempt: int) -> None:
+        """Let the worker that has claimed this try know that its result does not count any more."""
+
     def flush(self) -> None:
         """Send what was buffered."""
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Let tools see how the scheduler is doing."""
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the last `receive` brought all that there was."""
+
+    @property
+    def lost_connections(self) -> int:
+        """How often the broker went away; what was sent just before may be lost."""
 
 
 @dataclass(slots=True)
@@ -116,12 +133,19 @@ class Service:
         self._descriptions: dict[str, Mapping[str, Any]] = {}
         self._entries: list[Entry] = []
         self._next_housekeeping = 0.0
+        self._beat_at: dict[str, float] = {}
         self._orphan_beats: dict[str, int] = {}
+        self._resent: dict[str, int] = {}
+        self._granted: dict[str, int] = {}
+        self._looked_at = clock()
+        self._lost_connections = 0
+        self._excused_until = 0.0
         self._figures = _Figures()
 
     def recover(self) -> int:
         """Go on where the scheduler before this one stopped; return the number of unfinished actions."""
         unfinished, now = self._journal.unfinished(), self._clock()
+        self._ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
         for node in unfinished.nodes:
             self._descriptions[node.name] = node.description
             self._incarnations[node.name] = str(node.description.get("incarnation", ""))
@@ -137,9 +161,17 @@ class Service:
             self._submitted_at[kept_action.id] = kept_action.submitted_at
             action = Action.from_header(kept_action.header)
             if kept_action.grant is None:
-                self._handle(events.Submitted(id=kept_action.id, action=action, submitted_at=kept_action.submitted_at), now)
+                submitted = events.Submitted(
+                    id=kept_action.id,
+                    action=action,
+                    submitted_at=kept_action.submitted_at,
+                    received_at=kept_action.received_at,
+                    attempt=kept_action.attempts,
+                )
+                self._handle(submitted, now)
                 continue
             grant = kept_action.grant
+            self._granted[kept_action.id] = grant.attempt
             resumed = events.Resumed(
                 id=kept_action.id,
                 action=action,
@@ -159,21 +191,47 @@ class Service:
         until = min(self._next_housekeeping, wake if wake is not None else self._next_housekeeping)
         batch = self._transport.receive(max(0.0, min(until - now, HOUSEKEEPING_S)))
         now = self._clock()
-        if now >= self._next_housekeeping:
-            self._next_housekeeping = now + HOUSEKEEPING_S
-            if not self._still_leading():
-                return False
-            self._handle(events.Tick(), now)
-            self._show()
-        elif wake is not None and wake <= now:
-            self._handle(events.Tick(), now)
+        housekeeping = now >= self._next_housekeeping
+        if housekeeping and not self._still_leading():
+            return False
         for received in batch:
             try:
                 self._take(received, now)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
                 log.warning("a message on %s makes no sense and is dropped: %s: %s", received.sort, type(error).__name__, error)
+        if housekeeping or (wake is not None and wake <= now):
+            self._excuse_nodes(now)
+            self._handle(events.Tick(), now)
+        if housekeeping:
+            self._next_housekeeping = now + HOUSEKEEPING_S
+            self._show()
+        self._looked_at = now
         self._commit(batch)
         return True
+
+    def _excuse_nodes(self, now: float) -> None:
+        """Count a beat for every node while this scheduler could not hear them: silence is then no sign of theirs."""
+        if self._transport.lost_connections != self._lost_connections:
+            self._lost_connections = self._transport.lost_connections
+            self._excused_until = float("inf")
+        stalled = now - self._looked_at > HOUSEKEEPING_S + (self._core.state.limits.beat_s or 0.0)
+        if not self._transport.caught_up or stalled or now < self._excused_until:
+            for name in list(self._core.state.nodes):
+                self._count_beat(name, now)
+        if self._excused_until == float("inf") and self._transport.caught_up:
+            self._excused_until = now + RETURN_S
+            self._repeat_orders()
+
+    def _repeat_orders(self) -> None:
+        """Send again what may have been lost with a broker's connection; each is harmless when it comes twice."""
+        for running in self._core.state.running.values():
+            grant, action_id = running.grant, running.waiting.id
+            if running.stopping:
+                arguments = {"id": action_id, "attempt": grant.attempt, "reason": running.stopping}
+                self._transport.send_control(grant.node, "tangram.stop", arguments)
+            elif grant.core_ids and running.started_at is not None:
+                arguments = {"id": action_id, "attempt": grant.attempt, "core_ids": list(grant.core_ids)}
+                self._transport.send_control(grant.node, "tangram.resize", arguments)
 
     def _commit(self, batch: Sequence[Received]) -> None:
         entries, self._entries = self._entries, []
@@ -195,13 +253,18 @@ class Service:
     def _take_action(self, received: Received, now: float) -> None:
         if received.id in self._messages or received.id in self._ended:
             return
-        header = dict(received.header or {"kind": received.task})
+        described = isinstance(received.header, Mapping)
+        header = dict(received.header) if isinstance(received.header, Mapping) else {}
         submitted_at = header.pop("submitted_at", now)
         if isinstance(submitted_at, bool) or not isinstance(submitted_at, (int, float)) or not now - 86_400 <= submitted_at <= now:
             submitted_at = now
         self._messages[received.id] = received.message
         self._submitted_at[received.id] = submitted_at
         try:
+            if not described:
+                raise InvalidAction(
+                    received.task, "the message does not describe its action: send it with `tangram.Client` or `app.routing`"
+                )
             if header.get("kind") != received.task:
                 raise InvalidAction("kind", f"the message is for the task {received.task!r}, its header says {header.get('kind')!r}")
             action = Action.from_header(header)
@@ -250,6 +313,8 @@ class Service:
             self._handle(events.Started(id=report["id"], attempt=report["attempt"], at=report["at"]), now)
         elif sort in ("joined", "beat"):
             self._take_beat(report["node"], now)
+        elif sort == "unknown":
+            self._answer_unknown(report["id"], report["attempt"], now)
         elif sort == "left":
             self._handle(events.NodeLost(name=report["name"], reason="its worker was stopped", left=True), now)
 
@@ -263,9 +328,47 @@ class Service:
             for service in services_of(description):
                 self._core.state.services.setdefault(service.name, service)
             self._handle(events.NodeJoined(node=node_spec(description)), now)
+        # Beats that have piled up while nobody read them all tell of the past: one of them counts, the others are signs of life.
+        if now - self._beat_at.get(name, float("-inf")) < (self._core.state.limits.beat_s or 0.0) / 2:
+            self._count_beat(name, now)
+            return
+        self._beat_at[name] = now
         beat = events.NodeBeat(name=name, running=frozenset(description["running"]), environments=frozenset(description["environments"]))
         self._handle(beat, now)
+        self._ask(name)
         self._sweep(name, description, now)
+
+    def _count_beat(self, name: str, now: float) -> None:
+        """Let a node live on, whatever it runs."""
+        node = self._core.state.nodes.get(name)
+        if node is not None:
+            self._handle(events.NodeBeat(name=name, running=frozenset(node.running), environments=frozenset(node.environments)), now)
+
+    def _ask(self, name: str) -> None:
+        """Ask a node for actions that it was handed and does not run: a message may have been lost on either way.
+
+        It tells once more how they ended, or that it does not know them. A node that does not answer is lost soon.
+        """
+        node = self._core.state.nodes.get(name)
+        for action_id in node.running if node is not None else ():
+            running = self._core.state.running[action_id]
+            if running.unseen_beats == 1:
+                self._transport.send_control(name, "tangram.tell", {"id": action_id, "attempt": running.grant.attempt})
+
+    def _answer_unknown(self, action_id: str, attempt: int, now: float) -> None:
+        """Send a grant again that has not arrived; give an action up that cannot be delivered."""
+        running = self._core.state.running.get(action_id)
+        if running is None or running.grant.attempt != attempt:
+            return
+        node = running.grant.node
+        resent = self._resent[action_id] = self._resent.get(action_id, 0) + 1
+        if running.started_at is None and resent <= MOST_RESENT:
+            log.warning("node %s never got action %s; sending it again", node, action_id)
+            self._transport.send_action(node, self._messages[action_id], self._grant_header(action_id, running.grant, running.granted_at))
+            return
+        reason = f"node {node} does not know how it ended" if running.started_at is not None else f"node {node} cannot take its message up"
+        self._transport.store_end(action_id, self._messages[action_id], "lost", reason)
+        self._handle(events.Finished(id=action_id, attempt=attempt, status="lost", reason=reason), now)
 
     def _sweep(self, name: str, description: Mapping[str, Any], now: float) -> None:
         """Have a node give up what it runs or holds and this scheduler does not know of.
@@ -334,20 +437,28 @@ class Service:
                 self._transport.send_control(command.node, "tangram.close_environment", arguments)
             case commands.Requeue():
                 log.warning("action %s waits again: %s", command.id, command.reason)
+                self._transport.disown(command.id, self._granted.pop(command.id))
                 self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now))
             case commands.NoteEnvironment():
                 self._note_environment(command, now)
             case commands.NoteNode():
-                log.info("node %s is %s %s", command.name, command.state, command.reason)
-                description = self._descriptions.get(command.name, {})
-                self._entries.append(
-                    NodeChanged(name=command.name, state=command.state, description=description, at=now, reason=command.reason)
-                )
+                self._note_node(command, now)
+
+    def _note_node(self, command: commands.NoteNode, now: float) -> None:
+        log.log(logging.WARNING if command.state == "lost" else logging.INFO, "node %s is %s", command.name, _because(command))
+        description = self._descriptions.get(command.name, {})
+        self._entries.append(NodeChanged(name=command.name, state=command.state, description=description, at=now, reason=command.reason))
+        if command.state != "up" and command.name not in self._core.state.nodes:
+            self._descriptions.pop(command.name, None)
+            self._incarnations.pop(command.name, None)
+            self._beat_at.pop(command.name, None)
+            for key in [key for key in self._orphan_beats if key.startswith(f"{command.name}/")]:
+                del self._orphan_beats[key]
 
     def _start(self, command: commands.Start, now: float) -> None:
         grant = command.grant
         self._figures.restores += grant.restore
-        waiting = self._core.state.running[command.id].waiting if command.id in self._core.state.running else None
+        self._granted[command.id] = grant.attempt
         self._entries.append(
             ActionGranted(
                 id=command.id,
@@ -359,7 +470,12 @@ class Service:
                 granted_at=now,
             )
         )
-        header = {
+        self._transport.send_action(grant.node, self._messages[command.id], self._grant_header(command.id, grant, now))
+
+    def _grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
+        """Return what a message for a node carries of its grant (`tangram.wire.WireGrant`)."""
+        running = self._core.state.running.get(action_id)
+        return {
             "node": grant.node,
             "attempt": grant.attempt,
             "epoch": self._epoch,
@@ -368,15 +484,16 @@ class Service:
             "cell_ids": list(grant.cell_ids),
             "evict": list(grant.evict),
             "restore": grant.restore,
-            "submitted_at": self._submitted_at[command.id],
-            "received_at": waiting.received_at if waiting is not None else now,
-            "granted_at": now,
+            "submitted_at": self._submitted_at[action_id],
+            "received_at": running.waiting.received_at if running is not None else granted_at,
+            "granted_at": granted_at,
         }
-        self._transport.send_action(grant.node, self._messages[command.id], header)
 
     def _finish(self, command: commands.Finish, now: float) -> None:
         message = self._messages.pop(command.id, "")
         self._submitted_at.pop(command.id, None)
+        self._resent.pop(command.id, None)
+        granted = self._granted.pop(command.id, None)
         self._ended[command.id] = None
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
@@ -392,9 +509,12 @@ class Service:
                 execution_s=command.execution_s,
                 cpu_s=command.cpu_s,
                 dop=command.dop,
+                unit_s=command.unit_s,
             )
         )
         if not command.by_worker:
+            if granted is not None:
+                self._transport.disown(command.id, granted)
             self._transport.store_end(command.id, message, command.status, command.reason)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
@@ -411,6 +531,10 @@ class Service:
                 reason=command.reason,
             )
         )
+
+
+def _because(command: commands.NoteNode) -> str:
+    return f"{command.state}: {command.reason}" if command.reason else command.state
 
 
 def node_spec(description: Mapping[str, Any]) -> NodeSpec:

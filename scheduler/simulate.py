@@ -25,6 +25,9 @@ from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action, Cost
 
 _T = TypeVar("_T")
 
+FILE_KINDS = ("cpu.read_file", "cpu.write_file")
+"""Kinds that the worker itself carries out: they need their environment, and no core of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -56,7 +59,10 @@ class Cluster:
 def action_of(recorded: TraceAction, trajectory: Trajectory, *, environment: str | None, session: str | None = None) -> Action:
     """Return the action that a recorded one submits again. Environment and session matter to `cpu.*` only."""
     on_cpu = recorded.kind.startswith("cpu.")
-    if on_cpu:
+    amounts: dict[str, tuple[int, ...]]
+    if recorded.kind in FILE_KINDS:
+        amounts = {}
+    elif on_cpu:
         amounts = {CORES: recorded.elasticity.units}
     elif recorded.kind.startswith("gpu."):
         amounts = {CELLS: recorded.elasticity.units}
@@ -156,6 +162,7 @@ class Simulation:
         self._restores = 0
         self._resizes = 0
         self._wake: float | None = None
+        self._now = 0.0
 
     def run(self) -> RunRecord:
         """Replay to the last result."""
@@ -164,16 +171,16 @@ class Simulation:
         for number, trajectory in enumerate(self._trace.trajectories):
             self._at(trajectory.arrival_s, _bind(self._arrive, _Rollout(trajectory, number)))
         while self._heap:
-            now, _, happen = heapq.heappop(self._heap)
-            happen(now)
+            self._now, _, happen = heapq.heappop(self._heap)
+            happen(self._now)
         self._end_starved()
-        arrivals = [trajectory.arrival_s for trajectory in self._trace.trajectories]
+        first_arrival_s = min((trajectory.arrival_s for trajectory in self._trace.trajectories), default=0.0)
         return RunRecord(
             policy=self._policy.name,
             trajectories=len(self._trace.trajectories),
             actions=self._records,
-            first_arrival_s=min(arrivals, default=0.0),
-            last_result_s=max((record.ended_at for record in self._records), default=0.0),
+            first_arrival_s=first_arrival_s,
+            last_result_s=max((record.ended_at for record in self._records), default=first_arrival_s),
             capacity=Capacity(cores=self._cluster.nodes * self._cluster.cores, cells=self._cluster.nodes * self._cluster.gpus),
             resizes=self._resizes,
             restores=self._restores,
@@ -197,6 +204,8 @@ class Simulation:
                 self._finish(command, now)
             elif isinstance(command, commands.Resize):
                 self._resize(command, now)
+            elif isinstance(command, commands.CloseEnvironment):
+                self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
         wake = self._core.next_wake(now)
         if wake is not None and (self._wake is None or wake < self._wake):
             self._wake = wake
@@ -313,17 +322,19 @@ class Simulation:
         )
 
     def _refuse_all(self, rollout: _Rollout, reason: str, now: float) -> None:
-        """Count every action of a trajectory that got no environment as rejected."""
-        for number, step in enumerate(rollout.trajectory.steps):
-            for index, recorded in enumerate(step.actions):
+        """Count every action that a trajectory has not submitted, and never will, as rejected."""
+        for number in range(rollout.step, len(rollout.trajectory.steps)):
+            for index, recorded in enumerate(rollout.trajectory.steps[number].actions):
                 live = _Live(rollout, recorded, now, 0.0)
                 self._record(f"{rollout.number}.{number}.{index}", live, "rejected", reason, 0.0, 0.0, now)
 
     def _end_starved(self) -> None:
         """Count what nothing will ever start as failed: no node could run it and nothing is left to happen."""
-        now = max((record.ended_at for record in self._records), default=0.0)
+        now = self._now
         for action_id, live in list(self._live.items()):
             self._record(action_id, live, "failed", "nothing can ever run it here", now - live.submitted_at, 0.0, now)
+        for rollout in {id(live.rollout): live.rollout for live in self._live.values()}.values():
+            self._refuse_all(rollout, "an action before it can never run here", now)
         for rollout in self._opening.values():
             self._refuse_all(rollout, "no node has room for its environment", now)
 

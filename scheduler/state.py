@@ -6,6 +6,7 @@ the same events lead to the same decisions.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 
 from scheduler.commands import Command, Finish, NoteEnvironment, Start
@@ -13,6 +14,7 @@ from scheduler.durations import expected_s
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Limits, NodeSpec, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.policies.abstract import Policy
+from scheduler.policies.allocation import steps_of
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.resources.queue import WaitQueue
@@ -55,17 +57,21 @@ class State:
         self.opens = WaitQueue()
         self.unplaced = WaitQueue()
         self.waiting_by_job: dict[str, int] = {}
+        self.deadlines: list[tuple[float, str]] = []
         self.out: list[Command] = []
+        self.memory_returned = False
         self.dirty: dict[CoreGroup | CellGroup | QuotaState, None] = {}
         self._seq = 0
 
     def make_waiting(self, action_id: str, action: Action, submitted_at: float, now: float) -> Waiting:
         """Return an action with its number and its place in the queue."""
         self._seq += 1
-        units, durations_s = action.elasticity.units, expected_s(action)
+        units, durations_s = lane_amounts(action), expected_s(action)
+        if len(durations_s) != len(units):
+            durations_s = durations_s[:1] * len(units)
         service = self.services.get(action.service or "")
         if service is not None and CELLS not in action.cost.amounts:
-            units, durations_s = service.cells, durations_s * len(service.cells)
+            units, durations_s = service.cells, durations_s[:1] * len(service.cells)
         if service is not None and service.sizes is not None:
             able = [(amount, duration) for amount, duration in zip(units, durations_s, strict=True) if amount in service.sizes]
             # Where nothing is left the action is refused (refusal.py), with the amounts that it asked for.
@@ -78,13 +84,16 @@ class State:
             received_at=now,
             units=units,
             durations_s=durations_s,
+            steps=steps_of(units, durations_s),
         )
         waiting.key = self.policy.order_key(waiting)
         return waiting
 
     def enter(self, waiting: Waiting) -> None:
-        """Count an action as waiting."""
+        """Count an action as waiting; its queue deadline holds each time it waits."""
         self.waiting[waiting.id] = waiting
+        if waiting.action.queue_timeout_s is not None:
+            heapq.heappush(self.deadlines, (waiting.submitted_at + waiting.action.queue_timeout_s, waiting.id))
         job = waiting.action.job
         self.waiting_by_job[job] = self.waiting_by_job.get(job, 0) + 1
 
@@ -102,9 +111,11 @@ class State:
         """Turn a waiting action, already out of its queue, into a running one."""
         self.leave(waiting)
         waiting.attempt = grant.attempt
-        running = Running(waiting, grant, now, now + expected_s, since=now)
+        running = Running(waiting, grant, now, now + expected_s, since=now, held_since=now)
         self.running[waiting.id] = running
-        self.nodes[grant.node].running[waiting.id] = None
+        node = self.nodes[grant.node]
+        node.running[waiting.id] = None
+        node.memory_free -= own_memory(waiting.action)
         self.out.append(Start(id=waiting.id, grant=grant))
         return running
 
@@ -125,6 +136,7 @@ class State:
                 execution_s=0.0,
                 cpu_s=0.0,
                 dop=0,
+                unit_s=waiting.unit_s,
             )
         )
 
@@ -151,6 +163,18 @@ class State:
         assert environment.node is not None, "only a placed environment has cores"
         return self.nodes[environment.node].cores
 
+    def give_memory(self, node: Node, memory_mb: int) -> None:
+        """Take memory back, and look again at all that may have waited for it."""
+        if not memory_mb:
+            return
+        node.memory_free += memory_mb
+        self.memory_returned = True
+        self.touch(node.cores)
+        self.touch(node.cells)
+        for quota in self.quotas.values():
+            if len(quota.queue):
+                self.touch(quota)
+
     def touch(self, group: CoreGroup | CellGroup | QuotaState) -> None:
         """Have the group looked at before the current event is done."""
         self.dirty[group] = None
@@ -166,6 +190,18 @@ def wants_cores(action: Action) -> bool:
     return CORES in action.cost.amounts
 
 
+def lane_amounts(action: Action) -> tuple[int, ...]:
+    """Return the acceptable amounts of what the action is granted: cells, else cores, else one of nothing."""
+    if wants_cells(action):
+        return action.cost.amounts.get(CELLS, (1,))
+    return action.cost.amounts.get(CORES, (1,))
+
+
 def memory_of(action: Action) -> int:
-    """Return the memory, in MB, that an action without an environment holds while it runs."""
+    """Return the memory, in MB, that an action asks for."""
     return action.cost.least(MEMORY_MB)
+
+
+def own_memory(action: Action) -> int:
+    """Return the memory, in MB, that an action holds while it runs; in an environment it is the environment's."""
+    return 0 if action.environment is not None else memory_of(action)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import fsum
 from typing import Any
 
 
@@ -16,7 +17,7 @@ class ActionRecord:
     """One action of a replay: what it was, how it ended, where its time went.
 
     `floor_s` is its duration on its best units with no queue; `units` what it was granted last, `unit_seconds` its
-    units times the seconds it held them while it ran.
+    units times the seconds it held them while it ran. `task_id` is the Celery task behind it, live only.
     """
 
     id: str
@@ -34,6 +35,7 @@ class ActionRecord:
     unit_seconds: float = 0.0
     cpu_s: float = 0.0
     reason: str = ""
+    task_id: str = ""
 
     @property
     def act_s(self) -> float:
@@ -79,9 +81,9 @@ def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
     """Return the ACT keys over some actions; zeros where there are none."""
     acts = sorted(record.act_s for record in records)
     count = max(1, len(records))
-    mean_queue = sum(record.queue_s for record in records) / count
-    mean_execution = sum(record.execution_s for record in records) / count
-    mean_overhead = sum(record.overhead_s for record in records) / count
+    mean_queue = fsum(record.queue_s for record in records) / count
+    mean_execution = fsum(record.execution_s for record in records) / count
+    mean_overhead = fsum(record.overhead_s for record in records) / count
     return {
         "mean_act": mean_queue + mean_execution + mean_overhead,
         "p50_act": percentile(acts, 50),
@@ -104,7 +106,7 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "actions": len(records),
         "failed": sum(record.status != "succeeded" for record in records),
         **act_figures(records),
-        "floor_act": sum(record.floor_s for record in records) / max(1, len(records)),
+        "floor_act": fsum(record.floor_s for record in records) / max(1, len(records)),
         "step_duration": duration_s,
         "cpu_utilisation": _utilisation(records, "cpu.", run.capacity.cores * duration_s),
         "gpu_utilisation": _utilisation(records, "gpu.", run.capacity.cells * duration_s),

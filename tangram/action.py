@@ -11,13 +11,12 @@ Only values live here: no connection, no clock.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-from tangram.elasticity import FLAT, Amdahl, Curve, Elasticity, Table, check_units, make_curve
+from tangram.elasticity import FLAT, Amdahl, Curve, Elasticity, Flat, Table, check_units, make_curve, shown
 from tangram.errors import InvalidAction
 
 CORES = "cores"
@@ -30,6 +29,9 @@ GPU_KINDS = ("gpu.score", "gpu.logprobs", "gpu.generate")
 API_KINDS = ("api.call",)
 KINDS = CPU_KINDS + GPU_KINDS + API_KINDS
 """The kinds that come with the system. Any other Celery task that declares its resources is an action too."""
+
+LONGEST_S: Final = 1e9
+"""Longest time an action may name, in seconds: some thirty years."""
 
 LOWEST_PRIORITY, DEFAULT_PRIORITY, HIGHEST_PRIORITY = 0, 5, 9
 
@@ -48,9 +50,11 @@ class Cost:
     def __post_init__(self) -> None:
         """Refuse unknown resources, wrong amounts and more than one elastic dimension."""
         clean: dict[str, tuple[int, ...]] = {}
-        for name in sorted(self.amounts):
-            if name not in (CORES, CELLS, MEMORY_MB) and not (name.startswith(QUOTA_PREFIX) and len(name) > len(QUOTA_PREFIX)):
-                raise InvalidAction("cost", f"unknown resource {name!r}: use cores, cells, memory_mb or quota:<name>")
+        if not isinstance(self.amounts, Mapping):
+            raise InvalidAction("cost", f"must be an object, not {shown(self.amounts)}")
+        for name in sorted(self.amounts, key=shown):
+            if not _is_resource(name):
+                raise InvalidAction("cost", f"unknown resource {shown(name)}: use cores, cells, memory_mb or quota:<name>")
             check_units(self.amounts[name], f"cost.{name}")
             clean[name] = tuple(self.amounts[name])
         elastic = [name for name, amounts in clean.items() if len(amounts) > 1]
@@ -125,24 +129,42 @@ class Action:
         """Refuse wrong fields, naming the field."""
         _check_text("kind", self.kind)
         _check_text("job", self.job)
-        for name in ("trajectory", "environment", "session", "service", "action_class"):
-            if getattr(self, name):
+        if self.trajectory != "":
+            _check_text("trajectory", self.trajectory)
+        for name in ("environment", "session", "service", "action_class"):
+            if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
         for name in ("timeout_s", "queue_timeout_s", "output_timeout_s"):
             _check_seconds(name, getattr(self, name), above_zero=True)
         _check_seconds("work_s", self.work_s, above_zero=False)
         if not isinstance(self.priority, int) or isinstance(self.priority, bool) or not 0 <= self.priority <= HIGHEST_PRIORITY:
-            raise InvalidAction("priority", f"must be a whole number from 0 to {HIGHEST_PRIORITY}, not {self.priority!r}")
+            raise InvalidAction("priority", f"must be a whole number from 0 to {HIGHEST_PRIORITY}, not {shown(self.priority)}")
         if not isinstance(self.idempotent, bool):
-            raise InvalidAction("idempotent", f"must be true or false, not {self.idempotent!r}")
-        if self.kind.startswith("gpu.") and not self.service:
-            raise InvalidAction("service", f"{self.kind} needs the name of a service")
-        if self.kind in ("cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.open", "cpu.close") and not self.environment:
-            raise InvalidAction("environment", f"{self.kind} needs an environment")
-        if isinstance(self.requires, str) or not all(isinstance(label, str) and label for label in self.requires):
-            raise InvalidAction("requires", f"must be a list of node labels, not {self.requires!r}")
+            raise InvalidAction("idempotent", f"must be true or false, not {shown(self.idempotent)}")
+        if not isinstance(self.requires, (list, tuple)):
+            raise InvalidAction("requires", f"must be a list of node labels, not {shown(self.requires)}")
+        for label in self.requires:
+            _check_text("requires", label)
         object.__setattr__(self, "requires", tuple(self.requires))
+        if not isinstance(self.cost, Cost):
+            raise InvalidAction("cost", f"must be a Cost, not {shown(self.cost)}")
+        if not isinstance(self.curve, (Flat, Amdahl, Table)):
+            raise InvalidAction("curve", f"must be Flat, Amdahl or Table, not {shown(self.curve)}")
+        self._check_place()
         _ = self.elasticity
+
+    def _check_place(self) -> None:
+        """Refuse what contradicts where the action runs: on cells of a service, or in an environment, or anywhere."""
+        on_cells = self.kind.startswith("gpu.") or CELLS in self.cost.amounts
+        if self.kind.startswith("gpu.") and self.service is None:
+            raise InvalidAction("service", f"{self.kind} needs the name of a service")
+        if self.environment is None:
+            if self.kind in CPU_KINDS:
+                raise InvalidAction("environment", f"{self.kind} needs an environment")
+        elif on_cells:
+            raise InvalidAction("environment", "an action on GPU cells runs in no environment")
+        elif self.cost.quotas and (CORES not in self.cost.amounts or self.kind in ("cpu.open", "cpu.close")):
+            raise InvalidAction("cost", "in an environment, only actions on its cores can draw on a quota")
 
     @property
     def elasticity(self) -> Elasticity:
@@ -175,7 +197,7 @@ class Action:
         """
         if not isinstance(header, Mapping):
             raise InvalidAction("tangram", f"the header must be an object, not {type(header).__name__}")
-        unknown = sorted(str(name) for name in set(header) - _HEADER_FIELDS)
+        unknown = sorted(shown(name).strip("'") for name in header if name not in _HEADER_FIELDS)
         if unknown:
             raise InvalidAction(unknown[0], "no such field of an action")
         cost = header.get("cost", {})
@@ -187,7 +209,7 @@ class Action:
         plain = {name: header[name] for name in _PLAIN if name in header}
         return cls(
             kind=header.get("kind", ""),
-            cost=Cost({str(name): _amounts(str(name), given) for name, given in cost.items()}),
+            cost=Cost({name: _amounts(name, given) for name, given in cost.items()}),
             curve=make_curve(header.get("parallel_fraction"), efficiency),
             **plain,
         )
@@ -202,23 +224,29 @@ _DEFAULTS = {f.name: f.default for f in fields(Action)}
 _HEADER_FIELDS = {*_PLAIN, "kind", "cost", "parallel_fraction", "efficiency", "submitted_at"}
 
 
-def _amounts(name: str, given: object) -> tuple[int, ...]:
+def _is_resource(name: object) -> bool:
+    if not isinstance(name, str) or len(name) > 256 or not name.isprintable():
+        return False
+    return name in (CORES, CELLS, MEMORY_MB) or (name.startswith(QUOTA_PREFIX) and name != QUOTA_PREFIX)
+
+
+def _amounts(name: object, given: object) -> tuple[int, ...]:
     if isinstance(given, int):
         return (given,)
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidAction(f"cost.{name}", f"must be an amount or a list of amounts, not {given!r}")
+    if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
+        raise InvalidAction(f"cost.{name}" if _is_resource(name) else "cost", f"must be an amount or a list of amounts, not {shown(given)}")
     return tuple(given)
 
 
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value or len(value) > 256 or not value.isprintable():
-        raise InvalidAction(name, f"must be 1 to 256 printable characters, not {str(value)[:40]!r}")
+        raise InvalidAction(name, f"must be 1 to 256 printable characters, not {shown(value)}")
 
 
 def _check_seconds(name: str, value: object, *, above_zero: bool) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidAction(name, f"must be a number of seconds, not {value!r}")
-    if value < 0 or (above_zero and value == 0):
-        raise InvalidAction(name, f"must be {'above 0' if above_zero else '0 or more'}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        raise InvalidAction(name, f"must be a number of seconds, not {shown(value)}")
+    if not 0 <= value <= LONGEST_S or (above_zero and value == 0):
+        raise InvalidAction(name, f"must be {'above 0' if above_zero else '0 or more'} and at most {LONGEST_S:g}, not {shown(value)}")

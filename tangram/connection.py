@@ -24,7 +24,7 @@ STORE_CONNECTIONS = 3
 
 _POOL_WAIT_S = 60.0
 _HEALTH_CHECK_S = 15
-_REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
+REDIS_SCHEMES = ("redis", "rediss", "redis+socket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ def redis_url(url: str) -> str:
 
     """
     parts = urlsplit(url)
-    if parts.scheme not in _REDIS_SCHEMES:
-        raise StackUnreachable(f"the result store must be Redis ({', '.join(f'{s}://' for s in _REDIS_SCHEMES)}), not {show(url)}")
+    if parts.scheme not in REDIS_SCHEMES:
+        raise StackUnreachable(f"the result store must be Redis ({', '.join(f'{s}://' for s in REDIS_SCHEMES)}), not {show(url)}")
     query = dict(parse_qsl(parts.query))
     if "ssl_cert_reqs" in query:
         query["ssl_cert_reqs"] = query["ssl_cert_reqs"].lower().removeprefix("cert_")

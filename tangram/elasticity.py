@@ -11,8 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
 
 from tangram.errors import InvalidAction
+
+LARGEST_AMOUNT: Final = 1 << 60
+"""Largest amount of any resource: beyond it, durations would leave the range of a float."""
+
+LEAST_EFFICIENCY: Final = 1e-6
+"""Smallest efficiency of a table, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class Amdahl:
     def __post_init__(self) -> None:
         """Refuse fractions outside 0..1."""
         if not _finite(self.parallel_fraction) or not 0.0 <= self.parallel_fraction <= 1.0:
-            raise InvalidAction("parallel_fraction", f"must be between 0 and 1, not {self.parallel_fraction!r}")
+            raise InvalidAction("parallel_fraction", f"must be between 0 and 1, not {shown(self.parallel_fraction)}")
 
     def speedup(self, units: float) -> float:
         """Return `1 / ((1 - p) + p / m)`."""
@@ -42,18 +50,21 @@ class Amdahl:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Efficiency point by point; one unit has efficiency 1 unless the table says otherwise."""
+    """Efficiency point by point, ascending in units; one unit has efficiency 1 unless the table says otherwise."""
 
     efficiency: tuple[tuple[int, float], ...]
     _points: dict[int, float] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse efficiencies outside 0..1."""
+        """Refuse efficiencies outside 0..1, and amounts that are wrong or named twice."""
         for units, value in self.efficiency:
-            if not isinstance(units, int) or isinstance(units, bool) or units < 1:
-                raise InvalidAction("efficiency", f"units must be whole and at least 1, not {units!r}")
-            if not _finite(value) or not 0.0 < value <= 1.0:
-                raise InvalidAction("efficiency", f"E({units}) must be above 0 and at most 1, not {value!r}")
+            if not _is_amount(units):
+                raise InvalidAction("efficiency", f"units must be whole and from 1 to 2^60, not {shown(units)}")
+            if not _finite(value) or not LEAST_EFFICIENCY <= value <= 1.0:
+                raise InvalidAction("efficiency", f"E({units}) must be from {LEAST_EFFICIENCY:g} to 1, not {shown(value)}")
+        object.__setattr__(self, "efficiency", tuple(sorted(self.efficiency)))
+        if len(dict(self.efficiency)) < len(self.efficiency):
+            raise InvalidAction("efficiency", "names an amount twice")
         object.__setattr__(self, "_points", {1: 1.0, **dict(self.efficiency)})
 
     def speedup(self, units: float) -> float:
@@ -93,15 +104,17 @@ class Elasticity:
         return max(self.units, key=lambda amount: (self.curve.speedup(amount), -amount))
 
 
-def check_units(units: Sequence[object], name: str = "units") -> None:
+def check_units(units: object, name: str = "units") -> None:
     """Raise `InvalidAction` unless `units` is a non-empty ascending sequence of distinct whole numbers above 0."""
+    if isinstance(units, (str, bytes)) or not isinstance(units, Sequence):
+        raise InvalidAction(name, f"must be a list of amounts, not {shown(units)}")
     if not units:
         raise InvalidAction(name, "must name at least one amount")
     for amount in units:
-        if not isinstance(amount, int) or isinstance(amount, bool) or amount < 1:
-            raise InvalidAction(name, f"amounts must be whole and at least 1, not {amount!r}")
-    if list(units) != sorted(set(units)):  # type: ignore[type-var]
-        raise InvalidAction(name, f"amounts must be ascending and distinct, not {list(units)!r}")
+        if not _is_amount(amount):
+            raise InvalidAction(name, f"amounts must be whole and from 1 to 2^60, not {shown(amount)}")
+    if any(later <= earlier for earlier, later in pairwise(units)):
+        raise InvalidAction(name, f"amounts must be ascending and distinct, not {shown(list(units))}")
 
 
 def make_curve(parallel_fraction: float | None = None, efficiency: Mapping[int | str, float] | None = None) -> Curve:
@@ -119,14 +132,30 @@ def make_curve(parallel_fraction: float | None = None, efficiency: Mapping[int |
         return Amdahl(parallel_fraction)
     if efficiency is None:
         return FLAT
-    points: dict[int, float] = {}
-    for units, value in efficiency.items():
-        try:
-            points[int(units)] = value
-        except ValueError:
-            raise InvalidAction("efficiency", f"units must be whole numbers, not {units!r}") from None
-    return Table(tuple(sorted(points.items())))
+    return Table(tuple((_whole(units), value) for units, value in efficiency.items()))
+
+
+def shown(value: object) -> str:
+    """Return a value as an error may show it: short, and without failing on what no text can be made of."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _whole(units: object) -> int:
+    """Return the amount that a key of a table means: JSON has only texts for keys."""
+    if isinstance(units, str) and units.isascii() and units.isdigit() and len(units) <= 19:
+        return int(units)
+    if not isinstance(units, int) or isinstance(units, bool):
+        raise InvalidAction("efficiency", f"units must be whole numbers, not {shown(units)}")
+    return units
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_AMOUNT
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf

@@ -109,7 +109,7 @@ class Feed:
             if message is not None:
                 self._take(message)
             if time.monotonic() >= next_sweep:
-                if self._sweep():
+                if self._missed(pubsub):
                     _log.warning("results were stored that the subscription did not bring: subscribing again")
                     return
                 next_sweep = time.monotonic() + SWEEP_S
@@ -125,13 +125,28 @@ class Feed:
             if not self.ready.done():
                 self.ready.set_result(None)
 
-    def _sweep(self) -> int:
-        """Read the keys of all waiting tasks; return how many had ended."""
+    def _missed(self, pubsub: PubSub) -> bool:
+        """Say whether results are stored that the subscription did not bring, and take them in.
+
+        What the subscription had brought but nobody had read yet is read first: under load that is usual.
+        """
+        ended = self._ended()
+        while ended and (message := pubsub.get_message(timeout=0.0)) is not None:
+            self._take(message)
+        return sum(self._inbox.deliver(task_id, raw) for task_id, raw in ended) > 0
+
+    def _sweep(self) -> None:
+        """Take in the results of waiting tasks that ended while nobody listened."""
+        for task_id, raw in self._ended():
+            self._inbox.deliver(task_id, raw)
+
+    def _ended(self) -> list[tuple[str, bytes]]:
+        """Read the keys of all waiting tasks."""
         waiting = self._inbox.waiting()
-        found = 0
+        found = []
         for start in range(0, len(waiting), _KEYS_AT_ONCE):
             ids = waiting[start : start + _KEYS_AT_ONCE]
             for task_id, raw in zip(ids, self._store.mget([RESULT_KEY_PREFIX + i for i in ids]), strict=True):
                 if isinstance(raw, bytes):
-                    found += self._inbox.deliver(task_id, raw)
+                    found.append((task_id, raw))
         return found

@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
     beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")
+    takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: float = Field(default=3600.0, gt=0, description="An environment without any action for this long is closed.")
     starting_limit: int = Field(default=64, ge=1, description="Environments that may be starting at once, over the whole fleet.")
     starts_per_s: float = Field(default=200.0, gt=0, description="Environments that may begin to start per second, over the whole fleet.")

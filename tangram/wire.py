@@ -60,6 +60,7 @@ SCHEDULER_KEY = "tangram-scheduler"
 BLOB_THRESHOLD_BYTES = 32 * 1024
 """Payload parts larger than this travel beside the messages, as blobs in the result store."""
 
+CLAIM_TTL_S = 24 * 3600
 BLOB_TTL_S = 3600
 RESULT_TTL_S = 3600
 

@@ -15,8 +15,7 @@ from tangram.errors import ActionError, ActionFailed, TangramError
 from tangram.settings import Settings
 
 if TYPE_CHECKING:
-    import httpx
-
+    from workers.api.requests import Requests
     from workers.cpu.abstract import Sandbox
     from workers.gpu.host import ServiceHost
 
@@ -55,7 +54,7 @@ class ApiContext:
 
     settings: Settings
     blobs: Blobs
-    http: httpx.Client
+    requests: Requests
 
 
 def provide(value: CpuContext | GpuContext | ApiContext) -> None:

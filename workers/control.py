@@ -16,10 +16,16 @@ def this_node() -> Node:
 @app.task(name="tangram.stop", ignore_result=True)  # type: ignore[untyped-decorator]
 def stop(id: str, attempt: int, reason: str) -> None:
     """Stop a running action."""
-    this_node().stop(id, reason)
+    this_node().stop(id, attempt, reason)
 
 
 @app.task(name="tangram.resize", ignore_result=True)  # type: ignore[untyped-decorator]
 def resize(id: str, attempt: int, core_ids: list[int]) -> None:
     """Change the cores of a running action."""
     this_node().resize(id, attempt, tuple(core_ids))
+
+
+@app.task(name="tangram.tell", ignore_result=True)  # type: ignore[untyped-decorator]
+def tell(id: str, attempt: int) -> None:
+    """Say how an action stands that the scheduler misses in a beat."""
+    this_node().tell(id, attempt)

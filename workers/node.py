@@ -1,46 +1,45 @@
 """The node: what one worker process is to the scheduler.
 
-It claims tries of actions, holds their calls while they run, and reports. One thread sends all reports, so that the
-scheduler sees them in the order in which they happened; what has gathered while one message was on its way goes out
-together in the next.
+It claims tries of actions, holds their calls while they run, and reports.
 
 | report | when |
 |---|---|
 | `joined` | the worker consumes its queue; a description of the node with a fresh incarnation |
 | `beat` | every `beat_s` seconds; the same description, with what runs and stands now |
 | `started` | a try was claimed |
-| `finished` | its result is stored and its processes are gone |
+| `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
+| `unknown` | the scheduler asked for a try that never arrived here |
 | `left` | the worker shuts down |
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
-from kombu import Producer
-from kombu.exceptions import OperationalError
-from redis import Redis
+from redis import Redis, RedisError
 
 from app.action_task import Call
-from tangram.wire import BLOB_TTL_S, CLAIM_KEY_PREFIX, EVENTS, WireGrant, WireNode
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode
+from workers.reporter import Reporter
 
 log = logging.getLogger(__name__)
 
-EARLY_ORDERS = 1024
-"""Orders to stop or resize that are kept for actions whose own message has not been taken up yet."""
+REMEMBERED = 4096
+"""Tries of actions whose orders that came early, and whose ends, are remembered."""
 
-STARTED_HELD_S = 0.02
-"""How long a `started` waits for company: the report that a short action has started goes out with that of its end."""
+_CLAIM_TRIES, _CLAIM_PAUSE_S = 5, 0.2
 
-_UNFINISHED_RETRY_S = 0.5
+Try = tuple[str, int]
+"""An action's id and the number of the try."""
+
+V = TypeVar("V")
 
 
 class Node:
@@ -59,18 +58,20 @@ class Node:
 
         `environments` returns the ids of the environments that stand on it.
         """
-        self._app = app
         self._store = store
-        self._description: WireNode = {**description, "incarnation": secrets.token_hex(8)}
-        self._beat_s = beat_s
+        self._incarnation = secrets.token_hex(8)
+        self._description: WireNode = {**description, "incarnation": self._incarnation}
         self._environments = environments
-        self._calls: dict[str, Call] = {}
         self._lock = threading.Lock()
         self._epoch = 0
-        self._stops: OrderedDict[str, str] = OrderedDict()
-        self._resizes: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._reporter = threading.Thread(target=self._report, name="tangram-reporter", daemon=True)
+        self._leaving = False
+        self._arrived: dict[str, None] = {}
+        self._calls: dict[str, Call] = {}
+        self._claimed: OrderedDict[Try, None] = OrderedDict()
+        self._finished: OrderedDict[Try, dict[str, Any]] = OrderedDict()
+        self._stops: OrderedDict[Try, str] = OrderedDict()
+        self._resizes: OrderedDict[Try, tuple[int, ...]] = OrderedDict()
+        self._reporter = Reporter(app, self._describe, beat_s)
 
     @property
     def name(self) -> str:
@@ -79,15 +80,27 @@ class Node:
 
     def join(self) -> None:
         """Report the node and begin to beat."""
-        self._reports.put({"type": "joined", "node": self._describe()})
+        self._reporter.put({"type": "joined", "node": self._describe()})
         self._reporter.start()
 
     def leave(self, timeout_s: float = 5.0) -> None:
-        """Report that the node goes, and wait until all reports are out."""
-        self._reports.put({"type": "left", "name": self.name})
-        self._reports.put(None)
-        if self._reporter.is_alive():
-            self._reporter.join(timeout_s)
+        """Report that the node goes, wait until all reports are out, and stop what runs. Idempotent.
+
+        From then on nothing counts that happens here: the scheduler has other plans for what ran.
+        """
+        with self._lock:
+            first, self._leaving = not self._leaving, True
+            running = list(self._calls.values())
+        if first:
+            self._reporter.put({"type": "left", "name": self.name})
+        self._reporter.stop(timeout_s)
+        for call in running if first else ():
+            self.stop(call.id, 0, f"node {self.name} is being stopped")
+
+    def note_arrival(self, action_id: str) -> None:
+        """Note that the message of a try has come; its call may still have to wait for a thread."""
+        with self._lock:
+            self._arrived[action_id] = None
 
     def claim(self, action_id: str, grant: WireGrant, header: dict[str, Any]) -> Call | None:
         """Claim a try of an action.
@@ -95,23 +108,59 @@ class Node:
         Returns None, and the message is dropped, when this try was claimed before or the grant comes from a
         scheduler that has been replaced since.
         """
-        with self._lock:
-            if grant["epoch"] < self._epoch:
-                log.warning("grant of action %s is out of date: epoch %d, now %d", action_id, grant["epoch"], self._epoch)
+        one = (action_id, grant["attempt"])
+        try:
+            if not self._may_claim(one, grant["epoch"]) or not self._claim_in_store(one):
                 return None
-            self._epoch = grant["epoch"]
-        key = f"{CLAIM_KEY_PREFIX}{action_id}:{grant['attempt']}"
-        if not self._store.set(key, self._description["incarnation"], nx=True, ex=BLOB_TTL_S * 24):
-            log.warning("try %d of action %s was claimed before; this message is dropped", grant["attempt"], action_id)
-            return None
-        call = Call(id=action_id, grant=grant, header=header, started_at=time.time(), began=time.perf_counter())
+            return self._begin(one, grant, header)
+        finally:
+            with self._lock:
+                self._arrived.pop(action_id, None)
+
+    def _may_claim(self, one: Try, epoch: int) -> bool:
         with self._lock:
-            self._calls[action_id] = call
-            call.cancel_reason = self._stops.pop(action_id, "")
-            cores = self._resizes.pop(action_id, None)
+            if self._leaving:
+                return False
+            if epoch < self._epoch:
+                log.warning("the grant of action %s is out of date: epoch %d, now %d", one[0], epoch, self._epoch)
+                return False
+            self._epoch = epoch
+            # The store forgets its claims when it is restarted; what this process did it knows by itself.
+            if one in self._claimed:
+                log.info("try %d of action %s came twice; the second message is dropped", one[1], one[0])
+                return False
+            _keep(self._claimed, one, None)
+            return True
+
+    def _claim_in_store(self, one: Try) -> bool:
+        key = f"{CLAIM_KEY_PREFIX}{one[0]}:{one[1]}"
+        for _ in range(_CLAIM_TRIES):
+            try:
+                if self._store.set(key, self._incarnation, nx=True, ex=CLAIM_TTL_S):
+                    return True
+                # An earlier `set` of ours may have arrived though its answer did not.
+                owner = self._store.get(key)
+                if isinstance(owner, bytes) and owner.decode() == self._incarnation:
+                    return True
+                log.info("try %d of action %s was claimed before; this message is dropped", one[1], one[0])
+                return False
+            except RedisError as error:
+                problem = error
+                time.sleep(_CLAIM_PAUSE_S)
+        log.warning("action %s cannot be claimed, the scheduler will send it again: %s", one[0], problem)
+        with self._lock:
+            del self._claimed[one]
+        return False
+
+    def _begin(self, one: Try, grant: WireGrant, header: dict[str, Any]) -> Call:
+        call = Call(id=one[0], grant=grant, header=header, started_at=time.time(), began=time.perf_counter())
+        with self._lock:
+            self._calls[call.id] = call
+            call.cancel_reason = self._stops.pop(one, "")
+            cores = self._resizes.pop(one, None)
             if cores is not None:
                 call.grant = {**grant, "core_ids": list(cores), "units": len(cores)}
-        self._reports.put({"type": "started", "id": action_id, "attempt": grant["attempt"], "at": call.started_at})
+        self._reporter.put({"type": "started", "id": call.id, "attempt": one[1], "at": call.started_at})
         return call
 
     def call(self, action_id: str) -> Call:
@@ -130,12 +179,15 @@ class Node:
         if on_resize is not None and cores:
             on_resize(cores)
 
-    def stop(self, action_id: str, reason: str) -> None:
-        """Stop a running call, or the one that is about to be claimed."""
+    def stop(self, action_id: str, attempt: int, reason: str) -> None:
+        """Stop a running call, or the one that is about to be claimed; attempt 0 means any that runs."""
         with self._lock:
             call = self._calls.get(action_id)
             if call is None:
-                _keep(self._stops, action_id, reason)
+                if attempt:
+                    _keep(self._stops, (action_id, attempt), reason)
+                return
+            if attempt not in (0, call.grant["attempt"]):
                 return
             call.cancel_reason = call.cancel_reason or reason
             on_stop = call.on_stop
@@ -147,7 +199,7 @@ class Node:
         with self._lock:
             call = self._calls.get(action_id)
             if call is None:
-                _keep(self._resizes, action_id, core_ids)
+                _keep(self._resizes, (action_id, attempt), core_ids)
                 return
             if call.grant["attempt"] != attempt:
                 return
@@ -156,77 +208,67 @@ class Node:
         if on_resize is not None:
             on_resize(core_ids)
 
-    def finish(self, action_id: str) -> None:
-        """Report the end of a claimed call, if it was one."""
+    def still_holds(self, call: Call) -> bool:
+        """Say whether a call's result still counts: not where the scheduler took this node for lost meanwhile."""
+        if self._leaving:
+            return False
+        if not self._reporter.was_silent_since(call.began):
+            return True
+        try:
+            owner = self._store.get(f"{CLAIM_KEY_PREFIX}{call.id}:{call.grant['attempt']}")
+        except RedisError:
+            return True
+        # A store that was restarted has forgotten the claim, and nobody else's is in its place.
+        return owner is None or (isinstance(owner, bytes) and owner.decode() == self._incarnation)
+
+    def finish(self, call: Call) -> None:
+        """Report the end of a claimed call."""
+        self._report_end(call.id, call.grant["attempt"], call)
+
+    def refuse(self, action_id: str, attempt: int, status: str, reason: str) -> None:
+        """Report the end of a try that came here and is never called: nobody knows its task, or it was revoked."""
         with self._lock:
-            call = self._calls.pop(action_id, None)
-        if call is None:
-            return
+            self._arrived.pop(action_id, None)
+            _keep(self._claimed, (action_id, attempt), None)
+        now = time.time()
+        call = Call(id=action_id, grant={"attempt": attempt}, header={}, started_at=now, began=0.0)  # type: ignore[typeddict-item]
+        call.status, call.reason, call.execution_s = status, reason, 0.0
+        self._report_end(action_id, attempt, call)
+
+    def tell(self, action_id: str, attempt: int) -> None:
+        """Say once more how a try ended, or that it never arrived; nothing while it is at hand."""
+        with self._lock:
+            call = self._calls.get(action_id)
+            if action_id in self._arrived or (call is not None and call.grant["attempt"] == attempt):
+                return
+            report = self._finished.get((action_id, attempt))
+        self._reporter.put(report or {"type": "unknown", "id": action_id, "attempt": attempt})
+
+    def _report_end(self, action_id: str, attempt: int, call: Call) -> None:
         report = {
             "type": "finished",
             "id": action_id,
-            "attempt": call.grant["attempt"],
+            "attempt": attempt,
             "status": call.status,
             "reason": call.reason,
             "started_at": call.started_at,
             "execution_s": call.execution_s or 0.0,
             "cpu_s": call.cpu_s,
         }
-        self._reports.put(report)
+        with self._lock:
+            self._calls.pop(action_id, None)
+            for orders in (self._stops, self._resizes):
+                orders.pop((action_id, attempt), None)
+            _keep(self._finished, (action_id, attempt), report)
+        self._reporter.put(report)
 
     def _describe(self) -> WireNode:
         with self._lock:
-            running = list(self._calls)
+            running = [*self._calls, *self._arrived]
         return {**self._description, "running": running, "environments": self._environments()}
 
-    def _report(self) -> None:
-        """Send reports until told to end; beat in between."""
-        connection = self._app.connection_for_write()
-        producer = Producer(connection.channel())
-        EVENTS(producer.channel).declare()
-        next_beat = time.monotonic() + self._beat_s
-        held: list[dict[str, Any]] = []
-        held_until = next_beat
-        over = False
-        while not over:
-            reports, over = self._gather(max(0.0, min(next_beat, held_until) - time.monotonic()))
-            now = time.monotonic()
-            if now >= next_beat:
-                next_beat = now + self._beat_s
-                reports.append({"type": "beat", "node": self._describe()})
-            if not held and reports:
-                held_until = now + STARTED_HELD_S
-            held += reports
-            if held and (over or now >= held_until or any(report["type"] != "started" for report in held)):
-                self._send(producer, held)
-                held, held_until = [], next_beat
-        connection.release()
 
-    def _gather(self, timeout_s: float) -> tuple[list[dict[str, Any]], bool]:
-        reports: list[dict[str, Any]] = []
-        try:
-            report = self._reports.get(timeout=timeout_s)
-            while report is not None:
-                reports.append(report)
-                report = self._reports.get_nowait()
-            return reports, True
-        except queue.Empty:
-            return reports, False
-
-    def _send(self, producer: Producer, reports: list[dict[str, Any]]) -> None:
-        """Send reports; none is ever dropped, since the scheduler frees a grant on nothing else."""
-        policy = {"interval_start": 0.05, "interval_step": 0.2, "interval_max": 2.0, "max_retries": None}
-        while True:
-            try:
-                body = {"events": reports}
-                producer.publish(body, exchange="", routing_key=EVENTS.name, serializer="json", retry=True, retry_policy=policy)
-                return
-            except (OperationalError, OSError) as error:
-                log.warning("%d reports cannot be sent yet: %s", len(reports), error)
-                time.sleep(_UNFINISHED_RETRY_S)
-
-
-def _keep(orders: OrderedDict[str, Any], action_id: str, order: object) -> None:
-    orders[action_id] = order
-    if len(orders) > EARLY_ORDERS:
-        orders.popitem(last=False)
+def _keep(kept: OrderedDict[Try, V], one: Try, value: V) -> None:
+    kept[one] = value
+    if len(kept) > REMEMBERED:
+        kept.popitem(last=False)

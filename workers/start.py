@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +16,14 @@ from typing import Any, Literal
 import psutil
 from celery import signals
 
-from app.action_task import RUNTIME_ATTRIBUTE
+from app.action_task import RUNTIME_ATTRIBUTE, call_of
 from app.celery import app
+from app.reach import require_broker, require_store
 from app.services_file import ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
 from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
-from tangram.wire import WireNode, direct_queue, node_queue
+from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_queue
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.node import Node
 
@@ -47,13 +49,15 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     """
     addresses = find_addresses(settings)
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
+    require_store(store, addresses.result_url)
+    require_broker(app, settings.connect_timeout_s)
     description, environments, close = _SET_UP[pool](settings, Blobs(store))
     node = Node(app, store, description, beat_s=settings.beat_s, environments=environments)
     setattr(app, RUNTIME_ATTRIBUTE, node)
     app.conf.task_queues = [direct_queue(node_queue(node.name))]
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
-    signals.worker_ready.connect(lambda **_: node.join(), weak=False)
-    signals.task_postrun.connect(lambda task_id=None, **_: node.finish(task_id), weak=False)
+    app.conf.worker_consumer = "workers.consumer:NodeConsumer"
+    _listen(node)
     threads = _THREADS[pool] + _THREADS_PER_CORE * description["cores"]
     try:
         app.worker_main(
@@ -70,6 +74,41 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     finally:
         node.leave()
         close()
+
+
+def _listen(node: Node) -> None:
+    """Have Celery tell the node what becomes of each message."""
+
+    def arrived(request: Any, **_: Any) -> None:
+        if GRANT_HEADER in request.request_dict:
+            node.note_arrival(request.id)
+
+    def ran(task: Any, **_: Any) -> None:
+        call = call_of(task)
+        if call is not None:
+            node.finish(call)
+
+    def unknown(name: str, id: str, message: Any, **_: Any) -> None:
+        grant = message.headers.get(GRANT_HEADER)
+        if grant is not None:
+            reason = f"node {node.name} knows no task {name!r}: name its module with `tangram worker --include`"
+            node.refuse(id, grant["attempt"], "failed", reason)
+
+    def revoked(request: Any, expired: bool, **_: Any) -> None:
+        grant = getattr(request, GRANT_HEADER, None)
+        if grant is not None:
+            node.refuse(request.id, grant["attempt"], "cancelled", "its message expired" if expired else "revoked through Celery")
+
+    def leave(**_: Any) -> None:
+        # A signal's handler runs in the middle of anything, perhaps of what holds the node's lock.
+        threading.Thread(target=node.leave, name="tangram-leave").start()
+
+    signals.worker_ready.connect(lambda **_: node.join(), weak=False)
+    signals.worker_shutting_down.connect(leave, weak=False)
+    signals.task_received.connect(arrived, weak=False)
+    signals.task_postrun.connect(ran, weak=False)
+    signals.task_unknown.connect(unknown, weak=False)
+    signals.task_revoked.connect(revoked, weak=False)
 
 
 def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
@@ -132,11 +171,11 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> SetUp:
 
 
 def _set_up_api(settings: Settings, blobs: Blobs) -> SetUp:
-    import httpx
+    from workers.api.requests import Requests
 
-    http = httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64), follow_redirects=False)
-    provide(ApiContext(settings=settings, blobs=blobs, http=http))
-    return _describe("api", settings), list, http.close
+    requests = Requests()
+    provide(ApiContext(settings=settings, blobs=blobs, requests=requests))
+    return _describe("api", settings), list, requests.close
 
 
 _SET_UP: dict[Pool, Callable[[Settings, Blobs], SetUp]] = {"cpu": _set_up_cpu, "gpu": _set_up_gpu, "api": _set_up_api}

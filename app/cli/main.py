@@ -15,7 +15,6 @@ import threading
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 from pydantic import ValidationError
 
@@ -23,6 +22,10 @@ from app.cli import output
 from scheduler.policies import make_policy
 from tangram.errors import InvalidAction, TangramError
 from tangram.settings import Settings
+
+# typer may bring a click of its own, so the classes of its errors are found by way of the one that it names.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -47,14 +50,17 @@ def main() -> NoReturn:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
+        if code == EXIT_INTERRUPTED:
+            _fail("interrupted", EXIT_INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.ctx.get_help() if error.ctx else "", file=sys.stderr)
-        _leave(EXIT_BAD_INPUT)
-    except click.Abort:
+    except typer.Abort:
         _fail("interrupted", EXIT_INTERRUPTED)
-    except click.ClickException as error:
-        _fail(error.format_message())
+    except ClickException as error:
+        message = error.format_message()  # type: ignore[attr-defined]
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(message, file=sys.stderr)
+            _leave(EXIT_BAD_INPUT)
+        _fail(message)
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
     except ValidationError as error:
@@ -109,7 +115,7 @@ def replay(
     from scheduler.summary import summarise
 
     if simulate == live:
-        raise click.UsageError("say either --simulate or --live")
+        raise UsageError("say either --simulate or --live")
     if not 0 < speed < float("inf"):
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
     if not 0 <= spread < float("inf"):
@@ -165,6 +171,7 @@ def up(
 
     make_policy(policy)
     settings = Settings()
+    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
     plan = stack.StackPlan(policy=policy, nodes=nodes, cores=cores, cells=cells if services_file else 0, services_file=services_file)
     stop = _stop_on_signals()
@@ -196,7 +203,7 @@ def worker(
     import importlib
 
     if pool not in ("cpu", "gpu", "api"):
-        raise click.UsageError(f"worker {pool!r} is none of cpu, gpu, api")
+        raise UsageError(f"worker {pool!r} is none of cpu, gpu, api")
     importlib.import_module("workers.start").run(pool, Settings(), tuple(include or ()), log_level)
 
 
@@ -275,7 +282,8 @@ def _stop_on_signals() -> threading.Event:
 
 def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kombu").setLevel(logging.WARNING)
+    for library in ("kombu", "alembic"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def as_document(value: Any) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -159,13 +160,17 @@ def show_report(document: Mapping[str, Any], *, as_json: bool) -> None:
         return
     run = document.get("run")
     title = f"run {run['id']}: {run['policy']} on {run['trace']}" if run else f"job {document['job']}"
-    table = Table(title=title, title_justify="left")
-    for column in ("", "actions", "not succeeded", "mean ACT s", "p95 s", "p99 s", "queue s", "overhead s", "execution s", "core-s used"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    table.add_column("seconds", no_wrap=True)
+    for column in ("n", "bad", "ACT", "p95", "queue", "over", "exec", "CPU"):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, stats in [("all", document["total"]), *document["by_kind"].items(), *document["by_job"].items()]:
         table.add_row(name, *_stats_cells(stats))
     console = Console()
     console.print(table)
+    console.print(
+        "bad: ended otherwise than succeeded; ACT: mean, = queue + over(head) + exec(ution); CPU: core-seconds used", soft_wrap=True
+    )
     console.print(
         f"core-seconds reserved: {document['total']['core_s_reserved']:.1f} by grants, {document['pod_core_s']:.1f} by pods; "
         f"used: {document['total']['core_s_used']:.1f}"
@@ -176,7 +181,7 @@ def _stats_cells(stats: Mapping[str, Any]) -> Sequence[str]:
     by_status: Mapping[str, int] = stats["by_status"]
     total = sum(by_status.values())
     act = stats["act"]
-    figures = (act["mean"], act["p95"], act["p99"], stats["mean_queue_s"], stats["mean_overhead_s"], stats["mean_execution_s"])
+    figures = (act["mean"], act["p95"], stats["mean_queue_s"], stats["mean_overhead_s"], stats["mean_execution_s"])
     return (str(total), str(total - by_status.get("succeeded", 0)), *(f"{value:.3f}" for value in figures), f"{stats['core_s_used']:.1f}")
 
 

@@ -95,6 +95,7 @@ def _create_actions() -> None:
         sa.Column("ended_at", sa.Double(), nullable=True),
         sa.Column("node", sa.Text(), nullable=True),
         sa.Column("units", sa.Integer(), nullable=True),
+        sa.Column("unit_s", sa.Double(), nullable=True),
         sa.Column("queue_s", sa.Double(), nullable=True),
         sa.Column("overhead_s", sa.Double(), nullable=True),
         sa.Column("execution_s", sa.Double(), nullable=True),

@@ -3,7 +3,7 @@
 Each candidate has ascending amounts and a duration for each. All candidates get at least their smallest amount;
 the question is who gets the rest. Two exact ways, and the reason for both:
 
-* `by_marginal_gain`: a heap of "seconds saved per unit". Where every curve has diminishing returns and the greedy
+* `by_marginal_gain`: all steps by "seconds saved per unit". Where every curve has diminishing returns and the greedy
   walk never has to pass over a step for want of units, its result is optimal, in O(s log n) for s steps.
 * `by_dynamic_programme`: exact for any curve, in O(n · spare · amounts), here with whole rows at a time.
 
@@ -13,7 +13,6 @@ Pure functions of numbers; nothing here knows what a unit is.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,12 +24,38 @@ PROGRAMME_CELLS = 2_000_000
 worse than the best by less than one step of one candidate."""
 
 
+Step = tuple[float, int, int]
+"""Seconds saved per unit, the index of the amount that is reached, and the units that it costs."""
+
+
+def steps_of(units: Sequence[int], durations_s: Sequence[float]) -> tuple[Step, ...]:
+    """Return the steps along the lower convex hull of a curve, from the smallest amount to the best: ever less gain."""
+    steps: list[Step] = []
+    index, ceiling = 0, float("inf")
+    while True:
+        best_gain, target = 0.0, -1
+        for later in range(index + 1, len(units)):
+            gain = (durations_s[index] - durations_s[later]) / (units[later] - units[index])
+            if gain > best_gain + 1e-15:
+                best_gain, target = gain, later
+        if target < 0:
+            return tuple(steps)
+        ceiling = min(ceiling, best_gain)  # rounding must not put a later step before an earlier one
+        steps.append((ceiling, target, units[target] - units[index]))
+        index = target
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One candidate: ascending `units` and the duration in seconds on each."""
+    """One candidate: ascending `units` and the duration in seconds on each, times `share`, the share of it still to do.
+
+    `steps` are those of the whole duration (`steps_of`); they are worked out where they are not given.
+    """
 
     units: tuple[int, ...]
     durations_s: tuple[float, ...]
+    share: float = 1.0
+    steps: tuple[Step, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +87,24 @@ def by_marginal_gain(demands: Sequence[Demand], spare: int) -> Walk:
     A step leads to the next point of the demand's lower convex hull, so that curves that are flat at first and
     steep later are seen whole. `proven` is True when no affordable step was passed over for a smaller one.
     """
-    heap: list[tuple[float, int, int, int]] = []
+    order = [
+        (-gain * demand.share, number, target, price)
+        for number, demand in enumerate(demands)
+        if len(demand.units) > 1
+        for gain, target, price in (steps_of(demand.units, demand.durations_s) if demand.steps is None else demand.steps)
+    ]
+    order.sort()
     chosen = [0] * len(demands)
-    for number, demand in enumerate(demands):
-        if len(demand.units) > 1:
-            _push_step(heap, number, demand, 0)
-    proven = True
-    while heap and spare > 0:
-        _, number, target, price = heapq.heappop(heap)
+    passed_over: set[int] = set()
+    for _, number, target, price in order:
+        if spare <= 0:
+            break
         if price > spare:
-            proven = False
-            continue
-        spare -= price
-        chosen[number] = target
-        _push_step(heap, number, demands[number], target)
-    return Walk(chosen, proven)
-
-
-def _push_step(heap: list[tuple[float, int, int, int]], number: int, demand: Demand, index: int) -> None:
-    units, durations = demand.units, demand.durations_s
-    best_gain, target = 0.0, -1
-    for later in range(index + 1, len(units)):
-        gain = (durations[index] - durations[later]) / (units[later] - units[index])
-        if gain > best_gain + 1e-15:
-            best_gain, target = gain, later
-    if target >= 0:
-        heapq.heappush(heap, (-best_gain, number, target, units[target] - units[index]))
+            passed_over.add(number)
+        elif number not in passed_over:
+            spare -= price
+            chosen[number] = target
+    return Walk(chosen, not passed_over)
 
 
 class Programme:
@@ -104,13 +121,13 @@ class Programme:
         self._rows = [row]
         self._choices: list[NDArray[np.int16]] = []
         for demand in demands:
-            best = row + demand.durations_s[0]
+            best = row + demand.durations_s[0] * demand.share
             choice = np.zeros(spare + 1, dtype=np.int16)
             for index in range(1, len(demand.units)):
                 price = demand.units[index] - demand.units[0]
                 if price > spare:
                     break
-                candidate = row[: spare + 1 - price] + demand.durations_s[index]
+                candidate = row[: spare + 1 - price] + demand.durations_s[index] * demand.share
                 better = candidate < best[price:] - 1e-12
                 best[price:][better] = candidate[better]
                 choice[price:][better] = index

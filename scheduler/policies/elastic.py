@@ -43,32 +43,37 @@ class Elastic(Policy):
         now: float,
     ) -> Plan:
         """Share out the free units and those of elastic running actions for the least total of remaining seconds."""
-        if not elastic and len(candidates) == 1 and len(candidates[0].units) == 1:
-            return Plan([Choice(candidates[0], candidates[0].least)], [])
-        demands = [Demand(waiting.units, waiting.durations_s) for waiting in candidates]
-        demands.extend(_remaining(running, now) for running in elastic)
+        small = [running for running in elastic if running.units < running.waiting.best]
+        wished = sum(waiting.best for waiting in candidates) + sum(running.waiting.best - running.units for running in small)
+        if wished <= free:
+            growing = [Change(running, running.waiting.best) for running in small if _worth(running, running.waiting.best, now)]
+            return Plan([Choice(waiting, waiting.best) for waiting in candidates], growing)
+        demands = [Demand(waiting.units, waiting.durations_s, 1.0, waiting.steps) for waiting in candidates]
+        demands.extend(Demand(r.waiting.units, r.waiting.durations_s, r.left_at(now), r.waiting.steps) for r in elastic)
         amounts = allocate(demands, free + sum(running.units for running in elastic))
         choices = [Choice(waiting, units) for waiting, units in zip(candidates, amounts, strict=False)]
-        targets = list(zip(elastic, demands[len(candidates) :], amounts[len(candidates) :], strict=True))
-        growing = [Change(r, units) for r, demand, units in targets if units > r.units and _saved_s(r, demand, units) >= LEAST_GAIN_S]
+        targets = [(r, units) for r, units in zip(elastic, amounts[len(candidates) :], strict=True) if units != r.units]
+        growing = [Change(r, units) for r, units in targets if units > r.units and _worth(r, units, now)]
         needed = sum(c.units for c in choices) + sum(c.units - c.running.units for c in growing) - free
-        return Plan(choices, [*_shrinking(targets, needed), *growing])
+        return Plan(choices, [*_shrinking(targets, needed, now), *growing])
 
 
-def _remaining(running: Running, now: float) -> Demand:
-    left = running.left_at(now)
-    return Demand(running.waiting.units, tuple(left * duration_s for duration_s in running.waiting.durations_s))
+def _saved_s(running: Running, units: int, now: float) -> float:
+    waiting = running.waiting
+    return running.left_at(now) * (waiting.duration_s(running.units) - waiting.duration_s(units))
 
 
-def _saved_s(running: Running, demand: Demand, units: int) -> float:
-    return demand.durations_s[demand.units.index(running.units)] - demand.durations_s[demand.units.index(units)]
+def _worth(running: Running, units: int, now: float) -> bool:
+    return _saved_s(running, units, now) >= LEAST_GAIN_S
 
 
-def _shrinking(targets: Sequence[tuple[Running, Demand, int]], needed: int) -> list[Change]:
+def _shrinking(targets: Sequence[tuple[Running, int]], needed: int, now: float) -> list[Change]:
     """Take `needed` units from those that the allocation wants smaller, the least harmed first."""
+    if needed <= 0:
+        return []
     able = [
-        (-_saved_s(running, demand, units) / (running.units - units), number, running, units)
-        for number, (running, demand, units) in enumerate(targets)
+        (-_saved_s(running, units, now) / (running.units - units), number, running, units)
+        for number, (running, units) in enumerate(targets)
         if units < running.units
     ]
     changes = []

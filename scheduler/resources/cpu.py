@@ -34,9 +34,9 @@ class CoreGroup(Group):
         """Return the expected ends of what runs on these cores."""
         return (Release(running.expected_end, len(running.grant.core_ids)) for running in self.running.values())
 
-    def reclaimable(self) -> int:
-        """Cores that running actions could give back and still go on."""
-        return sum(running.units - running.waiting.least for running in self.elastic.values())
+    def resizable(self) -> list[Running]:
+        """Return the running actions that could use other amounts and are not being stopped."""
+        return [running for running in self.elastic.values() if not running.stopping]
 
     def enter(self, running: Running) -> None:
         """Note what runs on these cores."""
@@ -58,11 +58,11 @@ class CoreGroup(Group):
         del self._free[:count]
         return taken
 
-    def claim(self, core_ids: Iterable[int]) -> None:
-        """Take these very cores, for a grant made by an earlier scheduler; those that are not free are shared."""
-        for core_id in core_ids:
-            if core_id in self._free:
-                self._free.remove(core_id)
+    def claim(self, core_ids: Iterable[int]) -> tuple[int, ...]:
+        """Take these very cores as far as they are free, for a grant made by an earlier scheduler; return those taken."""
+        claimed = tuple(core_id for core_id in core_ids if core_id in self._free)
+        self._free = [core_id for core_id in self._free if core_id not in claimed]
+        return claimed
 
     def give_back(self, core_ids: Iterable[int]) -> None:
         """Return cores that were taken."""

@@ -22,21 +22,21 @@ class QuotaState:
         self.running = 0
         self._next_s = float("-inf")
 
-    def opens_at(self, now: float) -> float | None:
-        """Return when the next request may start: `now` or later; None while all places are taken."""
-        if self.spec.concurrency is not None and self.running >= self.spec.concurrency:
+    def opens_at(self, now: float, requests: int = 1) -> float | None:
+        """Return when so many requests may start at once: `now` or later; None while all places are taken."""
+        if self.spec.concurrency is not None and self.running + requests > self.spec.concurrency:
             return None
         if self.spec.rate_per_s is None:
             return now
-        earliest = self._next_s - ((self.spec.burst or 1) - 1) / self.spec.rate_per_s
+        earliest = self._next_s - max(0, (self.spec.burst or 1) - requests) / self.spec.rate_per_s
         return now if earliest <= now + _ROUNDING_S else earliest
 
-    def take(self, now: float) -> None:
-        """Start a request now."""
-        self.running += 1
+    def take(self, now: float, requests: int = 1) -> None:
+        """Start so many requests now."""
+        self.running += requests
         if self.spec.rate_per_s is not None:
-            self._next_s = max(self._next_s, now) + 1.0 / self.spec.rate_per_s
+            self._next_s = max(self._next_s, now) + requests / self.spec.rate_per_s
 
-    def give_back(self) -> None:
-        """End a request."""
-        self.running -= 1
+    def give_back(self, requests: int = 1) -> None:
+        """End so many requests."""
+        self.running -= requests

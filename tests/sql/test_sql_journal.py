@@ -13,7 +13,7 @@ from scheduler.entries import Journal, Unfinished
 def test_it_is_a_journal(engine: Engine) -> None:
     journal: Journal = SqlJournal(engine)
     journal.write([])
-    assert journal.unfinished() == Unfinished(actions=[], environments=[], nodes=[])
+    assert journal.unfinished() == Unfinished(actions=[], environments=[], nodes=[], ended=())
 
 
 def test_a_received_action_waits(engine: Engine, make: Any, tables: Any) -> None:

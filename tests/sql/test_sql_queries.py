@@ -61,9 +61,9 @@ def test_core_seconds_reserved_and_used(engine: Engine, make: Any) -> None:
     # Given an action that held 2 cores for 1 s, lost its node, then 4 cores for 3 s, and one that held a cell for 5 s
     with SqlJournal(engine) as journal:
         journal.write([make.received(), make.granted(at=101.0), make.requeued(at=102.0)])
-        journal.write([make.granted(at=110.0, attempt=2, units=4, core_ids=(0, 1, 2, 3)), make.ended(at=113.0, cpu_s=1.5)])
+        journal.write([make.granted(at=110.0, attempt=2, units=4, core_ids=(0, 1, 2, 3)), make.ended(at=113.0, cpu_s=1.5, unit_s=14.0)])
         journal.write([make.received("g", kind="gpu.score", service="rm"), make.granted("g", at=1.0, units=1, core_ids=(), cell_ids=(0,))])
-        journal.write([make.ended("g", at=6.0, cpu_s=0.25)])
+        journal.write([make.ended("g", at=6.0, cpu_s=0.25, unit_s=5.0)])
         # And one that still holds its cores, and an environment that held 3 cores for 7 s
         journal.write(
             [

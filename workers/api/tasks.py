@@ -5,14 +5,17 @@ The quota was granted by the scheduler before the request came here; nothing is 
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 import httpx
 
 from app.action_task import PayloadTask
 from app.celery import app
-from tangram.errors import ActionFailed, ActionTimedOut
+from tangram.errors import ActionCancelled, ActionFailed, ActionTimedOut
 from workers.context import ApiContext, context
 from workers.control import this_node
 
@@ -22,32 +25,39 @@ def call(
     self: PayloadTask, quota: str, method: str, url: str, headers: Mapping[str, str] | None = None, body: Any = None
 ) -> dict[str, Any]:
     """Send a request and return the answer, whatever its status code."""
-    timeout_s = this_node().call(self.request.id).header.get("timeout_s") or api().settings.timeout_s
-    content = api().blobs.get(body) if body is not None else None
+    here, node = context(ApiContext), this_node()
+    action = node.call(self.request.id)
+    timeout_s = action.header.get("timeout_s") or here.settings.timeout_s
+    content = here.blobs.get(body) if body is not None else None
+    sent = here.requests.send(method, url, dict(headers or {}), content, timeout_s=timeout_s, limit=here.settings.output_limit_bytes)
+
+    def stop(reason: str) -> None:
+        sent.cancel()
+
+    node.attach(action, stop)
     try:
-        with api().http.stream(method, url, headers=dict(headers or {}), content=content, timeout=timeout_s) as answer:
-            received, truncated = _capped(answer, api().settings.output_limit_bytes)
-    except httpx.TimeoutException:
+        answer = sent.result()
+    except CancelledError:
+        raise ActionCancelled(action.cancel_reason or "the worker is being stopped") from None
+    except TimeoutError:
         raise ActionTimedOut(f"{method} {url}: no answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ActionFailed(f"{method} {url}: {error}") from None
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError, TypeError) as error:
+        raise ActionFailed(f"{method} {url}: {_problem(error)}") from None
     return {
         "status_code": answer.status_code,
         "headers": dict(answer.headers),
-        "body": api().blobs.put(received),
-        "truncated": truncated,
+        "body": here.blobs.put(answer.body),
+        "truncated": answer.truncated,
     }
 
 
-def _capped(answer: httpx.Response, limit: int) -> tuple[bytes, bool]:
-    received = bytearray()
-    for chunk in answer.iter_bytes():
-        received += chunk
-        if len(received) > limit:
-            return bytes(received[:limit]), True
-    return bytes(received), False
-
-
-def api() -> ApiContext:
-    """Return what the worker set up for this task."""
-    return context(ApiContext)
+def _problem(error: BaseException) -> str:
+    """Say in one line what went wrong, with what the operating system said where it said something."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            reason = cause.strerror if isinstance(cause, socket.gaierror) else os.strerror(cause.errno)
+            return said if not reason or reason in said else f"{said}: {reason}"
+        cause = cause.__cause__ or cause.__context__
+    return said

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from app.action_task import Call, PayloadTask
 from app.celery import app
+from tangram.action import Action
 from tangram.arrays import pack_floats
 from tangram.errors import ActionCancelled
 from workers.context import GpuContext, context, refusals
@@ -59,7 +60,7 @@ def generate(
 def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, Control], T]) -> T:
     call, host = this_node().call(task.request.id), gpu().host
     with refusals():
-        control = Control(work_s=work_s, cancelled=threading.Event())
+        control = Control(work_s=_on_granted(work_s, call), cancelled=threading.Event())
         this_node().attach(call, lambda reason: control.cancelled.set())
         host.ensure_resident(service, tuple(call.grant["cell_ids"]), call.grant["evict"])
         began = time.perf_counter()
@@ -69,6 +70,14 @@ def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, 
             raise ActionCancelled(_reason(call)) from None
         finally:
             call.execution_s = time.perf_counter() - began
+
+
+def _on_granted(work_s: float, call: Call) -> float:
+    """Return the seconds that `work_s` seconds on one cell take on the cells granted."""
+    if not work_s:
+        return 0.0
+    header = {key: value for key, value in call.header.items() if key != "submitted_at"}
+    return work_s / Action.from_header(header).curve.speedup(call.grant["units"])
 
 
 def _reason(call: Call) -> str:

@@ -1,0 +1,45 @@
+"""Making sure, before a process settles down to wait for messages, that there is somebody to wait for."""
+
+from __future__ import annotations
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+from redis import Redis, RedisError
+
+from tangram.connection import show
+from tangram.errors import StackUnreachable
+
+
+def require_broker(app: Celery, timeout_s: float) -> None:
+    """Connect to the broker once.
+
+    Raises
+    ------
+    StackUnreachable
+        When it does not answer within about `timeout_s`.
+
+    """
+    connection = app.connection_for_write()
+    errors = (*connection.connection_errors, *connection.channel_errors, OperationalError, OSError)
+    try:
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=timeout_s)
+        connection.default_channel  # noqa: B018 - on Redis only a channel talks to the server
+    except errors as error:
+        raise StackUnreachable(f"the broker at {connection.as_uri()} cannot be reached: {error}") from None
+    finally:
+        connection.release()
+
+
+def require_store(store: Redis, url: str) -> None:
+    """Ask the result store for an answer.
+
+    Raises
+    ------
+    StackUnreachable
+        When there is none.
+
+    """
+    try:
+        store.ping()
+    except (RedisError, OSError) as error:
+        raise StackUnreachable(f"the result store at {show(url)} cannot be reached: {error}") from None

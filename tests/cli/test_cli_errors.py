@@ -1,0 +1,251 @@
+"""Bad input: one line on standard error, exit 2, no traceback; soon."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from app.cli import main as command_line
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = ROOT / "examples" / "traces"
+
+LINE = (
+    '{"trajectory": "t1", "arrival_s": 0.0, "steps": [{"think_s": 0.0, "action": '
+    '{"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "true"}}]}'
+)
+HEAD = '{"schema": "tangram.trace/1"}'
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        f"{HEAD}\n{LINE.replace('{', '{' + chr(34) + 'schema' + chr(34) + ': ' + chr(34) + 'tangram.trace/1' + chr(34) + ', ', 1)}\n"
+    )
+    return path
+
+
+def environment(cwd: Path, variables: dict[str, str]) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
+    return {**env, "TANGRAM_STATE_DIR": str(cwd / "state"), "PYTHONPATH": str(ROOT), **variables}
+
+
+def tangram(*words: str, cwd: Path, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with its state in the folder `cwd`."""
+    return subprocess.run(
+        [sys.executable, "-m", "tangram", *words],
+        cwd=cwd,
+        env=environment(cwd, variables),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Do the same in a fork of this process, which has imported it all; for commands that make no Celery application."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                os.chdir(cwd)
+                os.environ.clear()
+                os.environ.update(environment(cwd, variables))
+                for number, file in ((1, out), (2, err)):
+                    os.dup2(file.fileno(), number)
+                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+                sys.argv = ["tangram", *words]
+                try:
+                    command_line()
+                except SystemExit as end:
+                    code = end.code if isinstance(end.code, int) else 0
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
+    return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(status), *texts)
+
+
+def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
+    """Check that a command said one line, with these words, and exited with 2."""
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("tangram: ")
+    for words in expected:
+        assert words in lines[0]
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nonsense"], "nonsense"),
+        (["replay", "--nonsense"], "--nonsense"),
+        (["replay", "missing.jsonl", "--simulate"], "missing.jsonl"),
+        (["replay", ".", "--simulate"], ""),
+        (["replay", "trace.jsonl"], "--simulate or --live"),
+        (["replay", "trace.jsonl", "--simulate", "--live"], "--simulate or --live"),
+        (["replay", "trace.jsonl", "--simulate", "--policy", "best"], "best"),
+        (["replay", "trace.jsonl", "--simulate", "--policy", "fixed:0"], "fixed:0"),
+        (["replay", "trace.jsonl", "--simulate", "--policy", "static:x"], "static:x"),
+        (["replay", "trace.jsonl", "--simulate", "--speed", "0"], "--speed"),
+        (["replay", "trace.jsonl", "--simulate", "--speed", "nan"], "--speed"),
+        (["replay", "trace.jsonl", "--simulate", "--spread", "-1"], "--spread"),
+        (["replay", "trace.jsonl", "--simulate", "--nodes", "0"], "--nodes"),
+        (["replay", "trace.jsonl", "--simulate", "--tile", "0"], "--tile"),
+        (["demo", "--speed", "nan"], "--speed"),
+        (["up", "--policy", "best"], "best"),
+        (["import", "swe-agent", "missing.traj"], "missing.traj"),
+        (["import", "swe-agent"], "files"),
+        (["record", "missing.toml"], "missing.toml"),
+        (["worker", "tpu"], "tpu"),
+        (["status"], "no journal"),
+        (["report"], "no journal"),
+        (["top"], "no journal"),
+        (["worker", "cpu"], "no stack is running"),
+        (["scheduler"], "TANGRAM_DATABASE_URL"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(trace: Path, tmp_path: Path, words: list[str], expected: str) -> None:
+    refused((tangram if words[0] in ("worker", "scheduler") else forked)(*words, cwd=tmp_path), expected)
+
+
+def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
+    done = forked(cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Usage" in done.stderr
+    assert forked("--help", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nonsense", '{"trajectory": 1}', "[]", LINE.replace('"work_s": 0.05', '"work_s": -1'), LINE.replace("[1]", "[0]"), "\x00\xff"],
+)
+def test_a_malformed_trace_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(f"{HEAD}\n{text}\n", encoding="latin-1")
+    refused(forked("replay", "bad.jsonl", "--simulate", cwd=tmp_path), "bad.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TANGRAM_CORES", "abc"), ("TANGRAM_BEAT_S", "0"), ("TANGRAM_QUEUE_LIMIT", ""), ("TANGRAM_BROKER_URL", "redis://127.0.0.1:1/0")],
+)
+def test_a_wrong_setting_is_refused_with_its_name(tmp_path: Path, name: str, value: str) -> None:
+    done = tangram("worker", "cpu", cwd=tmp_path, **{name: value})
+    refused(done, name if name != "TANGRAM_BROKER_URL" else "TANGRAM_RESULT_URL is not set")
+
+
+@pytest.fixture
+def deaf_port() -> object:
+    """Return a port on which somebody listens and never answers."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(8)
+        yield deaf.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["worker", "cpu"], "refusing"),
+        (["worker", "cpu"], "deaf"),
+        (["worker", "api"], "amqp"),
+        (["scheduler"], "refusing"),
+        (["scheduler"], "deaf"),
+        (["scheduler"], "amqp"),
+        (["replay", "trace.jsonl", "--live"], "refusing"),
+        (["replay", "trace.jsonl", "--live"], "deaf"),
+    ],
+)
+def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, words: list[str], kind: str, deaf_port: int) -> None:
+    database = f"sqlite:///{tmp_path}/j.sqlite"
+    if words == ["scheduler"]:
+        assert forked("db", "upgrade", cwd=tmp_path, TANGRAM_DATABASE_URL=database).returncode == 0
+    result = "redis://:secret@127.0.0.1:1/0" if kind != "deaf" else f"redis://:secret@127.0.0.1:{deaf_port}/0"
+    broker = "amqp://guest:secret@127.0.0.1:1//" if kind == "amqp" else result
+    variables = {"TANGRAM_BROKER_URL": broker, "TANGRAM_RESULT_URL": result, "TANGRAM_DATABASE_URL": database}
+    began = time.monotonic()
+    done = tangram(*words, cwd=tmp_path, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
+    assert time.monotonic() - began < 12
+    refused(done, "reached")
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["status"], ["report", "last"]])
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite:///empty.sqlite", "tangram db upgrade"),
+        ("postgresql+psycopg://someone:secret@127.0.0.1:1/x", ""),
+        ("mysql://x", "use sqlite"),
+        ("nonsense", "not a database URL"),
+        ("sqlite:////no/such/folder/x.sqlite", ""),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str], url: str, expected: str) -> None:
+    variables = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
+    done = forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL=url, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
+    refused(done, expected)
+    assert "secret" not in done.stderr
+
+
+def test_a_scheduler_without_tables_says_so(tmp_path: Path) -> None:
+    urls = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
+    refused(tangram("scheduler", cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///empty.sqlite", **urls), "tangram db upgrade")
+
+
+def test_a_state_folder_that_is_a_file_is_said(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
+        refused(forked(*words, cwd=tmp_path), "state")
+
+
+def test_a_state_folder_that_cannot_be_made_is_said(trace: Path, tmp_path: Path) -> None:
+    for words in (["up"], ["replay", "trace.jsonl", "--live"], ["db", "upgrade"]):
+        refused(forked(*words, cwd=tmp_path, TANGRAM_STATE_DIR="/proc/no/such"), "/proc/no")
+
+
+def test_a_model_folder_that_is_none_is_said(tmp_path: Path, redis_urls: object) -> None:
+    services = tmp_path / "services.toml"
+    (tmp_path / "model").mkdir()
+    services.write_text('[services.rm]\nengine = "torch"\nmodel = "model"\ntask = "score"\n')
+    urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result}  # type: ignore[attr-defined]
+    refused(tangram("worker", "gpu", cwd=tmp_path, TANGRAM_SERVICES_FILE=str(services), **urls), "model")
+    refused(tangram("worker", "gpu", cwd=tmp_path, TANGRAM_SERVICES_FILE="missing.toml", **urls), "missing.toml")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_said(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.traj").write_text(
+        '{"trajectory": [{"action": "ls", "observation": "", "execution_time": 0.1}], "environment": "x", "info": {}}'
+    )
+    assert tangram("import", "swe-agent", "a.traj", cwd=tmp_path).returncode == 0
+    refused(tangram("import", "swe-agent", "a.traj", "-o", "/dev/full", cwd=tmp_path), "No space left")
+    with open("/dev/full", "w") as full:
+        for words in (
+            ["import", "swe-agent", "a.traj"],
+            ["replay", "trace.jsonl", "--simulate", "--json"],
+            ["replay", "trace.jsonl", "--simulate"],
+        ):
+            done = tangram(*words, cwd=tmp_path, stdout=full.fileno())
+            assert done.returncode == 2, done.stderr
+            assert len(done.stderr.splitlines()) == 1, done.stderr
+            assert "No space left" in done.stderr

@@ -1,0 +1,113 @@
+"""The duration model: `getDur(m) = T_ori / (E(m) · m)`, and the curves behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tangram.elasticity import FLAT, Amdahl, Elasticity, Table, check_units, make_curve, shown
+from tangram.errors import InvalidAction
+
+FRACTIONS = st.floats(0.0, 1.0)
+
+
+@given(FRACTIONS, st.integers(1, 10_000))
+def test_amdahl_grows_with_the_units_ever_more_slowly(fraction: float, units: int) -> None:
+    before, here, after = (Amdahl(fraction).speedup(m) for m in (max(1, units - 1), units, units + 1))
+
+    assert before <= here <= after
+    if units > 1:
+        assert after - here <= here - before + 1e-9
+
+
+@given(FRACTIONS, st.integers(1, 1 << 60))
+def test_amdahl_lies_between_one_and_its_bounds(fraction: float, units: int) -> None:
+    speedup = Amdahl(fraction).speedup(units)
+
+    assert 1.0 - 1e-12 <= speedup <= units * (1 + 1e-9)
+    if fraction < 1.0:
+        assert speedup <= 1.0 / (1.0 - fraction) * (1 + 1e-9)
+
+
+def test_amdahl_is_the_textbook_formula() -> None:
+    assert Amdahl(0.9).speedup(4) == pytest.approx(1 / (0.1 + 0.9 / 4))
+    assert Amdahl(1.0).speedup(8) == pytest.approx(8.0)
+    assert Amdahl(0.0).speedup(8) == 1.0
+
+
+@given(st.floats(0.0, 1e6), st.dictionaries(st.integers(1, 64), st.floats(1e-6, 1.0), min_size=1, max_size=6))
+def test_the_duration_is_the_work_over_efficiency_times_units(work_s: float, efficiency: dict[int, float]) -> None:
+    units = tuple(sorted(efficiency))
+    elasticity = Elasticity(units=units, curve=Table(tuple(efficiency.items())))
+
+    for amount in units:
+        assert elasticity.duration_s(work_s, amount) == pytest.approx(work_s / (efficiency[amount] * amount))
+
+
+def test_one_unit_is_fully_efficient_unless_the_table_says_otherwise() -> None:
+    assert Table(((2, 0.9),)).speedup(1) == 1.0
+    assert Table(((1, 0.5), (2, 0.9))).speedup(1) == 0.5
+
+
+def test_the_best_amount_is_the_smallest_with_the_shortest_duration() -> None:
+    assert Elasticity(units=(1, 2, 4), curve=FLAT).best_units() == 1
+    assert Elasticity(units=(1, 2, 4), curve=Amdahl(0.9)).best_units() == 4
+    assert Elasticity(units=(1, 2, 4), curve=Table(((2, 1.0), (4, 0.5)))).best_units() == 2
+
+
+def test_an_amount_that_the_table_does_not_know_is_refused() -> None:
+    with pytest.raises(InvalidAction, match="^efficiency: says nothing of 4 units"):
+        Elasticity(units=(1, 4), curve=Table(((2, 0.9),)))
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), float("inf"), True, "0.5", 10**5000, [0.5]], ids=shown)
+def test_a_wrong_parallel_fraction_is_refused(fraction: Any) -> None:
+    with pytest.raises(InvalidAction, match="^parallel_fraction: "):
+        make_curve(fraction)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"0": 0.5},
+        {"-1": 0.5},
+        {"1.5": 0.5},
+        {1.5: 0.5},
+        {True: 0.5},
+        {None: 0.5},
+        {"x": 0.5},
+        {"1_0": 0.5},
+        {"٢": 0.5},
+        {"9" * 5000: 0.5},
+        {"2": 0.0},
+        {"2": 1.5},
+        {"2": 5e-324},
+        {"2": float("nan")},
+        {"2": "0.5"},
+        {"2": None},
+        {"2": 0.5, 2: 0.6},
+        {"02": 0.5, "2": 0.5},
+    ],
+    ids=shown,
+)
+def test_a_wrong_table_is_refused(table: Any) -> None:
+    with pytest.raises(InvalidAction, match="^efficiency: "):
+        make_curve(None, table)
+
+
+def test_two_curves_at_once_are_refused() -> None:
+    with pytest.raises(InvalidAction, match="^efficiency: give either"):
+        make_curve(0.5, {"2": 0.9})
+
+
+@pytest.mark.parametrize("units", [(), (0,), (2, 1), (1, 1), (True,), (1.0,), "12", 4, None, {1, 2}, ([1],), (10**5000,)], ids=shown)
+def test_wrong_units_are_refused(units: Any) -> None:
+    with pytest.raises(InvalidAction, match="^units: "):
+        check_units(units)
+
+
+def test_the_order_in_which_a_table_is_written_does_not_matter() -> None:
+    assert make_curve(None, {"4": 0.7, "2": 0.9}) == Table(((2, 0.9), (4, 0.7)))

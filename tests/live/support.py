@@ -1,0 +1,100 @@
+"""A whole stack as a test sees it: its processes, logs and journal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from app import stack
+from app.database import open_engine
+from app.embedded import EmbeddedStack
+from app.processes import Command, wait_until
+from app.stack import StackPlan
+from tangram import Client, Settings
+
+SERVICES = """
+[services.judge]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 500
+restore_s = 0.05
+max_concurrency = 2
+
+[services.teacher]
+engine = "stub"
+task = "logprobs"
+cells = [1]
+memory_mb = 500
+restore_s = 0.05
+
+
+[quotas.search]
+rate_per_s = 200
+burst = 50
+concurrency = 32
+"""
+
+FAST_BEATS = {"TANGRAM_BEAT_S": "0.2", "TANGRAM_TAKEOVER_S": "1.5"}
+
+
+@dataclass
+class Live:
+    """A stack that is up, and words about it."""
+
+    stack: EmbeddedStack
+    plan: StackPlan
+
+    @property
+    def settings(self) -> Settings:
+        """Settings that point at it."""
+        return stack.settings_of(self.stack, Settings())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a process that is to use it."""
+        return {**self.stack.environment, **self.plan.variables}
+
+    def client(self, job: str = "default") -> Client:
+        """Return a fresh client."""
+        return Client(job=job, settings=self.settings)
+
+    def process(self, name: str) -> psutil.Process:
+        """Return the process of that name."""
+        return psutil.Process(self.stack._processes[name].identity.pid)
+
+    def command(self, name: str) -> Command:
+        """Return what a process of that name is started with."""
+        return next(command for command in stack.commands(self.plan) if command.name == name)
+
+    def log(self, name: str) -> str:
+        """Return what a process has logged."""
+        return (self.stack.state_dir / "logs" / f"{name}.log").read_text()
+
+    def rows(self, query: str) -> list[Any]:
+        """Return rows of the journal."""
+        engine = open_engine(self.stack.database_url)
+        try:
+            with engine.connect() as connection:
+                return list(connection.exec_driver_sql(query))
+        finally:
+            engine.dispose()
+
+    def until(self, condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+        """Wait until a condition holds."""
+        if not wait_until(lambda: bool(condition()), timeout_s):
+            names = ["scheduler", *self.plan.node_names()]
+            raise AssertionError("waited in vain\n" + "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in names))
+
+
+@contextlib.contextmanager
+def running(folder: Path, plan: StackPlan) -> Iterator[Live]:
+    """Run a stack in `folder`."""
+    with stack.start(plan, folder) as started:
+        stack.wait_until_up(started, plan)
+        yield Live(started, plan)

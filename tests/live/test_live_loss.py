@@ -1,0 +1,324 @@
+"""Nothing lost, nothing twice: processes are killed, stopped and started again in the middle of work."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from celery import Celery
+
+from tangram import Action, ActionCancelled, ActionError, ActionFailed, ActionLost, Cost
+from tangram.wire import GRANT_HEADER, INGRESS_QUEUE, node_queue
+from tests.live.support import Live
+
+INCLUDE = ("tests.live.live_tasks",)
+
+
+def mark(path: Path, word: str, until: Path | None = None, **fields: object) -> Action:
+    """Return an action without an environment that adds a line to a file, and waits for another."""
+    arguments = {"path": str(path), "word": word, "until": str(until or "")}
+    return Action(kind="live.mark", cost=Cost.of(cores=1), **{"idempotent": True, **fields}).with_arguments(**arguments)  # type: ignore[arg-type]
+
+
+def words(path: Path) -> Counter[str]:
+    """Count the words that were marked."""
+    return Counter(line.split()[0] for line in path.read_text().splitlines()) if path.exists() else Counter()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def publish(live: Live, action_id: str, path: Path) -> None:
+    """Send an ordinary Celery message under a chosen id."""
+    with Celery(broker=live.stack.broker_url, set_as_current=False) as app:
+        header = {"kind": "live.mark", "cost": {"cores": [1]}}
+        app.send_task("live.mark", (str(path), "word"), task_id=action_id, queue=INGRESS_QUEUE, headers={"tangram": header})
+
+
+def test_a_message_that_comes_twice_runs_once(live: Live, tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+    # When the same message comes twice at once, and once more after its end
+    publish(live, "twice", path)
+    publish(live, "twice", path)
+    live.until(lambda: live.rows("select status from actions where id = 'twice'") == [("succeeded",)])
+    publish(live, "twice", path)
+    with live.client() as client:
+        client.submit(mark(path, "later")).result(20)
+    # Then
+    assert words(path) == {"word": 1, "later": 1}
+
+
+def test_a_grant_that_comes_twice_is_dropped(live: Live, tmp_path: Path) -> None:
+    # Given a running action
+    path, go = tmp_path / "marks", tmp_path / "go"
+    with live.client() as client:
+        handle = client.submit(mark(path, "word", go))
+        live.until(lambda: words(path))
+        attempt, epoch, node = live.rows(
+            "select g.attempt, l.epoch, g.node from grants g, leases l where g.action = '" + handle.id + "' and l.name = 'scheduler'"
+        )[0]
+        # When its message comes to the node again
+        grant = {
+            "node": node,
+            "attempt": attempt,
+            "epoch": epoch,
+            "units": 1,
+            "core_ids": [0],
+            "cell_ids": [],
+            "evict": [],
+            "restore": False,
+            "submitted_at": 0.0,
+            "received_at": 0.0,
+            "granted_at": 0.0,
+        }
+        with Celery(broker=live.stack.broker_url, set_as_current=False) as app:
+            app.conf.task_create_missing_queues = True
+            app.send_task("live.mark", (str(path), "word"), task_id=handle.id, queue=node_queue(node), headers={GRANT_HEADER: grant})
+        # Then it is not run again, and the running one is not taken for ended
+        assert client.submit(mark(path, "other")).result(20) == "other"
+        assert live.rows(f"select status from actions where id = '{handle.id}'") == [("running",)]
+        go.touch()
+        assert handle.result(20) == "word"
+    assert words(path) == {"word": 1, "other": 1}
+
+
+def test_grants_of_a_scheduler_that_was_replaced_are_refused(live: Live, tmp_path: Path) -> None:
+    path = tmp_path / "marks"
+    grant = {
+        "node": "cpu-0",
+        "attempt": 1,
+        "epoch": 0,
+        "units": 1,
+        "core_ids": [0],
+        "cell_ids": [],
+        "evict": [],
+        "restore": False,
+        "submitted_at": 0.0,
+        "received_at": 0.0,
+        "granted_at": 0.0,
+    }
+    with live.client() as client, Celery(broker=live.stack.broker_url, set_as_current=False) as app:
+        client.submit(mark(path, "first")).result(20)
+        app.send_task("live.mark", (str(path), "old"), task_id="old-epoch", queue=node_queue("cpu-0"), headers={GRANT_HEADER: grant})
+        client.submit(mark(path, "last")).result(20)
+    assert words(path) == {"first": 1, "last": 1}
+    assert "grant of action old-epoch is out of date" in live.log("cpu-0")
+
+
+def test_a_scheduler_killed_in_the_middle_loses_and_repeats_nothing(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    # Given 200 commands in 4 environments
+    live, count = own_stack(), 200
+    path = tmp_path / "marks"
+    with live.client() as client:
+        environments = [client.open(trajectory=f"t{n}") for n in range(4)]
+        killed = threading.Event()
+
+        def submit() -> list[object]:
+            handles = []
+            for n in range(count):
+                handles.append(environments[n % 4].submit(f"echo w{n} 0 >> {path}", session=f"s{n % 8}"))
+                if n == count // 2:
+                    # When the scheduler is killed while they come in
+                    live.process("scheduler").kill()
+                    killed.set()
+            return handles
+
+        handles = submit()
+        live.until(lambda: "scheduler" in live.stack.dead())
+        live.stack.spawn(live.command("scheduler"))
+        # Then all end, and each has run once
+        results = [handle.result(60) for handle in handles]  # type: ignore[attr-defined]
+        assert all(result.exit_code == 0 for result in results)
+        for env in environments:
+            env.close()
+    assert words(path) == {f"w{n}": 1 for n in range(count)}
+    assert live.rows("select count(*) from actions where kind = 'cpu.exec' and status = 'succeeded'") == [(count,)]
+    live.until(lambda: live.rows("select count(*) from actions where ended_at is null") == [(0,)])
+
+
+def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    # Given a node with a command in an environment, one that may be repeated, and one that may not
+    live = own_stack(cores=4, include=INCLUDE)
+    path, go = tmp_path / "marks", tmp_path / "go"
+    with live.client() as client:
+        env = client.open(trajectory="t")
+        command = env.submit("sleep 300 & echo $! > pid; wait")
+        live.until(lambda: env.submit("cat pid", session="look").result(20).stdout)
+        pid = int(env.read_file("pid"))
+        again = client.submit(mark(path, "again", go))
+        never = client.submit(mark(path, "never", go, idempotent=False))
+        live.until(lambda: words(path) == {"again": 1, "never": 1})
+        # When it is killed
+        live.process("cpu-0").kill()
+        # Then what may not be repeated is lost at once, with a reason, and its environment is gone
+        with pytest.raises(ActionLost, match="node cpu-0 was lost: 3 beats missed"):
+            command.result(20)
+        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
+            never.result(20)
+        with pytest.raises(ActionFailed, match="gone"):
+            env.exec("echo")
+        # And its processes have not outlived it
+        live.until(lambda: not alive(pid))
+        # And the rest runs when the node returns, as its second try
+        live.stack.spawn(live.command("cpu-0"))
+        live.until(lambda: words(path) == {"again": 2, "never": 1})
+        go.touch()
+        assert again.result(20) == "again"
+        live.until(lambda: live.rows(f"select attempts, status from actions where id = '{again.id}'") == [(2, "succeeded")])
+        assert client.open(trajectory="next").exec("echo fine").stdout == "fine\n"
+    assert not list((live.stack.state_dir / "environments" / "cpu-0" / "environments").glob(env.id))
+
+
+def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    live = own_stack(include=INCLUDE)
+    path, go = tmp_path / "marks", tmp_path / "go"
+    with live.client() as client:
+        env = client.open(trajectory="t")
+        command = env.submit("echo $$ > pid; sleep 300")
+        live.until(lambda: env.submit("cat pid", session="look").result(20).stdout)
+        pid = int(env.read_file("pid"))
+        never = client.submit(mark(path, "never", go, idempotent=False))
+        live.until(lambda: words(path))
+        worker = live.process("cpu-0")
+        # When it is frozen
+        worker.suspend()
+        try:
+            with pytest.raises(ActionLost, match="3 beats missed"):
+                command.result(20)
+            with pytest.raises(ActionLost):
+                never.result(20)
+            # And what it did comes to an end before it can learn that it was given up
+            go.touch()
+        finally:
+            worker.resume()
+        # Then it comes back, what it still runs is stopped, and the environment is closed
+        live.until(lambda: not alive(pid))
+        live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("up",)])
+        with pytest.raises(ActionFailed, match="gone"):
+            env.exec("echo")
+        assert client.open(trajectory="next").exec("echo fine").stdout == "fine\n"
+        # And nothing has ended twice
+        assert live.rows(f"select status from actions where id in ('{command.id}', '{never.id}')") == [("lost",)] * 2
+        with client._session._store as store:
+            assert b'"FAILURE"' in (store.get(f"celery-task-meta-{never.id}") or b"")
+
+
+def test_tries_are_counted_over_a_restart_of_the_scheduler(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    # Given an action that has killed its worker once, and waits for another
+    live = own_stack(include=INCLUDE)
+    path, go = tmp_path / "marks", tmp_path / "never"
+    with live.client() as client:
+        handle = client.submit(mark(path, "word", go))
+        live.until(lambda: words(path) == {"word": 1})
+        live.process("cpu-0").kill()
+        live.until(lambda: live.rows(f"select status from actions where id = '{handle.id}'") == [("waiting",)])
+        # When the scheduler is started anew, and the action kills the next worker
+        live.process("scheduler").kill()
+        live.until(lambda: "scheduler" in live.stack.dead())
+        live.stack.spawn(live.command("scheduler"))
+        live.stack.spawn(live.command("cpu-0"))
+        live.until(lambda: words(path) == {"word": 2}, 30)
+        live.process("cpu-0").kill()
+        # Then it is not tried a third time
+        with pytest.raises(ActionLost, match="2nd node that this action lost"):
+            handle.result(20)
+        assert live.rows(f"select attempts from actions where id = '{handle.id}'") == [(2,)]
+
+
+def test_a_standby_takes_over(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    # Given a scheduler that leads, and one that stands by
+    live = own_stack(include=INCLUDE)
+    spare = live.command("scheduler")
+    live.stack.spawn(type(spare)("standby", spare.argv, spare.env))
+    path, go = tmp_path / "marks", tmp_path / "go"
+    with live.client() as client:
+        env = client.open(trajectory="t")
+        env.exec("echo kept > file")
+        running = client.submit(mark(path, "running", go))
+        live.until(lambda: words(path))
+        # When the first is frozen, so that it holds its connections but lets its lease run out
+        first = live.process("scheduler")
+        first.suspend()
+        waiting = env.submit("cat file")
+        # Then the other goes on with what runs and what waits
+        assert waiting.result(30).stdout == "kept\n"
+        # And the first, awake again, does no harm and stands by
+        first.resume()
+        live.until(lambda: "standing by" in live.log("scheduler"))
+        go.touch()
+        assert running.result(20) == "running"
+        assert env.exec("cat file").stdout == "kept\n"
+    assert words(path) == {"running": 1}
+    assert live.rows("select epoch from leases where name = 'scheduler'") == [(2,)]
+    assert live.rows("select distinct state from nodes") == [("up",)]
+
+
+@pytest.fixture
+def second_redis() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Return where a test puts a server that is to outlive its stack."""
+    servers: list[subprocess.Popen[bytes]] = []
+    yield servers
+    for server in servers:
+        server.terminate()
+        server.wait(10)
+
+
+def test_redis_may_go_away_and_come_back(second_redis: list[subprocess.Popen[bytes]], own_stack: Callable[..., Live]) -> None:
+    live = own_stack()
+    socket = live.stack.state_dir / "redis.sock"
+    with live.client() as client:
+        env = client.open(trajectory="t")
+        env.exec("echo kept > file")
+        # When the server is killed, and another one is there after longer than three beats
+        redis = live.process("redis")
+        argv = [redis.cmdline()[0].split()[0], "--port", "0", "--unixsocket", str(socket), "--save", ""]
+        redis.kill()
+        live.until(lambda: "redis" in live.stack.dead())
+        before = {name: sum(live.process(name).cpu_times()[:2]) for name in ("scheduler", "cpu-0")}
+        time.sleep(1.5)  # the outage itself; there is nothing to wait for in it
+        busy = {name: sum(live.process(name).cpu_times()[:2]) - used for name, used in before.items()}
+        socket.unlink(missing_ok=True)
+        second_redis.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        # Then all go on, the environment still stands, and nobody was busy waiting
+        deadline, done = time.monotonic() + 30, None
+        while done is None and time.monotonic() < deadline:
+            try:
+                done = env.submit("cat file", session=f"s{time.monotonic()}").result(5)
+            except (ActionError, TimeoutError, ConnectionError):
+                assert live.rows("select state from nodes where name = 'cpu-0'") == [("up",)]
+        assert done is not None
+        assert done.stdout == "kept\n"
+        assert max(busy.values()) < 1.0
+        assert live.rows("select distinct state from nodes") == [("up",)]
+        for name in ("scheduler", "cpu-0"):
+            assert "Traceback" not in live.log(name)
+
+
+def test_a_usual_run_logs_nothing_that_frightens(live: Live) -> None:
+    names = ("scheduler", *live.plan.node_names())
+    before = {name: len(live.log(name)) for name in names}
+    # When commands fail, time out and are cancelled, and files are missing
+    with live.client() as client, client.open(trajectory="t") as env:
+        env.exec("exit 1")
+        env.exec("sleep 9", timeout_s=0.1)
+        handle = env.submit("sleep 9")
+        handle.cancel()
+        with pytest.raises(ActionCancelled):
+            handle.result(20)
+        with pytest.raises(ActionFailed, match="missing does not exist"):
+            env.read_file("missing")
+    # Then there is no traceback and no error in any log
+    for name in names:
+        logged = live.log(name)[before[name] :]
+        assert "Traceback" not in logged, logged
+        assert "ERROR" not in logged, logged

@@ -1,0 +1,74 @@
+"""The shape of the project itself: layers, the wheel, the pages that are written from code."""
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from app.settings_page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ("tangram", "scheduler", "app", "workers")
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_run_one_way(layer: str) -> None:
+    forbidden = set(LAYERS[LAYERS.index(layer) + 1 :])
+    # `tangram.__main__` looks for the server's command line and says so where there is none.
+    files = [path for path in (ROOT / layer).rglob("*.py") if path.name != "__main__.py"]
+    assert files
+    for path in files:
+        assert not imported(path) & forbidden, path
+
+
+def test_only_the_service_of_the_scheduler_knows_time_and_nothing_in_it_knows_celery_or_sql() -> None:
+    outside = {"celery", "kombu", "sqlalchemy", "redis", "threading", "asyncio", "socket", "subprocess", "random"}
+    for path in (ROOT / "scheduler").rglob("*.py"):
+        allowed = {"random"} if path.name == "trace.py" else set()
+        assert not imported(path) & (outside - allowed), path
+        if path.name not in ("service.py", "simulate.py"):
+            assert "time" not in imported(path), path
+
+
+def test_the_wheel_holds_the_client_and_nothing_else(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=ROOT, check=True, capture_output=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "tangram/client.py" in names and "tangram/py.typed" in names
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"tangram"}
+
+
+def test_the_settings_page_is_what_the_settings_say() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
+
+
+def test_files_hold_one_idea() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 420
+    }
+    assert long == {}
+
+
+def test_readme_names_commands_that_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "tangram", "--help"], capture_output=True, text=True, check=True)
+    for command in ("demo", "up", "scheduler", "worker", "status", "top", "replay", "record", "import", "report", "db"):
+        assert f"`tangram {command}" in text and command in done.stdout

@@ -1,0 +1,138 @@
+"""A small world to tell stories in: a core, a clock that the test moves, and what became of each action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler import commands, events
+from scheduler.core import Core
+from scheduler.model import Grant, Limits, NodeSpec, QuotaSpec, ServiceSpec
+from scheduler.policies import make_policy
+from tangram.action import Action, Cost
+from tangram.elasticity import FLAT, Amdahl
+
+
+class World:
+    """A core with a clock; keeps grants and ends by action id."""
+
+    def __init__(self, policy: str, limits: Limits, services: tuple[ServiceSpec, ...], quotas: tuple[QuotaSpec, ...]) -> None:
+        self.core = Core(make_policy(policy), limits=limits, services=services, quotas=quotas)
+        self.now = 0.0
+        self.grants: dict[str, Grant] = {}
+        self.ends: dict[str, commands.Finish] = {}
+        self.started: list[str] = []
+        self.out: list[commands.Command] = []
+
+    def handle(self, event: events.Event) -> list[commands.Command]:
+        """Hand an event to the core and keep what follows; return it, too."""
+        out = self.core.handle(event, self.now)
+        self.out += out
+        for command in out:
+            if isinstance(command, commands.Start):
+                self.started.append(command.id)
+                self.grants[command.id] = command.grant
+            elif isinstance(command, commands.Resize):
+                grant = self.grants[command.id]
+                self.grants[command.id] = Grant(
+                    node=grant.node, attempt=grant.attempt, units=len(command.core_ids), core_ids=command.core_ids
+                )
+            elif isinstance(command, commands.Requeue):
+                del self.grants[command.id]
+            elif isinstance(command, commands.Finish):
+                self.ends[command.id] = command
+                self.grants.pop(command.id, None)
+        return out
+
+    def node(self, name: str = "n0", **spec: Any) -> None:
+        """Let a node join: of every pool and with 8 cores, unless told otherwise."""
+        given = {"pools": ("cpu", "gpu", "api"), "cores": 8, "labels": frozenset(), **spec}
+        self.handle(events.NodeJoined(node=NodeSpec(name=name, **given)))
+
+    def submit(self, id: str, kind: str, *, cost: dict[str, Any] | None = None, parallel: float | None = None, **fields: Any) -> None:
+        """Submit an action; `parallel` is the fraction of Amdahl's law."""
+        curve = FLAT if parallel is None else Amdahl(parallel)
+        action = Action(kind=kind, cost=Cost.of(**(cost or {})), curve=curve, **fields)
+        self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
+
+    def run(self, id: str, cores: Any = 1, **fields: Any) -> None:
+        """Submit an action that may run on any node."""
+        self.submit(id, "build", cost={"cores": cores}, **fields)
+
+    def open(self, environment: str, *, finish: bool = True, **fields: Any) -> None:
+        """Submit `cpu.open` under the id `open-<environment>`, and have it succeed at once where it started."""
+        cost = {key: fields.pop(key) for key in ("memory_mb", "cores") if key in fields}
+        self.submit(f"open-{environment}", "cpu.open", cost=cost, environment=environment, **fields)
+        if finish and f"open-{environment}" in self.grants:
+            self.finish(f"open-{environment}")
+
+    def exec(self, id: str, environment: str, cores: Any = 1, **fields: Any) -> None:
+        """Submit a command to an environment."""
+        self.submit(id, "cpu.exec", cost={"cores": cores}, environment=environment, **fields)
+
+    def close(self, environment: str) -> None:
+        """Submit `cpu.close` under the id `close-<environment>`."""
+        self.submit(f"close-{environment}", "cpu.close", environment=environment)
+
+    def score(self, id: str, service: str, cells: Any = None, **fields: Any) -> None:
+        """Submit an action for a model."""
+        self.submit(id, "gpu.score", cost={} if cells is None else {"cells": cells}, service=service, **fields)
+
+    def call(self, id: str, *quotas: str, **fields: Any) -> None:
+        """Submit a request to an outside API."""
+        action = Action(kind="api.call", cost=Cost({f"quota:{quota}": (1,) for quota in quotas}), **fields)
+        self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
+
+    def finish(self, id: str, status: Any = "succeeded", **fields: Any) -> None:
+        """Have the worker report an end."""
+        self.handle(events.Finished(id=id, attempt=self.grants[id].attempt, status=status, **fields))
+
+    def lose(self, node: str = "n0") -> None:
+        """Lose a node."""
+        self.handle(events.NodeLost(name=node, reason="it burned"))
+
+    def beat(self, node: str = "n0", running: tuple[str, ...] = (), environments: tuple[str, ...] = ()) -> None:
+        """Let a node beat."""
+        self.handle(events.NodeBeat(name=node, running=frozenset(running), environments=frozenset(environments)))
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Let time pass."""
+        self.now += seconds
+        self.handle(events.Tick())
+
+    def wake(self) -> None:
+        """Let time pass until the core wants to be woken."""
+        at = self.core.next_wake(self.now)
+        assert at is not None, "nothing waits for time"
+        self.now = max(self.now, at)
+        self.handle(events.Tick())
+
+    def of(self, sort: type[Any]) -> list[Any]:
+        """Return the commands of one sort so far."""
+        return [command for command in self.out if isinstance(command, sort)]
+
+    @property
+    def waiting(self) -> list[str]:
+        """The ids that wait, in order of arrival."""
+        return list(self.core.state.waiting)
+
+    @property
+    def units(self) -> dict[str, int]:
+        """The units of what runs."""
+        return {action_id: grant.units for action_id, grant in self.grants.items()}
+
+    def ended(self, id: str) -> tuple[str, str]:
+        """Return how an action ended, and why."""
+        return self.ends[id].status, self.ends[id].reason
+
+
+@pytest.fixture(scope="session")
+def world() -> Callable[..., World]:
+    """Give a function that makes worlds."""
+
+    def make(policy: str = "elastic", *, services: Any = (), quotas: Any = (), **limits: Any) -> World:
+        return World(policy, Limits(**limits), tuple(services), tuple(quotas))
+
+    return make

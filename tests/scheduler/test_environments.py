@@ -1,0 +1,347 @@
+"""Environments: placement, parking, sessions, closing, leases, starting caps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler import commands, events
+from scheduler.model import ServiceSpec
+
+
+def states(w: Any, environment: str) -> list[str]:
+    return [note.state for note in w.of(commands.NoteEnvironment) if note.id == environment]
+
+
+def test_environments_go_where_few_stand_per_core(world: Any) -> None:
+    w = world()
+    w.node("small", cores=4)
+    w.node("large", cores=8)
+
+    for number in range(6):
+        w.open(f"e{number}", finish=False)
+
+    placed = [w.grants[f"open-e{number}"].node for number in range(6)]
+    assert placed.count("large") == 4
+    assert placed.count("small") == 2
+
+
+def test_environments_go_where_there_is_memory(world: Any) -> None:
+    w = world()
+    w.node("a", memory_mb=1000)
+    w.node("b", memory_mb=3000)
+
+    for number in range(4):
+        w.open(f"e{number}", memory_mb=1000, finish=False)
+
+    assert sorted(w.grants[f"open-e{number}"].node for number in range(4)) == ["a", "b", "b", "b"]
+
+
+def test_memory_comes_back_when_an_environment_is_closed_and_the_next_one_opens(world: Any) -> None:
+    w = world()
+    w.node(memory_mb=1000)
+    w.open("e0", memory_mb=800)
+    w.open("e1", memory_mb=800)
+    assert w.waiting == ["open-e1"]
+
+    w.close("e0")
+    w.finish("close-e0")
+
+    assert "open-e1" in w.grants
+
+
+def test_memory_of_an_action_comes_back_to_an_environment_that_waits_for_it(world: Any) -> None:
+    w = world()
+    w.node(memory_mb=1000)
+    w.submit("a", "build", cost={"cores": 1, "memory_mb": 800})
+    w.open("e0", memory_mb=800, finish=False)
+    assert w.waiting == ["open-e0"]
+
+    w.finish("a")
+
+    assert "open-e0" in w.grants
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("gpu.score", {"service": "rm"}), ("cpu.exec", {"environment": "e0"}), ("note", {})])
+def test_no_sort_of_action_gives_back_memory_that_it_did_not_take(world: Any, kind: str, extra: dict[str, str]) -> None:
+    w = world(services=[ServiceSpec(name="rm")])
+    w.node(memory_mb=1000, cells=1)
+    w.open("e0", memory_mb=100)
+    before = w.core.state.nodes["n0"].memory_free
+    cost = {"memory_mb": 50} | ({"cores": 1} if kind == "cpu.exec" else {})
+
+    w.submit("a", kind, cost=cost, **extra)
+    w.finish("a")
+
+    assert w.core.state.nodes["n0"].memory_free == before == 900
+
+
+def test_actions_wait_for_an_environment_that_is_not_open_yet(world: Any) -> None:
+    w = world()
+    w.open("e0")
+    w.exec("a", "e0")
+    w.node()
+    assert w.waiting == ["a"]
+
+    w.finish("open-e0")
+
+    assert "a" in w.grants
+
+
+def test_actions_for_an_environment_that_is_gone_fail_with_a_reason(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e0")
+    w.close("e0")
+    w.finish("close-e0")
+
+    w.exec("a", "e0")
+
+    assert w.ended("a") == ("failed", "environment e0 is gone: closed, lost or never opened")
+
+
+def test_an_environment_cannot_be_opened_twice(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e0")
+
+    w.submit("again", "cpu.open", environment="e0")
+
+    assert w.ended("again") == ("rejected", "environment e0 is open already")
+
+
+def test_what_was_parked_for_an_environment_that_cannot_open_fails(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e0", finish=False)
+    w.exec("a", "e0")
+
+    w.finish("open-e0", "failed", reason="no such image")
+
+    assert w.ended("a") == ("failed", "environment e0 is gone: no such image")
+    assert states(w, "e0") == ["waiting", "opening", "closed"]
+
+
+def test_an_action_too_large_for_the_node_of_its_environment_is_rejected_and_blocks_nobody(world: Any) -> None:
+    # Given an action that came before anyone knew where its environment would stand
+    w = world()
+    w.open("e0")
+    w.exec("large", "e0", 16, session="main")
+    w.exec("next", "e0", 1, session="main")
+    w.node(cores=8)
+
+    w.finish("open-e0")
+
+    assert w.ended("large") == ("rejected", "needs 16 cores, its environment can have 8")
+    assert "next" in w.grants
+
+
+def test_actions_of_one_session_run_in_order_and_those_of_another_beside_them(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e0")
+    w.exec("a1", "e0", session="main")
+    w.exec("a2", "e0", session="main")
+    w.exec("a3", "e0", session="main")
+    w.exec("b", "e0", session="other")
+    w.exec("c", "e0")
+    assert list(w.grants) == ["a1", "b", "c"]
+
+    w.finish("a1")
+    assert "a2" in w.grants
+    assert "a3" not in w.grants
+    w.finish("a2")
+    assert "a3" in w.grants
+
+
+def test_a_session_goes_on_after_one_of_its_waiting_actions_was_cancelled(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e0")
+    for name in ("a", "b", "c"):
+        w.exec(name, "e0", session="main")
+
+    w.handle(events.Cancelled(ids=("b",)))
+    w.finish("a")
+
+    assert w.started[-1] == "c"
+
+
+def test_files_are_read_without_waiting_for_cores(world: Any) -> None:
+    w = world()
+    w.node(cores=1)
+    w.open("e0")
+    w.exec("busy", "e0")
+
+    w.submit("read", "cpu.read_file", environment="e0")
+
+    assert w.grants["read"].core_ids == ()
+
+
+def test_closing_stops_what_runs_and_fails_what_waits(world: Any) -> None:
+    w = world()
+    w.node(cores=1)
+    w.open("e0", memory_mb=100)
+    w.exec("runs", "e0")
+    w.exec("waits", "e0")
+
+    w.close("e0")
+
+    assert [stop.id for stop in w.of(commands.Stop)] == ["runs"]
+    assert w.ended("waits") == ("failed", "its environment was closed")
+    assert "close-e0" in w.grants
+    w.exec("late", "e0")
+    assert w.ended("late") == ("failed", "environment e0 is being closed")
+
+
+def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:
+    # Given a pod whose environment is closed while an action still runs in it
+    w = world("static:4")
+    w.node(cores=4)
+    w.open("e0")
+    w.exec("runs", "e0", 4)
+    w.close("e0")
+    w.open("e1", finish=False)
+
+    # When the closing ends before the action does
+    w.finish("close-e0")
+    assert w.waiting == ["open-e1"]
+    w.finish("runs", "cancelled")
+
+    # Then its cores are free once, and once only
+    assert w.grants["open-e1"].core_ids == (0, 1, 2, 3)
+    assert w.core.state.nodes["n0"].cores.free == 0
+
+
+def test_an_environment_closed_while_it_opens_is_closed_once_it_stands(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e0", finish=False)
+    w.exec("a", "e0")
+    w.close("e0")
+    w.submit("again", "cpu.close", environment="e0")
+    assert w.started == ["open-e0"]
+
+    w.finish("open-e0")
+
+    assert w.started == ["open-e0", "close-e0"]
+    assert w.ended("a") == ("failed", "its environment was closed")
+    assert w.ended("again") == ("failed", "environment e0 is being closed")
+    w.finish("close-e0")
+    assert states(w, "e0") == ["waiting", "opening", "open", "closing", "closed"]
+
+
+def test_an_environment_closed_before_it_was_placed_never_opens(world: Any) -> None:
+    w = world()
+    w.open("e0")
+    w.exec("a", "e0")
+
+    w.close("e0")
+
+    assert w.ends["close-e0"].status == "succeeded"
+    assert w.ends["open-e0"].status == "cancelled"
+    assert w.ends["a"].status == "failed"
+    assert w.waiting == []
+
+
+def test_an_unused_environment_is_closed_when_its_lease_is_over(world: Any) -> None:
+    w = world(lease_s=60.0)
+    w.node(memory_mb=100)
+    w.open("e0", memory_mb=100)
+    w.exec("a", "e0")
+    w.tick(100.0)
+    assert w.of(commands.CloseEnvironment) == []
+    w.finish("a")
+
+    w.tick(59.0)
+    assert w.of(commands.CloseEnvironment) == []
+    w.tick(2.0)
+
+    assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
+    w.open("e1", memory_mb=100, finish=False)
+    assert w.waiting == ["open-e1"]
+
+
+@pytest.mark.parametrize("told", ["by a beat", "by an event"])
+def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_node_has_it_no_more(world: Any, told: str) -> None:
+    w = world(lease_s=60.0)
+    w.node(memory_mb=100)
+    w.open("e0", memory_mb=100)
+    w.tick(61.0)
+    w.open("e1", memory_mb=100, finish=False)
+    w.beat(environments=("e0",))
+    assert w.waiting == ["open-e1"]
+
+    if told == "by a beat":
+        w.beat()
+    else:
+        w.handle(events.EnvironmentClosed(id="e0", reason="closed"))
+
+    assert "open-e1" in w.grants
+    assert states(w, "e0")[-1] == "closed"
+
+
+def test_an_environment_that_ends_on_its_own_takes_its_actions_along(world: Any) -> None:
+    w = world()
+    w.node(cores=1)
+    w.open("e0")
+    w.exec("runs", "e0")
+    w.exec("waits", "e0")
+
+    w.handle(events.EnvironmentClosed(id="e0", reason="its container died"))
+
+    assert w.ended("waits") == ("failed", "its container died")
+    assert [stop.id for stop in w.of(commands.Stop)] == ["runs"]
+    w.finish("runs", "failed")
+    assert states(w, "e0")[-1] == "closed"
+
+
+def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world: Any) -> None:
+    w = world()
+    w.node(cores=1)
+    for name in ("e0", "e1"):
+        w.open(name, trajectory="t", finish=name == "e0")
+    w.exec("runs", "e0", trajectory="t", session="main")
+    w.exec("parked", "e0", trajectory="t", session="main")
+    w.exec("waits", "e0", trajectory="t")
+    w.run("other", trajectory="u")
+
+    w.handle(events.Cancelled(job="default", trajectory="t", reason="enough"))
+
+    assert w.ended("parked") == w.ended("waits") == ("cancelled", "enough")
+    assert [stop.id for stop in w.of(commands.Stop)] == ["runs"]
+    assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
+    assert w.waiting == ["other"]
+    assert "parked" not in w.started
+
+    # And the one that was just opening is closed as soon as it stands
+    w.finish("open-e1")
+    assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0", "e1"]
+
+
+def test_at_most_so_many_environments_start_at_once(world: Any) -> None:
+    w = world(starting_limit=2)
+    w.node()
+    for number in range(4):
+        w.open(f"e{number}", finish=False)
+    assert w.started == ["open-e0", "open-e1"]
+
+    w.finish("open-e1")
+    assert w.started[2:] == ["open-e2"]
+    w.finish("open-e0", "failed")
+    assert w.started[3:] == ["open-e3"]
+
+
+def test_environments_start_evenly_spaced_under_a_cap_per_second(world: Any) -> None:
+    w = world(starts_per_s=4.0)
+    w.node()
+    for number in range(3):
+        w.open(f"e{number}", finish=False)
+    assert w.started == ["open-e0"]
+
+    w.wake()
+    assert (w.now, len(w.started)) == (0.25, 2)
+    w.wake()
+    assert (w.now, len(w.started)) == (0.5, 3)
+    assert w.core.next_wake(w.now) is None

@@ -1,0 +1,200 @@
+"""Services on GPU cells: residency, eviction, concurrency, static shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.model import ServiceSpec
+
+RM = ServiceSpec(name="rm", restore_s=0.5)
+JUDGE = ServiceSpec(name="judge", restore_s=2.0)
+TEACHER = ServiceSpec(name="teacher", cells=(2,), restore_s=5.0)
+
+
+def test_a_service_is_restored_once_and_then_stays(world: Any) -> None:
+    w = world(services=[RM])
+    w.node(cells=1)
+    w.score("a", "rm")
+    assert (w.grants["a"].restore, w.grants["a"].cell_ids) == (True, (0,))
+    w.finish("a")
+
+    w.score("b", "rm")
+
+    assert (w.grants["b"].restore, w.grants["b"].evict) == (False, ())
+
+
+def test_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third")])
+    w.node(cells=2)
+    for at, (name, service) in enumerate([("a", "rm"), ("b", "judge"), ("c", "rm")]):
+        w.now = float(at)
+        w.score(name, service)
+        w.finish(name)
+
+    w.score("d", "third")
+
+    assert w.grants["d"].evict == ("judge",)
+    assert w.grants["d"].cell_ids == (1,)
+
+
+def test_a_service_on_several_cells_evicts_as_many_as_it_must(world: Any) -> None:
+    w = world(services=[RM, JUDGE, TEACHER])
+    w.node(cells=3)
+    for name, service in (("a", "rm"), ("b", "judge")):
+        w.score(name, service)
+        w.finish(name)
+
+    w.score("t", "teacher")
+
+    assert w.grants["t"].units == 2
+    assert len(w.grants["t"].evict) == 1
+
+
+def test_a_busy_service_is_never_evicted(world: Any) -> None:
+    w = world(services=[RM, JUDGE])
+    w.node(cells=1)
+    w.score("a", "rm")
+
+    w.score("b", "judge")
+    assert w.waiting == ["b"]
+    w.finish("a")
+
+    assert w.grants["b"].evict == ("rm",)
+
+
+def test_an_instance_runs_as_many_actions_at_once_as_it_can_take(world: Any) -> None:
+    w = world(services=[ServiceSpec(name="rm", max_concurrency=3)])
+    w.node(cells=1)
+    for number in range(4):
+        w.score(f"s{number}", "rm")
+
+    assert len(w.grants) == 3
+    assert [w.grants[f"s{number}"].restore for number in range(3)] == [True, False, False]
+    assert w.waiting == ["s3"]
+
+
+def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobody(world: Any) -> None:
+    w = world(services=[ServiceSpec(name="rm", instances_per_node=1), JUDGE])
+    w.node(cells=3)
+    w.score("a", "rm")
+    w.score("b", "rm")
+    w.score("c", "judge")
+
+    assert w.waiting == ["b"]
+    assert w.grants["c"].cell_ids == (1,)
+
+
+def test_without_that_bound_a_second_instance_is_brought(world: Any) -> None:
+    w = world(services=[RM])
+    w.node(cells=2)
+    w.score("a", "rm")
+    w.score("b", "rm")
+
+    assert {w.grants["a"].cell_ids, w.grants["b"].cell_ids} == {(0,), (1,)}
+
+
+def test_the_only_instance_of_another_size_is_taken_while_one_waits_to_replace_it(world: Any) -> None:
+    # Given a service that is idle on one cell of its node
+    w = world(services=[ServiceSpec(name="rm", cells=(1, 2), instances_per_node=1), JUDGE])
+    w.node(cells=2)
+    w.score("a", "rm", 1)
+    w.score("hold", "judge")
+    w.finish("a")
+
+    # When one action wants it larger than there is room for, and one as it is
+    w.score("wide", "rm", 2)
+    w.score("narrow", "rm", 1)
+
+    # Then nothing breaks, and both get their turn
+    for name in ("hold", "narrow", "wide"):
+        if name not in w.grants and name not in w.ends:
+            continue
+        w.finish(name)
+    while w.grants:
+        w.finish(next(iter(w.grants)))
+    assert {end.status for end in w.ends.values()} == {"succeeded"}
+    assert len(w.ends) == 4
+
+
+def test_a_large_service_is_not_starved_by_small_ones_behind_it(world: Any) -> None:
+    w = world(services=[RM, JUDGE, TEACHER])
+    w.node(cells=2)
+    w.score("a", "rm")
+    w.score("t", "teacher")
+    w.score("b", "judge")
+    assert w.waiting == ["t", "b"]
+
+    w.finish("a")
+
+    assert w.waiting == ["b"]
+
+
+def test_a_service_goes_only_where_a_cell_has_room_for_it(world: Any) -> None:
+    w = world(services=[ServiceSpec(name="large", memory_mb=40_000), RM])
+    w.node("small", cells=1, cell_memory_mb=24_000)
+    w.score("early", "large")
+    assert w.ended("early")[0] == "rejected"
+    w.node("big", cells=1, cell_memory_mb=80_000)
+    w.score("a", "large")
+    w.score("b", "large")
+    w.score("c", "rm")
+
+    assert w.grants["a"].node == "big"
+    assert w.waiting == ["b"]
+    assert w.grants["c"].node == "small"
+
+
+def test_units_are_those_that_the_service_declares_where_the_action_names_none(world: Any) -> None:
+    w = world(services=[TEACHER])
+    w.node(cells=4)
+    w.score("t", "teacher")
+
+    assert w.grants["t"].units == 2
+
+
+def test_elastic_gives_the_cells_to_the_action_that_gains_most(world: Any) -> None:
+    w = world(services=[ServiceSpec(name="a", cells=(1, 2)), ServiceSpec(name="b", cells=(1, 2))])
+    w.score("flat", "a", [1, 2], work_s=10.0)
+    w.score("steep", "b", [1, 2], work_s=10.0, parallel=1.0)
+    w.node(cells=3)
+
+    assert w.units == {"flat": 1, "steep": 2}
+
+
+def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
+    # Given two services on four cells: two each
+    w = world("static:1", services=[RM, JUDGE])
+    w.node(cells=4)
+    for number in range(3):
+        w.score(f"s{number}", "rm")
+    assert w.waiting == ["s2"]
+
+    # When one has nothing to do, the other still has only its own
+    w.finish("s0")
+    assert "s2" in w.grants
+    assert w.grants["s2"].restore is False
+    w.score("j", "judge")
+    assert w.grants["j"].cell_ids == (2,)
+
+
+def test_a_service_is_never_restored_under_static(world: Any) -> None:
+    w = world("static:1", services=[RM, JUDGE])
+    w.node(cells=2)
+    for round_ in range(3):
+        for service in ("rm", "judge"):
+            w.score(f"{service}{round_}", service)
+            assert w.grants[f"{service}{round_}"].evict == ()
+            assert w.grants[f"{service}{round_}"].restore is False
+            w.finish(f"{service}{round_}")
+
+
+def test_resident_services_are_gone_with_their_node(world: Any) -> None:
+    w = world(services=[RM])
+    w.node(cells=1)
+    w.score("a", "rm")
+    w.finish("a")
+
+    w.node(cells=1)
+    w.score("b", "rm")
+
+    assert w.grants["b"].restore is True

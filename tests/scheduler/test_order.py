@@ -1,0 +1,272 @@
+"""Who goes first, and who holds up whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.model import QuotaSpec
+
+
+@pytest.mark.parametrize("policy", ["elastic", "paper", "fcfs", "fixed:1"])
+def test_a_large_action_at_the_head_is_not_overtaken(world: Any, policy: str) -> None:
+    # Given one free core of two, and an action that needs both
+    w = world(policy)
+    w.node(cores=2)
+    w.run("first")
+    w.run("large", 2)
+
+    # When small ones come after it
+    w.run("small")
+    assert w.waiting == ["large", "small"]
+    w.finish("first")
+
+    # Then it starts before them
+    assert w.started == ["first", "large"]
+
+
+def test_actions_start_in_the_order_of_their_arrival(world: Any) -> None:
+    w = world("fcfs")
+    w.node(cores=1)
+    for name in "abcd":
+        w.run(name)
+    for name in "abc":
+        w.finish(name)
+
+    assert w.started == ["a", "b", "c", "d"]
+
+
+def test_higher_priority_goes_first_under_elastic_and_not_under_fcfs(world: Any) -> None:
+    for policy, order in (("elastic", ["a", "urgent", "b"]), ("fcfs", ["a", "b", "urgent"])):
+        w = world(policy)
+        w.node(cores=1)
+        w.run("a")
+        w.run("b")
+        w.run("urgent", priority=9)
+        while w.grants:
+            w.finish(next(iter(w.grants)))
+
+        assert w.started == order
+
+
+def test_the_head_of_one_node_does_not_block_another(world: Any) -> None:
+    # Given two environments on two nodes, the first one's node full
+    w = world()
+    w.node("n0", cores=2)
+    w.node("n1", cores=2)
+    w.open("e0")
+    w.open("e1")
+    w.exec("busy", "e0", 2)
+    w.exec("stuck", "e0", 2)
+
+    # When an action comes for the other
+    w.exec("free", "e1")
+
+    # Then it runs at once
+    assert "free" in w.grants
+    assert w.waiting == ["stuck"]
+
+
+def test_what_only_a_larger_node_can_run_does_not_block_a_smaller_one(world: Any) -> None:
+    # Given a small node and a busy large one
+    w = world()
+    w.node("large", cores=8)
+    w.run("busy", 8)
+    w.node("small", cores=2)
+    w.run("needs-large", 4)
+
+    w.run("fits-small", 1)
+
+    assert w.grants["fits-small"].node == "small"
+    assert w.waiting == ["needs-large"]
+
+
+def test_an_action_that_waits_for_memory_does_not_block_those_whose_end_would_free_it(world: Any) -> None:
+    # Given an environment that holds most of the memory, and an action that wants as much
+    w = world()
+    w.node(cores=4, memory_mb=1000)
+    w.open("e0", memory_mb=800)
+    w.submit("hungry", "build", cost={"cores": 1, "memory_mb": 500})
+
+    # When the environment goes on working, and is closed
+    w.exec("step", "e0")
+    assert "step" in w.grants
+    w.finish("step")
+    w.close("e0")
+    w.finish("close-e0")
+
+    # Then the hungry one starts
+    assert "hungry" in w.grants
+
+
+def test_an_environment_too_large_for_all_nodes_does_not_hold_up_the_others(world: Any) -> None:
+    w = world()
+    w.open("huge", memory_mb=5000)
+    w.node(memory_mb=1000)
+
+    w.open("usual", memory_mb=500)
+
+    assert "open-huge" in w.waiting
+    assert w.ends["open-usual"].status == "succeeded"
+
+
+def test_an_environment_that_does_not_fit_now_keeps_its_place_before_smaller_ones(world: Any) -> None:
+    w = world()
+    w.node(memory_mb=1000)
+    w.open("e0", memory_mb=600)
+    w.open("e1", memory_mb=600)
+    w.open("e2", memory_mb=100)
+    assert w.waiting == ["open-e1", "open-e2"]
+
+    w.close("e0")
+    w.finish("close-e0")
+
+    assert w.started[-2:] == ["open-e1", "open-e2"]
+
+
+@pytest.mark.parametrize("policy", ["elastic", "fcfs"])
+def test_an_action_held_by_its_quota_does_not_block_the_cores_behind_it(world: Any, policy: str) -> None:
+    w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)])
+    w.node(cores=4)
+    w.call("call", "web")
+    w.submit("held", "fetch", cost={"cores": 1, "quota:web": 1})
+    w.run("free")
+    assert w.waiting == ["held"]
+
+    w.finish("call")
+
+    assert "held" in w.grants
+
+
+def test_labels_restrict_where_an_action_runs(world: Any) -> None:
+    w = world()
+    w.node("plain")
+    w.node("special", labels=frozenset({"docker", "ssd"}))
+
+    w.run("a", requires=("docker",))
+    w.open("e0", requires=("docker", "ssd"), finish=False)
+    w.run("b", requires=("tpu",))
+
+    assert w.grants["a"].node == w.grants["open-e0"].node == "special"
+    assert w.ended("b") == ("rejected", "no node has the labels tpu")
+
+
+def test_labels_count_for_api_calls_too(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web")])
+    w.node("plain")
+
+    w.call("a", "web", requires=("proxy",))
+
+    assert w.ended("a") == ("rejected", "no node has the labels proxy")
+
+
+def test_what_waits_for_a_label_does_not_hold_up_the_rest(world: Any) -> None:
+    w = world()
+    w.open("e0", requires=("docker",))
+    w.run("a", requires=("docker",))
+    w.node("plain", cores=1)
+
+    w.open("e1")
+    w.run("b")
+
+    assert w.ends["open-e1"].status == "succeeded"
+    assert "b" in w.grants
+    assert w.waiting == ["open-e0", "a"]
+
+
+def test_an_action_without_needs_starts_anywhere_and_waits_only_for_a_node(world: Any) -> None:
+    w = world()
+    w.submit("a", "note")
+    assert w.waiting == ["a"]
+
+    w.node(cores=1)
+
+    assert w.grants["a"].core_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("cost", "reason"),
+    [
+        ({"cores": 9}, "needs 9 cores, the largest node has 8"),
+        ({"memory_mb": 2000}, "needs 2000 MB, the largest node has 1000 MB"),
+        ({"cores": 1, "quota:web": 1}, "quota 'web' is not declared"),
+        ({"cores": 1, "cells": 1}, "asks for cores and for GPU cells; one action is granted only one of them"),
+    ],
+)
+def test_what_could_never_run_is_rejected_at_once(world: Any, cost: dict[str, int], reason: str) -> None:
+    w = world()
+    w.node(memory_mb=1000)
+
+    w.submit("a", "build", cost=cost)
+
+    assert w.ended("a") == ("rejected", reason)
+
+
+def test_the_units_granted_are_cores_even_where_another_resource_has_several_amounts(world: Any) -> None:
+    w = world()
+    w.node(cores=4, memory_mb=4096)
+
+    w.submit("a", "build", cost={"cores": 2, "memory_mb": [512, 1024]})
+
+    assert w.grants["a"].core_ids == (0, 1)
+
+
+def test_a_job_with_too_many_waiting_is_rejected_and_others_are_not(world: Any) -> None:
+    w = world(queue_limit=2)
+    w.node(cores=1)
+    for number in range(4):
+        w.run(f"a{number}", job="greedy")
+    w.run("b", job="modest")
+
+    assert w.ended("a3") == ("rejected", "job greedy has 2 actions waiting already")
+    assert w.waiting == ["a1", "a2", "b"]
+
+
+def test_a_full_queue_never_keeps_a_trainer_from_closing_its_environment(world: Any) -> None:
+    w = world(queue_limit=1)
+    w.node(cores=1)
+    w.open("e0")
+    w.run("busy")
+    w.run("waits")
+
+    w.close("e0")
+
+    assert "close-e0" in w.grants
+
+
+def test_a_queue_deadline_ends_what_still_waits_and_leaves_what_runs(world: Any) -> None:
+    w = world()
+    w.node(cores=1)
+    w.run("runs", queue_timeout_s=5.0)
+    w.run("waits", queue_timeout_s=5.0)
+
+    w.wake()
+
+    assert w.now == 5.0
+    assert w.ended("waits") == ("timed_out", "waited longer than queue_timeout_s = 5.0")
+    assert w.ends["waits"].queue_s == 5.0
+    assert "runs" in w.grants
+
+
+def test_a_head_that_times_out_makes_way(world: Any) -> None:
+    w = world()
+    w.node(cores=2)
+    w.run("busy", 1)
+    w.run("large", 2, queue_timeout_s=5.0)
+    w.run("small", 1)
+
+    w.wake()
+
+    assert "small" in w.grants
+
+
+def test_a_message_that_comes_twice_is_one_action(world: Any) -> None:
+    w = world()
+    w.node(cores=1)
+    for _ in range(2):
+        w.run("a")
+        w.run("b")
+    w.finish("a")
+
+    assert w.started == ["a", "b"]

@@ -1,0 +1,171 @@
+"""Quotas: rate, concurrency, bursts, and when the core wants to be woken for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.resources.quota import QuotaState
+
+
+def test_requests_under_a_rate_are_evenly_spaced(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)])
+    w.node()
+    for number in range(4):
+        w.call(f"c{number}", "web")
+
+    times = [w.now]
+    while w.waiting:
+        w.wake()
+        times.append(w.now)
+
+    assert times == [0.0, 0.25, 0.5, 0.75]
+    assert w.started == ["c0", "c1", "c2", "c3"]
+    assert w.core.next_wake(w.now) is None
+
+
+def test_a_burst_goes_at_once_and_the_rest_at_the_rate(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=1.0, burst=3)])
+    w.node()
+    for number in range(5):
+        w.call(f"c{number}", "web")
+    assert len(w.started) == 3
+
+    w.wake()
+    assert (w.now, len(w.started)) == (1.0, 4)
+
+
+def test_concurrency_is_kept_and_the_next_starts_when_one_ends(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", concurrency=2)])
+    w.node()
+    for number in range(4):
+        w.call(f"c{number}", "web")
+    assert w.started == ["c0", "c1"]
+    assert w.core.next_wake(w.now) is None
+
+    w.finish("c1", "failed")
+
+    assert w.started == ["c0", "c1", "c2"]
+
+
+def test_a_quota_is_shared_by_every_job_and_node(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", concurrency=1)])
+    w.node("n0")
+    w.node("n1")
+    w.call("a", "web", job="j1")
+    w.call("b", "web", job="j2")
+
+    assert w.waiting == ["b"]
+
+
+def test_a_lost_node_gives_its_places_back(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", concurrency=1)])
+    w.node("n0")
+    w.call("a", "web")
+    w.call("b", "web")
+    w.node("n1")
+
+    w.lose("n0")
+
+    assert w.grants["b"].node == "n1"
+
+
+def test_requests_go_to_the_node_that_runs_the_fewest_actions(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web")])
+    w.node("n0")
+    w.node("n1")
+    w.node("n2", pools=("cpu",))
+    for number in range(4):
+        w.call(f"c{number}", "web")
+
+    assert [w.grants[f"c{number}"].node for number in range(4)] == ["n0", "n1", "n0", "n1"]
+
+
+def test_an_action_that_draws_on_two_quotas_waits_for_both(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="a", concurrency=1), QuotaSpec(name="b", concurrency=1)])
+    w.node()
+    w.call("first", "b")
+    w.call("both", "a", "b")
+    w.call("other", "a")
+    assert w.started == ["first", "other"]
+
+    w.finish("first")
+    assert w.waiting == ["both"]
+    w.finish("other")
+    assert "both" in w.grants
+
+
+def test_an_amount_of_requests_counts_as_so_many(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", concurrency=3)])
+    w.node()
+    w.submit("two", "batch", cost={"quota:web": 2})
+    w.submit("again", "batch", cost={"quota:web": 2})
+    w.submit("four", "batch", cost={"quota:web": 4})
+
+    assert w.waiting == ["again"]
+    assert w.ended("four") == ("rejected", "needs 4 requests at once, quota 'web' allows 3")
+    w.finish("two")
+    assert "again" in w.grants
+
+
+def test_cores_and_a_rate_are_waited_for_together(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=1.0)])
+    w.node(cores=1)
+    for name in ("a", "b"):
+        w.submit(name, "fetch", cost={"cores": 1, "quota:web": 1})
+    w.finish("a")
+    assert w.waiting == ["b"]
+
+    w.wake()
+
+    assert (w.now, w.started) == (1.0, ["a", "b"])
+
+
+def test_a_model_can_draw_on_a_quota_too(world: Any) -> None:
+    for policy in ("elastic", "static:1"):
+        w = world(policy, quotas=[QuotaSpec(name="tokens", concurrency=1)], services=[ServiceSpec(name="rm", max_concurrency=4)])
+        w.node(cells=1)
+        for name in ("a", "b"):
+            w.submit(name, "gpu.score", service="rm", cost={"quota:tokens": 1})
+        assert w.started == ["a"]
+
+        w.finish("a")
+
+        assert w.started == ["a", "b"]
+
+
+def test_a_message_for_a_node_that_came_back_is_not_started_for_its_lost_environment(world: Any) -> None:
+    # Given an action held by a rate, whose environment is lost with its node
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=0.1)])
+    w.node("n0")
+    w.open("e0")
+    for name in ("a", "b"):
+        w.submit(name, "fetch", cost={"cores": 1, "quota:web": 1}, environment="e0")
+    w.lose("n0")
+    assert w.ends["b"].status == "failed"
+
+    # When the node is back and the rate opens
+    w.node("n0")
+    w.tick(100.0)
+
+    assert "b" not in w.started
+
+
+@pytest.mark.parametrize("burst", [None, 1, 4])
+@given(gaps=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40))
+def test_no_stretch_of_time_sees_more_than_the_rate_and_one_burst(burst: int | None, gaps: list[float]) -> None:
+    quota = QuotaState(QuotaSpec(name="web", rate_per_s=5.0, burst=burst))
+    now, taken = 0.0, []
+    for gap in gaps:
+        now += gap
+        while quota.opens_at(now) == now:
+            quota.take(now)
+            taken.append(now)
+
+    for first, start in enumerate(taken):
+        for count, end in enumerate(taken[first:], start=1):
+            assert count <= (burst or 1) + 5.0 * (end - start) + 1e-6

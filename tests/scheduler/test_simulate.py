@@ -1,0 +1,302 @@
+"""The virtual-time replay: what must hold for any trace, and named cases of queueing, restoring and failing."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.model import Limits, QuotaSpec, ServiceSpec
+from scheduler.policies import make_policy
+from scheduler.simulate import Cluster, Simulation
+from scheduler.summary import RunRecord, summarise
+from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from tangram.elasticity import FLAT, Amdahl, Elasticity
+
+POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]
+SERVICES = {
+    "rm": ServiceSpec(name="rm", restore_s=0.5),
+    "judge": ServiceSpec(name="judge", cells=(1, 2), restore_s=2.0),
+}
+QUOTAS = {"web": QuotaSpec(name="web", rate_per_s=2.0, concurrency=3)}
+
+
+def cpu(work_s: float, units: tuple[int, ...] = (1,), parallel: float | None = None, **fields: Any) -> TraceAction:
+    curve = FLAT if parallel is None else Amdahl(parallel)
+    return TraceAction(kind="cpu.exec", work_s=work_s, elasticity=Elasticity(units=units, curve=curve), **fields)
+
+
+def gpu(service: str, work_s: float) -> TraceAction:
+    return TraceAction(kind="gpu.score", work_s=work_s, service=service)
+
+
+def api(work_s: float) -> TraceAction:
+    return TraceAction(kind="api.call", work_s=work_s, quota="web")
+
+
+def rollout(name: str, *steps: Step | TraceAction, **fields: Any) -> Trajectory:
+    each = tuple(step if isinstance(step, Step) else Step(actions=(step,)) for step in steps)
+    return Trajectory(trajectory=name, steps=each, **fields)
+
+
+def trace_of(*trajectories: Trajectory) -> Trace:
+    return Trace(trajectories=trajectories, services=SERVICES, quotas=QUOTAS)
+
+
+def simulate(trace: Trace, policy: str = "elastic", cluster: Cluster | None = None, **options: Any) -> RunRecord:
+    return Simulation(trace, make_policy(policy), cluster or Cluster(cores=4), **options).run()
+
+
+ACTIONS = st.one_of(
+    st.builds(cpu, st.sampled_from([0.0, 0.3, 2.0, 8.0]), st.sampled_from([(1,), (2,), (1, 2, 4)]), st.sampled_from([None, 0.9])),
+    st.builds(gpu, st.sampled_from(["rm", "judge"]), st.sampled_from([0.0, 0.6])),
+    st.builds(api, st.sampled_from([0.0, 0.8])),
+    st.builds(TraceAction, kind=st.just("cpu.read_file"), work_s=st.just(0.01)),
+)
+STEPS = st.builds(Step, actions=st.lists(ACTIONS, min_size=1, max_size=3).map(tuple), think_s=st.sampled_from([0.0, 1.0, 4.0]))
+TRAJECTORIES = st.lists(
+    st.tuples(st.lists(STEPS, max_size=4), st.sampled_from([0.0, 1.0, 5.0]), st.sampled_from([None, 400, 900])), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=TRAJECTORIES, policy=st.sampled_from(POLICIES), nodes=st.sampled_from([1, 2]))
+def test_every_action_has_one_record_whose_parts_are_what_it_took(drawn: Any, policy: str, nodes: int) -> None:
+    trace = trace_of(*(rollout(f"t{n}", *steps, arrival_s=at, memory_mb=mb) for n, (steps, at, mb) in enumerate(drawn)))
+    cluster = Cluster(nodes=nodes, cores=4, gpus=2, memory_mb=1000)
+
+    run = simulate(trace, policy, cluster)
+
+    assert len(run.actions) == len({record.id for record in run.actions}) == sum(1 for _ in trace.actions())
+    for record in run.actions:
+        assert record.status == "succeeded", record
+        assert min(record.queue_s, record.overhead_s, record.execution_s) >= 0
+        assert record.act_s == pytest.approx(record.ended_at - record.submitted_at, abs=1e-6)
+        assert record.act_s >= record.floor_s - 1e-6
+    check_capacity(run, cluster)
+    document = summarise(run)
+    assert document["floor_act"] <= document["mean_act"] + 1e-6
+    assert document["mean_act"] == pytest.approx(document["mean_queue"] + document["mean_overhead"] + document["mean_execution"])
+    for share in (document["cpu_utilisation"], document["gpu_utilisation"]):
+        assert 0.0 <= share <= 1.0 + 1e-9
+
+
+def check_capacity(run: RunRecord, cluster: Cluster) -> None:
+    """No more was used than there was, as far as records tell; calls kept to their quota."""
+    span_s = max(0.0, run.last_result_s - run.first_arrival_s)
+    for prefix, capacity in (("cpu.exec", cluster.cores), ("gpu.", cluster.gpus)):
+        used = sum(record.unit_seconds for record in run.actions if record.kind.startswith(prefix))
+        assert used <= capacity * cluster.nodes * span_s + 1e-6
+    starts = sorted((r.ended_at - r.execution_s, r.ended_at) for r in run.actions if r.kind == "api.call")
+    for number, (start, _) in enumerate(starts):
+        assert sum(begin <= start + 1e-9 < end - 1e-9 for begin, end in starts) <= 3
+        if number:
+            assert start >= starts[number - 1][0] + 0.5 - 1e-6
+
+
+@settings(max_examples=15, deadline=None)
+@given(drawn=TRAJECTORIES, policy=st.sampled_from(POLICIES))
+def test_the_same_trace_leads_to_the_same_document(drawn: Any, policy: str) -> None:
+    trace = trace_of(*(rollout(f"t{n}", *steps, arrival_s=at, memory_mb=mb) for n, (steps, at, mb) in enumerate(drawn)))
+
+    first, second = (simulate(trace, policy, Cluster(cores=4, gpus=2, memory_mb=1000)) for _ in range(2))
+
+    assert first.actions == second.actions
+    assert (first.decisions, first.resizes, first.restores) == (second.decisions, second.resizes, second.restores)
+
+
+@pytest.mark.parametrize("policy", ["elastic", "paper", "fcfs"])
+def test_no_core_idles_while_an_action_waits_for_one(policy: str) -> None:
+    # Given twelve actions of a core and ten seconds at once, on four cores
+    trace = trace_of(*(rollout(f"t{n}", cpu(10.0)) for n in range(12)))
+
+    run = simulate(trace, policy, Cluster(cores=4))
+
+    assert run.last_result_s == pytest.approx(30.0)
+    assert summarise(run)["cpu_utilisation"] == pytest.approx(1.0)
+
+
+def test_an_unloaded_elastic_cluster_reaches_the_floor() -> None:
+    trace = trace_of(rollout("t", cpu(8.0, (1, 2, 4), 0.9), cpu(4.0)))
+
+    document = summarise(simulate(trace))
+
+    assert document["mean_act"] == pytest.approx(document["floor_act"])
+
+
+def test_a_resized_action_does_all_of_its_work() -> None:
+    # Given an action that scales perfectly, alone on four cores for a second, then beside one that needs two of them
+    trace = trace_of(
+        rollout("long", cpu(12.0, (1, 2, 4), 1.0)),
+        rollout("short", Step(actions=(cpu(2.0, (2,)),), think_s=1.0)),
+    )
+
+    run = simulate(trace)
+
+    # Then it has done four core-seconds in the first second, four in the next two, and the rest on all cores again
+    long, short = (next(r for r in run.actions if r.trajectory == name) for name in ("long", "short"))
+    assert short.ended_at == pytest.approx(3.0)
+    assert long.ended_at == pytest.approx(4.0)
+    assert long.unit_seconds == pytest.approx(12.0)
+    assert run.resizes == 2
+
+
+def test_a_step_ends_with_the_last_of_its_actions() -> None:
+    trace = trace_of(rollout("t", Step(actions=(cpu(1.0), cpu(5.0), cpu(2.0))), Step(actions=(cpu(1.0),), think_s=3.0)))
+
+    run = simulate(trace)
+
+    assert [record.ended_at for record in run.actions] == [1.0, 2.0, 5.0, 9.0]
+
+
+def test_thinking_is_sped_up_and_working_is_not() -> None:
+    trace = trace_of(rollout("t", Step(actions=(cpu(2.0),), think_s=10.0)))
+
+    assert simulate(trace, speed=5.0).last_result_s == pytest.approx(4.0)
+
+
+def test_restoring_counts_as_overhead() -> None:
+    # Given two services that take turns on one GPU
+    trace = trace_of(rollout("t", gpu("rm", 1.0), gpu("judge", 1.0), gpu("rm", 1.0), gpu("rm", 1.0)))
+
+    run = simulate(trace, cluster=Cluster(gpus=1))
+
+    assert [record.overhead_s for record in run.actions] == [0.5, 2.0, 0.5, 0.0]
+    assert run.restores == summarise(run)["restores"] == 3
+    assert run.last_result_s == pytest.approx(7.0)
+
+
+def test_a_service_of_its_own_cell_is_never_restored_under_static() -> None:
+    trace = trace_of(rollout("t", gpu("rm", 1.0), gpu("judge", 1.0), gpu("rm", 1.0)))
+
+    run = simulate(trace, "static:1", Cluster(gpus=2))
+
+    assert (run.restores, run.last_result_s) == (0, 3.0)
+
+
+def test_requests_keep_to_their_quota() -> None:
+    trace = trace_of(*(rollout(f"t{n}", api(0.1)) for n in range(5)))
+
+    run = simulate(trace)
+
+    assert [record.queue_s for record in run.actions] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0])
+
+
+@pytest.mark.parametrize(("policy", "cluster"), [("elastic", Cluster(cores=8, memory_mb=1000)), ("static:4", Cluster(cores=4))])
+def test_waiting_for_a_sandbox_counts_as_queueing_of_the_first_action(policy: str, cluster: Cluster) -> None:
+    # Given room for one trajectory at a time
+    steps = (Step(actions=(cpu(2.0),), think_s=1.0), cpu(1.0))
+    trace = trace_of(*(rollout(f"t{n}", *steps, memory_mb=800) for n in range(3)))
+
+    run = simulate(trace, policy, cluster)
+
+    assert [record.queue_s for record in run.actions] == pytest.approx([0.0, 0.0, 4.0, 0.0, 8.0, 0.0])
+    assert [record.submitted_at for record in run.actions if record.queue_s] == pytest.approx([1.0, 1.0])
+    assert run.last_result_s == pytest.approx(12.0)
+
+
+def test_pods_hold_their_cores_while_the_model_thinks() -> None:
+    trace = trace_of(*(rollout(f"t{n}", Step(actions=(cpu(1.0),), think_s=9.0)) for n in range(2)))
+
+    assert simulate(trace, "static:4").last_result_s == pytest.approx(20.0)
+    assert simulate(trace, "fcfs").last_result_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "memory_mb", "reason"),
+    [
+        (cpu(1.0, (64,)), None, "needs 64 cores, the largest node has 4"),
+        (cpu(1.0), 5000, "needs 5000 MB, the largest node has 1000 MB"),
+        (cpu(1.0, requires=("docker",)), None, "no node has the labels docker"),
+        (gpu("rm", 1.0), None, "nothing can ever run it here"),
+    ],
+)
+def test_what_no_node_can_hold_ends_with_a_reason_and_does_not_hang(action: TraceAction, memory_mb: int | None, reason: str) -> None:
+    trace = trace_of(rollout("impossible", action, action, memory_mb=memory_mb), rollout("usual", cpu(1.0)))
+
+    run = simulate(trace, cluster=Cluster(cores=4, memory_mb=1000))
+
+    impossible = [record for record in run.actions if record.trajectory == "impossible"]
+    assert len(impossible) == 2
+    assert impossible[0].reason == reason
+    assert {record.status for record in impossible} <= {"failed", "rejected"}
+    assert summarise(run)["failed"] == 2
+    assert next(r for r in run.actions if r.trajectory == "usual").status == "succeeded"
+
+
+def test_services_that_own_no_cell_under_static_fail_with_a_reason() -> None:
+    run = simulate(trace_of(rollout("t", gpu("rm", 1.0))), "static:1", Cluster(gpus=1))
+
+    assert [(record.status, record.reason) for record in run.actions] == [("failed", "nothing can ever run it here")]
+
+
+def test_actions_without_any_work_take_no_time() -> None:
+    trace = trace_of(rollout("t", *[Step(actions=(cpu(0.0, (1, 2, 4), 0.9),), think_s=0.0)] * 20))
+
+    run = simulate(trace)
+
+    assert run.last_result_s == 0.0
+    assert {record.status for record in run.actions} == {"succeeded"}
+    assert summarise(run)["cpu_utilisation"] == 0.0
+
+
+def test_trajectories_without_steps_end_at_once() -> None:
+    run = simulate(trace_of(rollout("empty"), rollout("t", cpu(1.0))))
+
+    assert (run.trajectories, len(run.actions)) == (2, 1)
+
+
+def test_an_unused_sandbox_whose_lease_is_over_makes_room() -> None:
+    # Given a trajectory that thinks for longer than its lease, and one that waits for its memory
+    trace = trace_of(
+        rollout("slow", Step(actions=(cpu(1.0),)), Step(actions=(cpu(1.0),), think_s=100.0), memory_mb=800),
+        rollout("next", *[Step(actions=(cpu(1.0),), think_s=4.0)] * 12, arrival_s=20.0, memory_mb=800),
+    )
+
+    run = simulate(trace, cluster=Cluster(nodes=1, cores=4, memory_mb=1000), limits=Limits(lease_s=30.0))
+
+    slow = [record for record in run.actions if record.trajectory == "slow"]
+    assert [record.status for record in slow] == ["succeeded", "failed"]
+    assert {record.status for record in run.actions if record.trajectory == "next"} == {"succeeded"}
+    assert max(record.ended_at for record in run.actions if record.trajectory == "next") < 100.0
+
+
+def coding_trace(trajectories: int, steps: int, seed: int) -> Trace:
+    """Many rollouts of thinking, short commands and some parallel builds."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(trajectories):
+        turns = []
+        for _ in range(steps):
+            build = draw.random() < 0.2
+            action = cpu(draw.uniform(4.0, 12.0), (1, 2, 4, 8), 0.9) if build else cpu(draw.expovariate(1 / 0.3))
+            turns.append(Step(actions=(action,), think_s=draw.expovariate(1 / 4.7)))
+        made.append(rollout(f"t{number}", *turns, arrival_s=draw.uniform(0.0, 60.0), memory_mb=1024))
+    return trace_of(*made)
+
+
+@pytest.mark.parametrize("policy", ["elastic", "fcfs"])
+def test_hundreds_of_trajectories_are_replayed_in_seconds(policy: str) -> None:
+    trace = coding_trace(300, 30, seed=7)
+    began = time.perf_counter()
+
+    run = simulate(trace, policy, Cluster(nodes=4, cores=64))
+
+    assert time.perf_counter() - began < 30.0
+    assert len(run.actions) == 9000
+    document = summarise(run)
+    assert document["failed"] == 0
+    assert 0 < document["decision_us_p50"] < 5_000
+
+
+def test_elastic_beats_the_smallest_amounts_where_there_is_room() -> None:
+    trace = coding_trace(60, 10, seed=3)
+
+    elastic, fcfs = (summarise(simulate(trace, policy, Cluster(nodes=2, cores=64))) for policy in ("elastic", "fcfs"))
+
+    assert elastic["mean_act"] < 0.6 * fcfs["mean_act"]
+    assert elastic["mean_act"] < 1.05 * elastic["floor_act"]

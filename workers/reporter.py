@@ -1,0 +1,144 @@
+"""The thread that carries a node's reports to the scheduler, in the order in which they happened, and its beats.
+
+What has gathered while one message was on its way goes out together in the next. No report is ever dropped, since the
+scheduler frees a grant on nothing else: while the broker is away they wait here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from celery import Celery
+from kombu import Connection, Producer
+
+from app.amqp_intake import HEARTBEAT_S, heartbeats
+from scheduler.lifecycle import MISSED_BEATS
+from tangram.wire import EVENTS, WireNode
+
+log = logging.getLogger(__name__)
+
+STARTED_HELD_S = 0.02
+"""How long a `started` waits for company: the report that a short action has started goes out with that of its end."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class Reporter:
+    """Sends reports. `put` may be called by any thread."""
+
+    def __init__(self, app: Celery, describe: Callable[[], WireNode], beat_s: float) -> None:
+        """Prepare; `start` begins. `describe` returns what a beat says."""
+        self._app = app
+        self._describe = describe
+        self._beat_s = beat_s
+        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._connection: Connection | None = None
+        self._producer: Producer | None = None
+        self._check: Callable[[], None] = lambda: None
+        self._giving_up = threading.Event()
+        self._lock = threading.Lock()
+        self._heard_at = self._silent_until = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="tangram-reporter", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send and to beat."""
+        self._thread.start()
+
+    def put(self, report: dict[str, Any]) -> None:
+        """Have a report sent soon; never blocks."""
+        self._reports.put(report)
+
+    def stop(self, timeout_s: float) -> None:
+        """Send what is left, waiting at most `timeout_s` for that."""
+        self._reports.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self._giving_up.set()
+
+    def was_silent_since(self, began: float) -> bool:
+        """Say whether the scheduler may have given the node up since `began`, a time on the clock of `time.perf_counter`."""
+        with self._lock:
+            return self._silent_until > began or self._is_silent(time.perf_counter())
+
+    def _note_beat(self, began: float) -> None:
+        """Note a beat that we began to send at `began`; this process may have been frozen since."""
+        with self._lock:
+            now = time.perf_counter()
+            if self._is_silent(now):
+                self._silent_until = now
+            self._heard_at = began
+
+    def _is_silent(self, now: float) -> bool:
+        return now - self._heard_at > MISSED_BEATS * self._beat_s and self._heard_at > float("-inf")
+
+    def _run(self) -> None:
+        next_beat = time.monotonic() + self._beat_s
+        held: list[dict[str, Any]] = []
+        held_until = next_beat
+        over = False
+        while not over:
+            reports, over = self._gather(max(0.0, min(next_beat, held_until) - time.monotonic()))
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + self._beat_s
+                reports.append({"type": "beat", "node": self._describe()})
+            if not held and reports:
+                held_until = now + STARTED_HELD_S
+            held += reports
+            if held and (over or now >= held_until or any(report["type"] != "started" for report in held)):
+                self._send(held)
+                held, held_until = [], next_beat
+        self._disconnect()
+
+    def _gather(self, timeout_s: float) -> tuple[list[dict[str, Any]], bool]:
+        reports: list[dict[str, Any]] = []
+        try:
+            report = self._reports.get(timeout=timeout_s)
+            while report is not None:
+                reports.append(report)
+                report = self._reports.get_nowait()
+            return reports, True
+        except queue.Empty:
+            return reports, False
+
+    def _send(self, reports: list[dict[str, Any]]) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._giving_up.is_set():
+            try:
+                producer = self._producer or self._connect()
+                self._check()
+                began = time.perf_counter()
+                producer.publish({"events": reports}, exchange="", routing_key=EVENTS.name, serializer="json")
+                if any(report["type"] in ("joined", "beat") for report in reports):
+                    self._note_beat(began)
+                return
+            except Exception as error:
+                # Every transport has errors of its own, and this thread must outlive them all.
+                if pause_s == _FIRST_PAUSE_S:
+                    log.warning("reports cannot be sent for now: %s", error)
+                self._disconnect()
+                self._giving_up.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                # A beat of before says nothing of now, and the next one follows at once.
+                reports = [report for report in reports if report["type"] != "beat"] or [{"type": "beat", "node": self._describe()}]
+
+    def _connect(self) -> Producer:
+        connection = self._connection = self._app.connection_for_write(heartbeat=HEARTBEAT_S)
+        connection.ensure_connection(max_retries=1, interval_start=0)
+        channel = connection.channel()
+        EVENTS(channel).declare()
+        self._check = heartbeats(connection)
+        self._producer = Producer(channel)
+        return self._producer
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):  # it is given up anyway, mostly because it broke
+                connection.release()
