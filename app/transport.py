@@ -33,7 +33,7 @@ from redis import RedisError
 
 from app.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
 from app.redis_intake import RedisIntake
-from scheduler.service import Received
+from scheduler.transport import Received
 from tangram.connection import REDIS_SCHEMES, open_store
 from tangram.errors import BY_STATUS, ActionFailed, StackUnreachable
 from tangram.wire import (

@@ -79,8 +79,8 @@ class Core:
             case events.Resumed():
                 self._recovery.resumed(event, now)
         looked = self._dispatcher.run(now)
-        while self.state.memory_returned:
-            self.state.memory_returned = False
+        while self.state.room_returned:
+            self.state.room_returned = False
             self._environments.place(now)
             self._dispatcher.start_unplaced(now)
             looked = self._dispatcher.run(now) or looked

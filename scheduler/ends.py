@@ -54,6 +54,8 @@ class Ends:
     def _release_cores(self, running: Running, group: CoreGroup) -> None:
         group.leave(running)
         self._state.touch(group)
+        if self._state.policy.pod_cores():
+            self._state.room_returned = True
 
     def note_end(self, running: Running, status: End, reason: str, now: float, *, finished: events.Finished | None) -> None:
         """Note the end of a running action; `finished` is what its worker said, None where it said nothing."""

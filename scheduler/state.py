@@ -59,7 +59,7 @@ class State:
         self.waiting_by_job: dict[str, int] = {}
         self.deadlines: list[tuple[float, str]] = []
         self.out: list[Command] = []
-        self.memory_returned = False
+        self.room_returned = False
         self.dirty: dict[CoreGroup | CellGroup | QuotaState, None] = {}
         self._seq = 0
 
@@ -168,7 +168,7 @@ class State:
         if not memory_mb:
             return
         node.memory_free += memory_mb
-        self.memory_returned = True
+        self.room_returned = True
         self.touch(node.cores)
         self.touch(node.cells)
         for quota in self.quotas.values():

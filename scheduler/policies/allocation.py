@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-PROGRAMME_CELLS = 2_000_000
+PROGRAMME_CELLS = 20_000
 """Table entries up to which the programme is run inside `allocate`; above it the greedy result stands, which is
 worse than the best by less than one step of one candidate."""
 

@@ -455,7 +455,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert set(state.running) == set(self.ledger.running())
         assert state.waiting_by_job == Counter(waiting.action.job for waiting in state.waiting.values())
         assert state.dirty == {}
-        assert not state.memory_returned
+        assert not state.room_returned
         assert set(state.environments) == set(self.ledger.environments)
         assert self.core._environments._opening == sum(e.state == "opening" for e in state.environments.values())
         self.check_places()
@@ -559,5 +559,5 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=int(__import__("os").environ.get("N","100")), stateful_step_count=60, phases=__import__("hypothesis").Phase.__members__.values() if "SH" not in __import__("os").environ else [__import__("hypothesis").Phase.generate], deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )

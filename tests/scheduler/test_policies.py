@@ -192,6 +192,18 @@ def test_static_pods_hold_their_cores_for_life(world: Any) -> None:
     assert w.grants["open-e2"].core_ids == (0, 1, 2, 3)
 
 
+def test_a_pod_waits_for_the_cores_of_actions_outside_of_any_pod(world: Any) -> None:
+    w = world("static:4")
+    w.node(cores=4)
+    w.run("a")
+    w.open("e0", finish=False)
+    assert w.waiting == ["open-e0"]
+
+    w.finish("a")
+
+    assert "open-e0" in w.grants
+
+
 def test_static_actions_run_at_their_best_within_the_pod(world: Any) -> None:
     w = world("static:4")
     w.node(cores=8)

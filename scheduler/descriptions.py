@@ -1,0 +1,37 @@
+"""What workers say of themselves (`tangram.wire.WireNode`), as the core's own values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.model import UNLIMITED, NodeSpec, ServiceSpec
+
+
+def node_spec(description: Mapping[str, Any]) -> NodeSpec:
+    """Return the node that a worker describes (`tangram.wire.WireNode`)."""
+    return NodeSpec(
+        name=str(description["name"]),
+        pools=tuple(str(kind) for kind in description["kinds"]),
+        cores=int(description["cores"]),
+        memory_mb=int(description["memory_mb"]) or UNLIMITED,
+        cells=int(description["cells"]),
+        cell_memory_mb=int(description["cell_memory_mb"]) or UNLIMITED,
+        labels=frozenset(str(label) for label in description["labels"]),
+    )
+
+
+def services_of(description: Mapping[str, Any]) -> list[ServiceSpec]:
+    """Return the services that a worker offers."""
+    return [
+        ServiceSpec(
+            name=name,
+            cells=tuple(declared.get("cells", [1])),
+            memory_mb=int(declared.get("memory_mb", 0)),
+            restore_s=float(declared.get("restore_s", 0.0)),
+            max_concurrency=int(declared.get("max_concurrency", 1)),
+            instances_per_node=1,
+            sizes=tuple(declared.get("cells", [1])),
+        )
+        for name, declared in description.get("services", {}).items()
+    ]

@@ -1,0 +1,184 @@
+"""Carries out the core's commands: what is written down, and what is sent to whom.
+
+The order in which things become true is fixed here, in `commit`: first the journal, then the messages, last the
+acknowledgement of what was received. When the process dies in between, what was not acknowledged comes again and is
+known by its task id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler import commands
+from scheduler.core import Core
+from scheduler.entries import ActionEnded, ActionGranted, ActionReceived, ActionRequeued, Entry, EnvironmentChanged, Journal, NodeChanged
+from scheduler.model import Grant
+from scheduler.transport import Received, Transport
+from tangram.action import Action
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_ENDS = 100_000
+"""Ended actions whose ids are remembered, so that a message that comes twice is not run twice."""
+
+
+class Orders:
+    """Messages of unfinished actions, entries to be committed, and counts of what was ordered."""
+
+    def __init__(self, core: Core, transport: Transport, journal: Journal, epoch: int) -> None:
+        self._core = core
+        self._transport = transport
+        self._journal = journal
+        self._epoch = epoch
+        self._entries: list[Entry] = []
+        self.messages: dict[str, str] = {}
+        self.submitted_at: dict[str, float] = {}
+        self.granted: dict[str, int] = {}
+        self.ended: OrderedDict[str, None] = OrderedDict()
+        self.descriptions: dict[str, Mapping[str, Any]] = {}
+        self.resizes = 0
+        self.restores = 0
+
+    def knows(self, action_id: str) -> bool:
+        """Say whether the action came in before."""
+        return action_id in self.messages or action_id in self.ended
+
+    def keep(self, action_id: str, message: str, submitted_at: float) -> None:
+        """Keep an action's message until the action has ended."""
+        self.messages[action_id] = message
+        self.submitted_at[action_id] = submitted_at
+
+    def note_received(self, action_id: str, action: Action, now: float) -> None:
+        """Write down that an action came in whose message is kept."""
+        self._entries.append(
+            ActionReceived(
+                id=action_id,
+                header=action.to_header(),
+                message=self.messages[action_id],
+                submitted_at=self.submitted_at[action_id],
+                received_at=now,
+            )
+        )
+
+    def commit(self, batch: Sequence[Received]) -> None:
+        """Write the entries as one group, then send, then acknowledge `batch`."""
+        entries, self._entries = self._entries, []
+        if entries:
+            self._journal.write(entries)
+        self._transport.flush()
+        if batch:
+            self._transport.acknowledge(batch)
+
+    def carry_out(self, command: commands.Command, now: float) -> None:
+        """Turn a command into journal entries and messages; they go out with the next `commit`."""
+        match command:
+            case commands.Start():
+                self._start(command, now)
+            case commands.Finish():
+                self._finish(command, now)
+            case commands.Resize():
+                self.resizes += 1
+                arguments = {"id": command.id, "attempt": command.attempt, "core_ids": list(command.core_ids)}
+                self._transport.send_control(command.node, "tangram.resize", arguments)
+            case commands.Stop():
+                arguments = {"id": command.id, "attempt": command.attempt, "reason": command.reason}
+                self._transport.send_control(command.node, "tangram.stop", arguments)
+            case commands.CloseEnvironment():
+                arguments = {"id": command.id, "attempt": 0, "reason": command.reason}
+                self._transport.send_control(command.node, "tangram.close_environment", arguments)
+            case commands.Requeue():
+                log.warning("action %s waits again: %s", command.id, command.reason)
+                self._transport.disown(command.id, self.granted.pop(command.id))
+                self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now))
+            case commands.NoteEnvironment():
+                self._note_environment(command, now)
+            case commands.NoteNode():
+                self._note_node(command, now)
+
+    def _note_node(self, command: commands.NoteNode, now: float) -> None:
+        log.log(logging.WARNING if command.state == "lost" else logging.INFO, "node %s is %s", command.name, _because(command))
+        description = self.descriptions.get(command.name, {})
+        self._entries.append(NodeChanged(name=command.name, state=command.state, description=description, at=now, reason=command.reason))
+
+    def _start(self, command: commands.Start, now: float) -> None:
+        grant = command.grant
+        self.restores += grant.restore
+        self.granted[command.id] = grant.attempt
+        self._entries.append(
+            ActionGranted(
+                id=command.id,
+                attempt=grant.attempt,
+                node=grant.node,
+                units=grant.units,
+                core_ids=grant.core_ids,
+                cell_ids=grant.cell_ids,
+                granted_at=now,
+            )
+        )
+        self._transport.send_action(grant.node, self.messages[command.id], self.grant_header(command.id, grant, now))
+
+    def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
+        """Return what a message for a node carries of its grant (`tangram.wire.WireGrant`)."""
+        running = self._core.state.running.get(action_id)
+        return {
+            "node": grant.node,
+            "attempt": grant.attempt,
+            "epoch": self._epoch,
+            "units": grant.units,
+            "core_ids": list(grant.core_ids),
+            "cell_ids": list(grant.cell_ids),
+            "evict": list(grant.evict),
+            "restore": grant.restore,
+            "submitted_at": self.submitted_at[action_id],
+            "received_at": running.waiting.received_at if running is not None else granted_at,
+            "granted_at": granted_at,
+        }
+
+    def _finish(self, command: commands.Finish, now: float) -> None:
+        message = self.messages.pop(command.id, "")
+        self.submitted_at.pop(command.id, None)
+        granted = self.granted.pop(command.id, None)
+        self.ended[command.id] = None
+        if len(self.ended) > REMEMBERED_ENDS:
+            self.ended.popitem(last=False)
+        self._entries.append(
+            ActionEnded(
+                id=command.id,
+                status=command.status,
+                reason=command.reason,
+                started_at=command.started_at,
+                ended_at=now,
+                queue_s=command.queue_s,
+                overhead_s=command.overhead_s,
+                execution_s=command.execution_s,
+                cpu_s=command.cpu_s,
+                dop=command.dop,
+                unit_s=command.unit_s,
+            )
+        )
+        if not command.by_worker:
+            if granted is not None:
+                self._transport.disown(command.id, granted)
+            self._transport.store_end(command.id, message, command.status, command.reason)
+
+    def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
+        self._entries.append(
+            EnvironmentChanged(
+                id=command.id,
+                state=command.state,
+                node=command.node,
+                job=command.job,
+                trajectory=command.trajectory,
+                memory_mb=command.memory_mb,
+                pod_cores=len(command.pod_core_ids),
+                at=now,
+                reason=command.reason,
+            )
+        )
+
+
+def _because(command: commands.NoteNode) -> str:
+    return f"{command.state}: {command.reason}" if command.reason else command.state
