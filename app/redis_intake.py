@@ -14,7 +14,9 @@ What schedulers of other epochs left is put back by the one that leads: when it 
 that slept through the end of their lease. A message that comes twice by that is known by its task id.
 
 Waiting is a blocking move on each queue, on a connection of its own; when one has brought a message, one script moves
-what else is there, for all queues at once.
+what else is there, for all queues at once. The order of a queue is kept: where a list holds one message more than were
+read from it, a blocking move has put it there before the script ran, so that it is read first, even if it has to be
+waited for; what a blocking move brings after the script is left for the next time.
 """
 
 from __future__ import annotations
@@ -24,18 +26,21 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from redis import Connection, ConnectionPool, Redis
+from redis import Connection, ConnectionPool, Redis, RedisError
 
 TAKEN = "tangram-taken"
 RESCUE_S = 10.0
+REMEMBERED_EPOCHS = 20
 PRIORITY_STEPS = ("\x06\x163", "\x06\x166", "\x06\x169")
 """What kombu appends to the name of a queue for messages with a priority; ours have none, a stranger's may."""
 _LOOK_S = 0.5
 _CLOSE_S = 0.05
 
 # KEYS: a queue and where to move its messages, again and again; ARGV[1]: how many of each queue at most.
+# Returns how many messages lay in each list before, then the messages, each after the name of its list.
 _TAKE = """
 local found = {}
+for i = 2, #KEYS, 2 do found[#found + 1] = redis.call('LLEN', KEYS[i]) end
 for i = 1, #KEYS, 2 do
   for _ = 1, tonumber(ARGV[1]) do
     local message = redis.call('LMOVE', KEYS[i], KEYS[i + 1], 'RIGHT', 'LEFT')
@@ -47,16 +52,17 @@ end
 return found
 """
 
-# KEYS: the set of lists; ARGV: the lists that are still in use. Puts all others back where their messages came from.
+# KEYS: the set of lists; ARGV: the oldest epoch whose scheduler may still be asleep, and the lists that are in use.
+# Puts what is in all other lists back where it came from, and forgets those of older epochs.
 _RESCUE = """
 local used = {}
-for _, name in ipairs(ARGV) do used[name] = true end
+for i = 2, #ARGV do used[ARGV[i]] = true end
 local rescued = 0
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   if not used[name] then
-    local queue = string.match(name, '^[^:]*:[^:]*:(.*)$')
+    local epoch, queue = string.match(name, '^[^:]*:([^:]*):(.*)$')
     while redis.call('LMOVE', name, queue, 'LEFT', 'RIGHT') do rescued = rescued + 1 end
-    redis.call('SREM', KEYS[1], name)
+    if tonumber(epoch) < tonumber(ARGV[1]) then redis.call('SREM', KEYS[1], name) end
   end
 end
 return rescued
@@ -81,8 +87,10 @@ class RedisIntake:
         self._rescue = self._client.register_script(_RESCUE)
         self._sources = [key for queue, taken in self._lists.items() for key in (queue, taken)]
         self._prioritised = [k for queue, taken in self._lists.items() for step in PRIORITY_STEPS for k in (queue + step, taken)]
+        self._oldest = epoch - REMEMBERED_EPOCHS
         self._waiting: dict[str, Connection] = {}
         self._armed: set[str] = set()
+        self._unacknowledged = dict.fromkeys(self._lists.values(), 0)
         self._next_look = self._next_rescue = 0.0
         self.rescued = self._put_back(())
         self._client.sadd(TAKEN, *self._lists.values())
@@ -108,9 +116,16 @@ class RedisIntake:
             self._next_look = now + _LOOK_S
             sources = self._sources + self._prioritised
         found = self._take(keys=sources, args=[most])
-        # What a blocking move brought is older than what the script found, so it goes first.
-        moved = [self._read(queue) for queue in self._ready(0.0)]
-        return [*(one for one in moved if one is not None), *zip((key.decode() for key in found[::2]), found[1::2], strict=True)]
+        lengths, messages = found[: len(sources) // 2], found[len(sources) // 2 :]
+        moved = [
+            self._read(queue)
+            for (queue, name), length in zip(self._lists.items(), lengths, strict=False)
+            if length > self._unacknowledged[name] and queue in self._armed
+        ]
+        taken = [*moved, *zip((name.decode() for name in messages[::2]), messages[1::2], strict=True)]
+        for name, _ in taken:
+            self._unacknowledged[name] += 1
+        return taken
 
     def acknowledge(self, taken: Sequence[Taken]) -> None:
         """Forget messages for good."""
@@ -119,6 +134,8 @@ class RedisIntake:
                 # From the tail, where the oldest are: found at once.
                 pipe.lrem(key, -1, message)  # type: ignore[arg-type]
             pipe.execute()
+        for key, _ in taken:
+            self._unacknowledged[key] -= 1
 
     def close(self) -> None:
         """Give the connections back. What was taken and not acknowledged goes back to its queue with the next opening."""
@@ -127,7 +144,7 @@ class RedisIntake:
         self._pool.disconnect()
 
     def _put_back(self, used: Iterable[str]) -> int:
-        return int(self._rescue(keys=[TAKEN], args=list(used)))
+        return int(self._rescue(keys=[TAKEN], args=[self._oldest, *used]))
 
     def _arm(self) -> None:
         for queue, connection in self._waiting.items():
@@ -135,13 +152,15 @@ class RedisIntake:
                 connection.send_command("BLMOVE", queue, self._lists[queue], "RIGHT", "LEFT", 0)  # type: ignore[no-untyped-call]
                 self._armed.add(queue)
 
-    def _ready(self, timeout_s: float) -> list[str]:
+    def _ready(self, timeout_s: float) -> bool:
         # redis-py has no public way to wait for several connections; kombu reaches for the socket likewise.
-        sockets: dict[Any, str] = {connection._sock: queue for queue, connection in self._waiting.items()}
-        readable, _, _ = select.select(list(sockets), [], [], timeout_s)
-        return [sockets[socket] for socket in readable]
+        sockets: list[Any] = [connection._sock for connection in self._waiting.values()]
+        readable, _, _ = select.select(sockets, [], [], timeout_s)
+        return bool(readable)
 
-    def _read(self, queue: str) -> Taken | None:
+    def _read(self, queue: str) -> Taken:
         self._armed.discard(queue)
         message = self._waiting[queue].read_response()
-        return (self._lists[queue], message) if isinstance(message, bytes) else None
+        if not isinstance(message, bytes):
+            raise RedisError(f"a blocking move answered {message!r}")
+        return self._lists[queue], message

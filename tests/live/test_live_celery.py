@@ -177,6 +177,7 @@ def test_a_full_queue_refuses_at_once(own_stack: object, services_file: Path) ->
     live = own_stack(variables={"TANGRAM_QUEUE_LIMIT": "3"})  # type: ignore[operator]
     with live.client() as client, client.open(trajectory="t") as env:
         running = env.submit("sleep 60")
+        live.until(lambda: live.rows(f"select status from actions where id = '{running.id}'") == [("running",)])
         waiting = [env.submit("echo", session="main") for _ in range(3)]
         began = time.monotonic()
         with pytest.raises(ActionRejected, match="has 3 actions waiting already"):

@@ -1,0 +1,106 @@
+"""Taking messages on Redis: in order, none lost, whenever the taker dies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis import ConnectionPool, UnixDomainSocketConnection
+
+from app.processes import wait_until
+from app.redis_intake import RedisIntake
+
+QUEUES = ("a", "b")
+Open = Callable[[int], RedisIntake]
+
+
+@pytest.fixture
+def open_intake(redis_urls: Any) -> Iterator[Open]:
+    """Return what opens an intake of an epoch."""
+    opened = []
+
+    def start(epoch: int) -> RedisIntake:
+        pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(redis_urls.socket))
+        opened.append(RedisIntake(pool, QUEUES, epoch))
+        return opened[-1]
+
+    yield start
+    for intake in opened:
+        intake.close()
+
+
+def take_all(intake: RedisIntake, count: int) -> dict[str, list[int]]:
+    """Take and acknowledge so many messages, and return their numbers by queue, in the order in which they came."""
+    found: dict[str, list[int]] = {queue: [] for queue in QUEUES}
+
+    def enough() -> bool:
+        taken = intake.take(0.05, 16)
+        for name, message in taken:
+            found[name.split(":", 2)[2]].append(int(message))
+        intake.acknowledge(taken)
+        return sum(map(len, found.values())) >= count
+
+    assert wait_until(enough, 20)
+    return found
+
+
+def test_each_queue_keeps_its_order_while_others_send(open_intake: Open, redis_urls: Any) -> None:
+    # Given two senders at work on two queues
+    intake, count = open_intake(1), 1500
+
+    def send(queue: str) -> None:
+        with redis_urls.client() as client:
+            for number in range(0, count, 3):
+                with client.pipeline(transaction=False) as pipe:
+                    for one in range(number, number + 3):
+                        pipe.lpush(queue, one)
+                    pipe.execute()
+
+    senders = [threading.Thread(target=send, args=(queue,)) for queue in QUEUES]
+    for sender in senders:
+        sender.start()
+    # When all is taken meanwhile
+    found = take_all(intake, 2 * count)
+    for sender in senders:
+        sender.join()
+    # Then each queue came in order, whole and once, and nothing is left
+    assert found == {queue: list(range(count)) for queue in QUEUES}
+    with redis_urls.client() as client:
+        assert client.keys("tangram-taken:*") == []
+
+
+def test_what_was_not_acknowledged_comes_again_in_order(open_intake: Open, redis_urls: Any) -> None:
+    with redis_urls.client() as client:
+        client.lpush("a", *range(5))
+    # Given a taker that is gone before it has acknowledged all
+    first = open_intake(1)
+    taken = first.take(1.0, 16)
+    first.acknowledge(taken[:2])
+    first.close()
+    # When the next one opens
+    second = open_intake(2)
+    # Then
+    assert second.rescued == 3
+    assert take_all(second, 3)["a"] == [2, 3, 4]
+
+
+def test_what_a_sleeper_takes_after_it_was_replaced_comes_back(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.redis_intake.RESCUE_S", 0.1)
+    # Given a taker that waits for messages, and is replaced
+    sleeper = open_intake(1)
+    assert sleeper.take(0.0, 16) == []
+    leader = open_intake(2)
+    # When a message goes to the sleeper, which was first to wait
+    with redis_urls.client() as client:
+        client.lpush("a", 7)
+    # Then the leader gets it all the same
+    assert take_all(leader, 1)["a"] == [7]
+
+
+def test_messages_with_a_priority_are_taken_too(open_intake: Open, redis_urls: Any) -> None:
+    intake = open_intake(1)
+    with redis_urls.client() as client:
+        client.lpush("a\x06\x166", 3)
+    assert take_all(intake, 1)["a"] == [3]
