@@ -73,7 +73,7 @@ class Dispatcher:
         node = state.nodes.get(group.node)
         free = group.free
         elastic = group.resizable() if state.policy.resizes else []
-        reclaimable = sum(running.units - running.waiting.least for running in elastic)
+        reclaimable = sum([running.units - running.waiting.least for running in elastic])
         if node is None or not free + reclaimable:
             return
         floating = state.floating_cores if group is node.cores else None

@@ -106,16 +106,15 @@ class Waiting:
     attempt: int = 0
     unit_s: float = 0.0
     steps: tuple[tuple[float, int, int], ...] = ()
+    least: int = field(init=False)
+    """The smallest amount that it can use."""
+    best: int = field(init=False)
+    """The smallest amount on which it is expected to be fastest."""
 
-    @property
-    def least(self) -> int:
-        """The smallest amount that it can use."""
-        return self.units[0]
-
-    @property
-    def best(self) -> int:
-        """The smallest amount on which it is expected to be fastest."""
-        return self.units[self.steps[-1][1]] if self.steps else self.units[0]
+    def __post_init__(self) -> None:
+        """Work out what every decision asks for."""
+        self.least = self.units[0]
+        self.best = self.units[self.steps[-1][1]] if self.steps else self.least
 
     def duration_s(self, units: int) -> float:
         """Return the estimate on `units`, which must be one of its amounts."""
@@ -136,19 +135,27 @@ class Running:
     left: float = 1.0
     since: float = 0.0
     held_since: float = 0.0
+    units: int = field(init=False)
+    """Its present degree of parallelism."""
+    whole_s: float = field(init=False)
+    """Seconds that all of its work is expected to take on these units."""
 
-    @property
-    def units(self) -> int:
-        """Its present degree of parallelism."""
-        return self.grant.units
+    def __post_init__(self) -> None:
+        """Work out what every decision asks for."""
+        self._note_units()
+
+    def _note_units(self) -> None:
+        self.units = self.grant.units
+        self.whole_s = self.waiting.duration_s(self.units) if self.units in self.waiting.units else self.waiting.durations_s[0]
 
     def left_at(self, now: float) -> float:
         """Return the share of its work that is expected to be left.
 
         One that has run longer than expected is taken to need a twentieth of its work more.
         """
-        done = max(0.0, now - self.since) / max(self.waiting.duration_s(self.grant.units), 1e-9)
-        return max(self.left - done, 0.05)
+        ran_s = now - self.since
+        left = self.left - ran_s / max(self.whole_s, 1e-9) if ran_s > 0 else self.left
+        return left if left > 0.05 else 0.05
 
     def held(self, now: float) -> None:
         """Add what the grant held until now to the action's unit-seconds."""
@@ -162,7 +169,8 @@ class Running:
         self.since = now
         self.held(now)
         self.grant = grant
-        self.expected_end = now + self.left * self.waiting.duration_s(grant.units)
+        self._note_units()
+        self.expected_end = now + self.left * self.whole_s
 
 
 @dataclass(slots=True, eq=False)

@@ -59,8 +59,7 @@ class Elastic(Policy):
 
 
 def _saved_s(running: Running, units: int, now: float) -> float:
-    waiting = running.waiting
-    return running.left_at(now) * (waiting.duration_s(running.units) - waiting.duration_s(units))
+    return running.left_at(now) * (running.whole_s - running.waiting.duration_s(units))
 
 
 def _worth(running: Running, units: int, now: float) -> bool:

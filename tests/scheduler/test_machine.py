@@ -316,9 +316,7 @@ class CoreMachine(RuleBasedStateMachine):
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
     )
-    def run_in_environment(
-        self, kind: str, cores: tuple[int, ...], memory_mb: int | None, quota: str | None, **fields: Any
-    ) -> None:
+    def run_in_environment(self, kind: str, cores: tuple[int, ...], memory_mb: int | None, quota: str | None, **fields: Any) -> None:
         amounts: dict[str, tuple[int, ...]] = {}
         if kind == "cpu.exec":
             amounts = {CORES: cores} | ({f"quota:{quota}": (1,)} if quota else {})
@@ -559,5 +557,8 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=150,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
