@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Engine, Row, Select, func, select
 from app.database import database_errors
 from app.models import NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, table
 from app.runs import RunRecord
-from app.stats import Summary, mean, summary
+from scheduler.stats import Summary, mean, summary
 from tangram.action import CELLS, CORES
 
 CARRIED_OUT = ("succeeded", "failed", "timed_out")

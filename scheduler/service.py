@@ -10,7 +10,8 @@ So an action that was acknowledged is in SQL, and an action that was started is 
 system, the larger the batches, the fewer the commits. When the process dies between two of these steps, the broker
 hands out what was not acknowledged again, and duplicates are known by their task id.
 
-Of this package only this module knows time and messages; Celery, SQL and threads are behind its protocols.
+Of this package only this module reads a clock; the broker, Celery and SQL are behind the protocols `Transport` and
+`Journal`. What follows from the core's commands is in `orders.py`, what follows from the nodes' beats in `roll_call.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from scheduler.entries import Journal, UnfinishedAction
 from scheduler.model import Grant
 from scheduler.orders import REMEMBERED_ENDS, Orders
 from scheduler.roll_call import HOUSEKEEPING_S, RollCall
-from scheduler.summary import percentile
+from scheduler.stats import summary
 from scheduler.transport import Received, Transport
 from tangram.action import Action
 from tangram.errors import InvalidAction
@@ -213,7 +214,7 @@ class Service:
 
     def _show(self) -> None:
         state, orders = self._core.state, self._orders
-        decision_us = sorted(self._decision_us)
+        decision_us = summary(self._decision_us)
         self._transport.show(
             {
                 "policy": state.policy.name,
@@ -223,7 +224,7 @@ class Service:
                 "decisions": self._core.decisions,
                 "resizes": orders.resizes,
                 "restores": orders.restores,
-                "decision_us_p50": percentile(decision_us, 50),
-                "decision_us_p99": percentile(decision_us, 99),
+                "decision_us_p50": decision_us.p50,
+                "decision_us_p99": decision_us.p99,
             }
         )

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from math import fsum
 from typing import Any
 
+from scheduler.stats import summary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
@@ -67,28 +69,18 @@ class RunRecord:
     decision_us: Sequence[float] = field(default_factory=tuple)
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the `percent`-th percentile of ascending values by linear interpolation; 0 where there are none."""
-    if not ordered:
-        return 0.0
-    place = (len(ordered) - 1) * percent / 100.0
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
 def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
     """Return the ACT keys over some actions; zeros where there are none."""
-    acts = sorted(record.act_s for record in records)
+    spread = summary(record.act_s for record in records)
     count = max(1, len(records))
     mean_queue = fsum(record.queue_s for record in records) / count
     mean_execution = fsum(record.execution_s for record in records) / count
     mean_overhead = fsum(record.overhead_s for record in records) / count
     return {
         "mean_act": mean_queue + mean_execution + mean_overhead,
-        "p50_act": percentile(acts, 50),
-        "p95_act": percentile(acts, 95),
-        "p99_act": percentile(acts, 99),
+        "p50_act": spread.p50,
+        "p95_act": spread.p95,
+        "p99_act": spread.p99,
         "mean_queue": mean_queue,
         "mean_execution": mean_execution,
         "mean_overhead": mean_overhead,
@@ -99,7 +91,7 @@ def summarise(run: RunRecord) -> dict[str, Any]:
     """Return the JSON document of a replay, with the keys that the command line promises."""
     records = run.actions
     duration_s = max(0.0, run.last_result_s - run.first_arrival_s)
-    decision_us = sorted(run.decision_us)
+    decision_us = summary(run.decision_us)
     return {
         "policy": run.policy,
         "trajectories": run.trajectories,
@@ -113,8 +105,8 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "resizes": run.resizes,
         "restores": run.restores,
         "decisions": run.decisions,
-        "decision_us_p50": percentile(decision_us, 50),
-        "decision_us_p99": percentile(decision_us, 99),
+        "decision_us_p50": decision_us.p50,
+        "decision_us_p99": decision_us.p99,
         "by_kind": _by(records, "kind"),
         "by_job": _by(records, "job"),
     }

@@ -24,6 +24,9 @@ PROGRAMME_CELLS = 20_000
 the greedy result stands: it is worse than the best by less than one step of one candidate, which is nothing among so
 many, and the programme would take milliseconds."""
 
+ROUNDING = 1e-12
+"""Saving per unit, as a share of the whole duration, that is taken for rounding and buys nothing."""
+
 Step = tuple[float, int, int]
 """Seconds saved per unit, the index of the amount that is reached, and the units that it costs."""
 
@@ -31,12 +34,12 @@ Step = tuple[float, int, int]
 def steps_of(units: Sequence[int], durations_s: Sequence[float]) -> tuple[Step, ...]:
     """Return the steps along the lower convex hull of a curve, from the smallest amount to the best: ever less gain."""
     steps: list[Step] = []
-    index, ceiling = 0, float("inf")
+    index, ceiling, rounding = 0, float("inf"), ROUNDING * durations_s[0]
     while True:
         best_gain, target = 0.0, -1
         for later in range(index + 1, len(units)):
             gain = (durations_s[index] - durations_s[later]) / (units[later] - units[index])
-            if gain > best_gain + 1e-15:
+            if gain > best_gain + rounding:
                 best_gain, target = gain, later
         if target < 0:
             return tuple(steps)

@@ -88,6 +88,12 @@ def test_a_curve_that_is_flat_at_first_and_steep_later_is_seen_whole() -> None:
     assert allocate([late, early], 5) == [4, 1]
 
 
+def test_savings_that_are_mere_rounding_buy_no_units() -> None:
+    rounded = Demand((1, 2, 3), (9.0, 8.999999999999998, 8.999999999999998))
+
+    assert allocate([rounded], 3) == [1]
+
+
 def test_a_large_step_that_does_not_fit_is_given_up_only_where_that_is_best() -> None:
     # Greedy takes the step of 3 for the first at once; two steps of 2 save more in all.
     steep = Demand((1, 4), (10.0, 3.4))

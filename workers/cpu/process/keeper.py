@@ -72,6 +72,20 @@ class Alarm:
         os.close(self._writing)
 
 
+def attend(channel: socket.socket, alarm: Alarm, reap: Callable[[], None], answer: Callable[[], bool]) -> None:
+    """Answer what comes over `channel`, and reap in between, until `answer` says that its other end is closed."""
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    poller.register(alarm.reading, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poller.poll()}
+        if alarm.reading in ready:
+            alarm.clear()
+            reap()
+        if channel.fileno() in ready and not answer():
+            return
+
+
 def kill_below(spared: set[tree.Identity], grace_s: float, alarm: Alarm, reap: Callable[[], None]) -> list[int]:
     """End the processes below this one: SIGTERM, after `grace_s` seconds SIGKILL, until none is found.
 
@@ -112,16 +126,7 @@ class Keeper:
 
     def serve(self) -> None:
         """Answer until the worker closes its end; then leave no process."""
-        poller = select.poll()
-        poller.register(self.channel, select.POLLIN)
-        poller.register(self.alarm.reading, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poller.poll()}
-            if self.alarm.reading in ready:
-                self.alarm.clear()
-                self.reap()
-            if self.channel.fileno() in ready and not self.answer():
-                break
+        attend(self.channel, self.alarm, self.reap, self.answer)
         kill_below(set(), CLOSE_GRACE_S, self.alarm, self.reap)
 
     def answer(self) -> bool:
@@ -234,16 +239,7 @@ class Nursery:
 
     def serve(self) -> None:
         """Answer until the worker closes its end, then wait for the keepers to leave and kill what is left."""
-        poller = select.poll()
-        poller.register(self.channel, select.POLLIN)
-        poller.register(self.alarm.reading, select.POLLIN)
-        while True:
-            ready = {descriptor for descriptor, _ in poller.poll()}
-            if self.alarm.reading in ready:
-                self.alarm.clear()
-                self.reap()
-            if self.channel.fileno() in ready and not self.answer():
-                break
+        attend(self.channel, self.alarm, self.reap, self.answer)
         kill_below(set(), 2 * CLOSE_GRACE_S, self.alarm, self.reap)
 
     def answer(self) -> bool:
