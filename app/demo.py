@@ -116,6 +116,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
 def _compare(found: dict[str, dict[str, Any]], state_dir: Path) -> DemoResult:
     rows = [(name, tuple(form.format(found[policy][key]) for policy in POLICIES)) for name, key, form in _ROWS]
     before, after = (found[policy] for policy in POLICIES)
+    if not all(found[policy]["mean_act"] and found[policy]["core_s_reserved"] for policy in POLICIES):
+        raise TangramError(f"the demo's actions did not run: see the logs in {state_dir}")
     verdict = (
         f"{POLICIES[1]}: mean ACT {before['mean_act'] / after['mean_act']:.1f} × lower, "
         f"step {before['step_duration'] / after['step_duration']:.1f} × shorter, "

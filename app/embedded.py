@@ -158,6 +158,10 @@ class EmbeddedStack:
         """
         if not wait_until(lambda: bool(self.dead()) or predicate(), timeout_s):
             raise StackError(f"the stack is not ready after {timeout_s:g} s: see {self.state_dir / 'logs'}")
+        self.check()
+
+    def check(self) -> None:
+        """Raise `StackError`, with the last lines of its log, when a process has ended though nobody asked it to."""
         for process in self._processes.values():
             if ended := process.ended():
                 raise StackError("\n".join((f"{process.name} ended with {ended}, log {process.log}:", *process.log_tail(LOG_LINES))))

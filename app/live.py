@@ -29,13 +29,14 @@ from tangram.action import Action
 from tangram.aio import AsyncClient
 from tangram.blobs import Blobs
 from tangram.elasticity import Amdahl, Table
-from tangram.errors import ActionError, TangramError
+from tangram.errors import ActionError, ResultNotReady, TangramError
 from tangram.settings import Settings
 from tangram.wire import BLOB_TTL_S
 
 BURN = Path(__file__).resolve().parent.parent / "workers" / "cpu" / "burn.py"
 PLACEHOLDER = "{demo}"
 CLOSE_WAIT_S = 30.0
+WATCH_S = 0.5
 
 
 class NotReplayable(TangramError, ValueError):
@@ -55,7 +56,8 @@ class LiveRun:
 class LiveReplay:
     """One live replay. `folder` is where relative paths of the trace start, `api_url` stands for `{demo}`.
 
-    With `pretend`, services are played by stubs, which take as long as was recorded.
+    `check` is called now and then and raises when
+    the stack is broken. With `pretend`, services are played by stubs, which take as long as was recorded.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class LiveReplay:
         pretend: bool = False,
         run_name: str = "",
         progress: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._trace = trace
         self._settings = settings
@@ -80,6 +83,7 @@ class LiveReplay:
         self._pretend = pretend
         self._run_name = run_name
         self._progress = progress
+        self._check = check
         self._files: dict[str, Any] = {}
         self._records: list[ActionRecord] = []
         self._opened: dict[str, str] = {}
@@ -96,15 +100,23 @@ class LiveReplay:
                 asyncio.ensure_future(self._trajectory(client, number, trajectory, began))
                 for number, trajectory in enumerate(self._trace.trajectories)
             ]
+            either: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), asyncio.ensure_future(self._watch())]
             try:
-                await asyncio.gather(*tasks)
+                done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                await done.pop()
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                for future in (*tasks, *either):
+                    future.cancel()
+                await asyncio.gather(*tasks, *either, return_exceptions=True)
         last = max((record.ended_at for record in self._records), default=began)
         first = began + min((trajectory.arrival_s for trajectory in self._trace.trajectories), default=0.0)
         return LiveRun(self._records, first, last, self._opened)
+
+    async def _watch(self) -> None:
+        """Raise when the stack under the replay breaks: its results would be waited for in vain."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._check()
 
     async def _trajectory(self, client: AsyncClient, number: int, trajectory: Trajectory, began: float) -> None:
         await asyncio.sleep(began + trajectory.arrival_s - time.time())
@@ -132,7 +144,7 @@ class LiveReplay:
             await asyncio.shield(self._close(client, closing.with_arguments(environment=environment)))
 
     async def _close(self, client: AsyncClient, closing: Action) -> None:
-        with contextlib.suppress(ActionError):  # an environment that is lost already is as good as closed
+        with contextlib.suppress(ActionError, ResultNotReady):  # lost is as good as closed, and a late close is not waited for
             await (await client.submit(closing)).result(timeout_s=CLOSE_WAIT_S)
 
     async def _steps(self, client: AsyncClient, number: int, trajectory: Trajectory, environment: str | None) -> None:

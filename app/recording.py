@@ -22,8 +22,9 @@ from tangram.settings import Settings
 class LiveExecutor:
     """Carries out one script's actions through a client; commands on the cores they ask for at least."""
 
-    def __init__(self, client: Client, environment: Environment, api_url: str) -> None:
+    def __init__(self, client: Client, environment: Environment, api_url: str, *, pretends: bool) -> None:
         self._client = client
+        self._pretends = pretends
         self._environment = environment
         self._api_url = api_url
 
@@ -46,11 +47,13 @@ class LiveExecutor:
         return _timed(lambda: self._environment.write_file(path, content))
 
     def outside(self, action: TraceAction) -> Outcome | None:
-        """Ask a service or an API. The first call of a service, which may load its model, is not the one recorded."""
+        """Ask a service or an API; a service that is played by a stub has no time of its own, and None is returned."""
         if action.kind == "api.call":
             url = action_text(action, "url").replace(PLACEHOLDER, self._api_url)
-            answer = self._client.call(action.quota or "", url=url)
+            answer = self._client.call(action.quota or "", url=url, method=str(action.extra.get("method", "GET")))
             return Outcome(execution_s=answer.act.execution_s)
+        if self._pretends:
+            return None
         service = action.service or ""
         if action.kind == "gpu.score":
             return Outcome(execution_s=self._client.score(service, _listed(action, "items")).act.execution_s)
@@ -73,15 +76,15 @@ def record_live(
         header = replace(header, services=services, quotas=quotas)
     every = replace(header, trajectories=tuple(script.trajectory for script in scripts))
     with ExitStack() as exit_stack:
-        running = exit_stack.enter_context(running_or_own(every, ReplayOptions(policy="fcfs"), settings, say)).settings
+        target = exit_stack.enter_context(running_or_own(every, ReplayOptions(policy="fcfs"), settings, say))
         outside = exit_stack.enter_context(OutsideApi())
-        client = exit_stack.enter_context(Client(job="record", settings=running))
+        client = exit_stack.enter_context(Client(job="record", settings=target.settings))
         advance = progress(sum(len(script.trajectory.steps) for script in scripts))
 
         @contextmanager
         def open_executor(script: Script) -> Iterator[LiveExecutor]:
             with client.open(trajectory=script.trajectory.trajectory) as environment:
-                yield LiveExecutor(client, environment, outside.base_url)
+                yield LiveExecutor(client, environment, outside.base_url, pretends=target.pretends)
 
         return record_trace(scripts, open_executor, relative_to, lambda step: advance())
 

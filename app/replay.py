@@ -133,6 +133,7 @@ def _replay(
         api_url=api_url,
         speed=options.speed,
         pretend=target.pretends,
+        check=target.check,
         run_name=run_id,
         progress=progress(count),
     )
@@ -163,11 +164,12 @@ def _replay(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stack to replay on; `pretends` says that its services are stubs made for the trace."""
+    """A stack to replay on; `pretends` says that its services are stubs made for the trace, `check` raises once it is broken."""
 
     settings: Settings
     capacity: Capacity
     pretends: bool = False
+    check: Callable[[], None] = lambda: None
 
 
 @contextmanager
@@ -217,6 +219,7 @@ def _own_stack(trace: Trace, options: ReplayOptions, settings: Settings) -> Iter
             nodes=options.nodes,
             cores=cores,
             memory_mb=options.memory_mb,
+            gpu_nodes=options.nodes,
             cells=gpus,
             cell_memory_mb=options.gpu_memory_mb if settings.services_file is None else None,
             services_file=services_file,
@@ -224,8 +227,8 @@ def _own_stack(trace: Trace, options: ReplayOptions, settings: Settings) -> Iter
         )
         with stack.start(plan, settings.state_dir) as started:
             stack.wait_until_up(started, plan)
-            capacity = Capacity(cores=options.nodes * cores, cells=gpus)
-            yield Target(stack.settings_of(started, settings), capacity, pretends=settings.services_file is None)
+            capacity = Capacity(cores=options.nodes * cores, cells=options.nodes * gpus)
+            yield Target(stack.settings_of(started, settings), capacity, pretends=settings.services_file is None, check=started.check)
 
 
 def _stand_ins(trace: Trace, folder: Path) -> Path | None:

@@ -58,12 +58,21 @@ def run(settings: Settings, stop: threading.Event) -> None:
     require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
     lease = Lease(engine, "scheduler", holder_name(), settings.takeover_s)
     while not stop.is_set():
-        epoch = lease.acquire(time.time())
+        epoch = _acquire(lease)
         if epoch is None:
             stop.wait(lease.ttl_s / _LOOKS)
             continue
         log.warning("this scheduler leads, epoch %d", epoch)
         _lead(settings, engine, lease, epoch, stop)
+
+
+def _acquire(lease: Lease) -> int | None:
+    """Try to lead; a database that is away for a while is waited for like a lease that another one holds."""
+    try:
+        return lease.acquire(time.time())
+    except DatabaseError as error:
+        log.warning("the lease cannot be looked at: %s", error)
+        return None
 
 
 def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: threading.Event) -> None:
@@ -145,4 +154,9 @@ class _Renewal:
         if now < self._next:
             return True
         self._next = now + self._lease.ttl_s / _LOOKS
-        return self._lease.renew(now)
+        try:
+            return self._lease.renew(now)
+        except DatabaseError as error:
+            # The lease runs out by itself; until then nobody else leads, and every write checks it.
+            log.warning("the lease cannot be renewed yet: %s", error)
+            return True

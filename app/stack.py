@@ -22,7 +22,7 @@ READY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
-    """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, one GPU node where `cells` is not 0, one API node.
+    """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, `gpu_nodes` GPU nodes of `cells` cells, one API node.
 
     `include` names further modules with Celery tasks for the workers.
     """
@@ -31,6 +31,7 @@ class StackPlan:
     nodes: int = 1
     cores: int | None = None
     memory_mb: int | None = None
+    gpu_nodes: int = 1
     cells: int = 0
     cell_memory_mb: int | None = None
     services_file: Path | None = None
@@ -41,12 +42,14 @@ class StackPlan:
     def node_names(self) -> list[str]:
         """Return the names of the nodes, in the order of their start."""
         names = [f"cpu-{number}" for number in range(self.nodes)]
-        return [*names, *(["gpu-0"] if self.cells else []), "api-0"]
+        return [*names, *(f"gpu-{number}" for number in range(self.gpu_nodes if self.cells else 0)), "api-0"]
 
 
 def commands(plan: StackPlan) -> list[Command]:
     """Return the processes of a stack, in the order of their start."""
-    shared = {**plan.variables, "TANGRAM_POLICY": plan.policy, "TANGRAM_LABELS": plan.labels}
+    shared = {**plan.variables, "TANGRAM_POLICY": plan.policy}
+    if plan.labels:
+        shared["TANGRAM_LABELS"] = plan.labels
     if plan.services_file is not None:
         shared["TANGRAM_SERVICES_FILE"] = str(plan.services_file.absolute())
     found = [Command("scheduler", _tangram("scheduler"), shared)]

@@ -131,9 +131,9 @@ class Core:
                     state.touch(node.cells)
         elif wants_cores(action):
             state.floating_cores.add(waiting)
-            freest = max((n for n in state.nodes.values() if n.offers("cpu", action.requires)), key=lambda n: n.cores.free, default=None)
-            if freest is not None:
-                state.touch(freest.cores)
+            for node in state.nodes.values():
+                if node.offers("cpu", action.requires):
+                    state.touch(node.cores)
         elif action.cost.quotas:
             quota = state.quotas[action.cost.quotas[0]]
             quota.queue.add(waiting)

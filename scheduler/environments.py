@@ -310,4 +310,6 @@ class Environments:
             elif environment.node in self._state.nodes and wants_cores(waiting.action):
                 self._state.core_group(environment).queue.remove(waiting)
             environment.actions.pop(action_id, None)
+            if environment.sessions.get(waiting.action.session or "") == action_id:
+                del environment.sessions[waiting.action.session or ""]
             self._state.finish_waiting(waiting, "failed", reason, now)

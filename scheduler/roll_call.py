@@ -49,7 +49,13 @@ class RollCall:
         """Take a node for up that was so when the scheduler before this one stopped."""
         self._orders.descriptions[name] = description
         self._incarnations[name] = str(description.get("incarnation", ""))
+        self._learn_services(description)
         self._handle(events.NodeJoined(node=node_spec(description)), now)
+
+    def _learn_services(self, description: Mapping[str, Any]) -> None:
+        """Take up what a node offers and no services file has declared."""
+        for service in services_of(description):
+            self._core.state.services.setdefault(service.name, service)
 
     def forget_the_gone(self) -> None:
         """Drop what was kept of nodes that are gone and of actions that have ended."""
@@ -83,8 +89,7 @@ class RollCall:
         if not known or self._incarnations.get(name) != incarnation:
             self._incarnations[name] = incarnation
             self._orders.descriptions[name] = {k: v for k, v in description.items() if k not in ("running", "environments")}
-            for service in services_of(description):
-                self._core.state.services.setdefault(service.name, service)
+            self._learn_services(description)
             self._handle(events.NodeJoined(node=node_spec(description)), now)
         # Beats that have piled up while nobody read them all tell of the past: one of them counts, the others are signs of life.
         if now - self._beat_at.get(name, float("-inf")) < (self._core.state.limits.beat_s or 0.0) / 2:

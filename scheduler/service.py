@@ -111,7 +111,8 @@ class Service:
         housekeeping = now >= self._next_housekeeping
         if housekeeping and not self._still_leading():
             return False
-        for received in batch:
+        # Wishes last: a cancel that came with the submissions it is about, or overtook them, must find them.
+        for received in sorted(batch, key=lambda one: one.sort == "control"):
             try:
                 self._take(received, now)
             except (LookupError, TypeError, ValueError, AttributeError) as error:

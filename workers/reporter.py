@@ -121,7 +121,7 @@ class Reporter:
             except Exception as error:
                 # Every transport has errors of its own, and this thread must outlive them all.
                 if pause_s == _FIRST_PAUSE_S:
-                    log.warning("reports cannot be sent for now: %s", error)
+                    log.warning("reports cannot be sent yet: %s", error)
                 self._disconnect()
                 self._giving_up.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

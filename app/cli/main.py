@@ -6,14 +6,13 @@ Whatever prints a table also takes `--json` and then prints one JSON document on
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -98,7 +97,7 @@ def replay(
     policy: Annotated[str, typer.Option(help="elastic, paper, fcfs, fixed:N or static:N.")] = "elastic",
     nodes: Annotated[int, typer.Option(min=1, help="CPU nodes.")] = 1,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores per node; by default those of this machine.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs per node; by default one per service.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs per node; by default the cells of all services.")] = None,
     memory_mb: Annotated[int | None, typer.Option(min=1, help="Memory per node, MB; by default without limit in simulation.")] = None,
     gpu_memory_mb: Annotated[int, typer.Option(min=1, help="Memory per GPU, MB.")] = 80_000,
     seed: Annotated[int, typer.Option(help="Seed of the arrivals that --tile draws.")] = 0,
@@ -160,7 +159,7 @@ def demo(
 
 @app.command()
 def up(
-    policy: Annotated[str, typer.Option(help="elastic, paper, fcfs, fixed:N or static:N.")] = "elastic",
+    policy: Annotated[str | None, typer.Option(help="elastic, paper, fcfs, fixed:N or static:N; by default TANGRAM_POLICY.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="CPU nodes.")] = 1,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores per node; by default those of this machine.")] = None,
     cells: Annotated[int, typer.Option(min=1, help="GPU cells of the GPU node.")] = 2,
@@ -169,8 +168,9 @@ def up(
     from app import stack
     from app.demo import tiny_services
 
-    make_policy(policy)
     settings = Settings()
+    policy = policy or settings.policy
+    make_policy(policy)
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
     plan = stack.StackPlan(policy=policy, nodes=nodes, cores=cores, cells=cells if services_file else 0, services_file=services_file)
@@ -246,6 +246,8 @@ def record(
 
     read = [read_script(path) for path in scripts]
     relative_to = out.parent if out is not None else Path.cwd()
+    if out is not None:
+        out.open("a", encoding="utf-8").close()  # a place that cannot be written is said before the work, not after
     with output.Progress("record") as progress:
         trace = record_live(read, Settings(), relative_to, progress.begin, output.note)
     output.write_out(trace, out)
@@ -284,8 +286,3 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for library in ("kombu", "alembic"):
         logging.getLogger(library).setLevel(logging.WARNING)
-
-
-def as_document(value: Any) -> str:
-    """Return one JSON document."""
-    return json.dumps(value, indent=2, sort_keys=False)

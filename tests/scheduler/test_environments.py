@@ -263,6 +263,20 @@ def test_an_unused_environment_is_closed_when_its_lease_is_over(world: Any) -> N
     assert w.waiting == ["open-e1"]
 
 
+def test_an_action_that_was_rejected_does_not_keep_its_environment_in_use(world: Any) -> None:
+    # Given an action too large for the node on which its environment came to stand
+    w = world(lease_s=60.0)
+    w.open("e0")
+    w.exec("large", "e0", 16)
+    w.node(cores=8)
+    w.finish("open-e0")
+    assert w.ends["large"].status == "rejected"
+
+    w.tick(61.0)
+
+    assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
+
+
 @pytest.mark.parametrize("told", ["by a beat", "by an event"])
 def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_node_has_it_no_more(world: Any, told: str) -> None:
     w = world(lease_s=60.0)
@@ -318,6 +332,21 @@ def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world
     # And the one that was just opening is closed as soon as it stands
     w.finish("open-e1")
     assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0", "e1"]
+
+
+def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any) -> None:
+    # Given a read that waits only for the command before it in its session
+    w = world()
+    w.node(cores=1)
+    w.open("e0", trajectory="t")
+    w.run("busy")
+    w.exec("command", "e0", trajectory="t", session="main")
+    w.submit("read", "cpu.read_file", environment="e0", trajectory="t", session="main")
+
+    w.handle(events.Cancelled(job="default", trajectory="t"))
+
+    assert w.ends["command"].status == w.ends["read"].status == "cancelled"
+    assert w.started == ["open-e0", "busy"]
 
 
 def test_at_most_so_many_environments_start_at_once(world: Any) -> None:

@@ -93,27 +93,22 @@ def test_without_that_bound_a_second_instance_is_brought(world: Any) -> None:
     assert {w.grants["a"].cell_ids, w.grants["b"].cell_ids} == {(0,), (1,)}
 
 
-def test_the_only_instance_of_another_size_is_taken_while_one_waits_to_replace_it(world: Any) -> None:
-    # Given a service that is idle on one cell of its node
-    w = world(services=[ServiceSpec(name="rm", cells=(1, 2), instances_per_node=1), JUDGE])
-    w.node(cells=2)
+def test_an_instance_that_is_taken_up_again_is_not_replaced_by_one_of_another_size(world: Any) -> None:
+    # Given the one instance that a node may hold of a service, busy on one cell, and two that wait for it
+    w = world(services=[ServiceSpec(name="rm", cells=(1, 2), instances_per_node=1)])
+    w.node(cells=4)
     w.score("a", "rm", 1)
-    w.score("hold", "judge")
-    w.finish("a")
-
-    # When one action wants it larger than there is room for, and one as it is
     w.score("wide", "rm", 2)
     w.score("narrow", "rm", 1)
+    assert w.waiting == ["wide", "narrow"]
 
-    # Then nothing breaks, and both get their turn
-    for name in ("hold", "narrow", "wide"):
-        if name not in w.grants and name not in w.ends:
-            continue
-        w.finish(name)
-    while w.grants:
-        w.finish(next(iter(w.grants)))
-    assert {end.status for end in w.ends.values()} == {"succeeded"}
-    assert len(w.ends) == 4
+    # When it falls idle, one takes it as it is
+    w.finish("a")
+    assert list(w.grants) == ["narrow"]
+
+    # Then the other replaces it afterwards
+    w.finish("narrow")
+    assert (w.grants["wide"].units, w.grants["wide"].evict) == (2, ("rm",))
 
 
 def test_a_large_service_is_not_starved_by_small_ones_behind_it(world: Any) -> None:

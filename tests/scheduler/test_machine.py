@@ -1,12 +1,11 @@
 """The core under any events in any order: what must hold after each of them, whatever the policy.
 
-`Ledger` keeps its own books from the commands alone, as workers would, and compares them with the core's.
+The machine compares the core's own indexes with the books of a `Ledger` (ledger.py), which knows the commands only.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -15,196 +14,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scheduler import commands, events
 from scheduler.core import Core
-from scheduler.model import Limits, NodeSpec, QuotaSpec, ServiceSpec
+from scheduler.model import Limits, NodeSpec
 from scheduler.policies import make_policy
 from tangram.action import CELLS, CORES, MEMORY_MB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 
-SERVICES = (
-    ServiceSpec(name="shared", memory_mb=10, restore_s=0.5, max_concurrency=2),
-    ServiceSpec(name="single", cells=(1, 2), memory_mb=10, restore_s=0.5, instances_per_node=1),
-    ServiceSpec(name="large", cells=(2,), memory_mb=100),
-    ServiceSpec(name="sized", cells=(1, 2), sizes=(2,)),
-)
-QUOTAS = (
-    QuotaSpec(name="even", rate_per_s=2.0, concurrency=2),
-    QuotaSpec(name="burst", rate_per_s=1.0, burst=3),
-    QuotaSpec(name="narrow", concurrency=1),
-)
+from .ledger import QUOTAS, SERVICES, Book, Ledger
+
 POLICIES = ("elastic", "paper", "fcfs", "fixed:2", "static:2")
 JOBS = ("j1", "j2")
 TRAJECTORIES = ("t1", "t2")
 ENVIRONMENTS = ("e1", "e2", "e3")
 NODES = ("n0", "n1", "n2")
-TOLERANCE = 1e-6
-
-
-@dataclass
-class Book:
-    """What the ledger knows of one action."""
-
-    action: Action
-    state: str = "waiting"
-    grant: Any = None
-    attempt: int = 0
-    ends: int = 0
-    stopped: bool = False
-
-
-@dataclass
-class Ledger:
-    """Books kept from commands, with the checks that need no look inside the core."""
-
-    limits: Limits
-    shares: bool
-    """Whether services own their cells from the start, so that nothing is ever restored."""
-    actions: dict[str, Book] = field(default_factory=dict)
-    nodes: dict[str, NodeSpec] = field(default_factory=dict)
-    environments: dict[str, commands.NoteEnvironment] = field(default_factory=dict)
-    resident: dict[str, dict[tuple[int, ...], str]] = field(default_factory=dict)
-    closing: list[str] = field(default_factory=list)
-    tokens: dict[str, tuple[float, float]] = field(default_factory=dict)
-    last_opening: float = float("-inf")
-
-    def take(self, command: commands.Command, now: float) -> None:
-        match command:
-            case commands.Start():
-                self._start(command, now)
-            case commands.Resize():
-                book = self._granted(command.id, command.attempt)
-                assert len(set(command.core_ids)) == len(command.core_ids)
-                assert len(command.core_ids) in book.action.cost.amounts[CORES]
-                book.grant = commands.Grant(
-                    node=command.node, attempt=command.attempt, units=len(command.core_ids), core_ids=command.core_ids
-                )
-            case commands.Stop():
-                self._granted(command.id, command.attempt).stopped = True
-            case commands.Requeue():
-                book = self.actions[command.id]
-                assert book.state == "running"
-                assert book.grant.node not in self.nodes
-                book.state, book.grant = "waiting", None
-            case commands.Finish():
-                book = self.actions[command.id]
-                assert book.state in ("waiting", "running"), f"{command.id} ends twice"
-                assert min(command.queue_s, command.overhead_s, command.execution_s) >= 0
-                book.state, book.grant, book.ends = command.status, None, book.ends + 1
-            case commands.CloseEnvironment():
-                assert self.environments[command.id].node == command.node
-                self.closing.append(command.id)
-            case commands.NoteEnvironment():
-                self.environments[command.id] = command
-                if command.state in ("closed", "lost"):
-                    del self.environments[command.id]
-                    self.closing = [e for e in self.closing if e != command.id]
-            case commands.NoteNode():
-                if command.state != "up":
-                    del self.nodes[command.name]
-
-    def _granted(self, action_id: str, attempt: int) -> Book:
-        book = self.actions[action_id]
-        assert book.state == "running"
-        assert book.grant.attempt == attempt
-        return book
-
-    def _start(self, command: commands.Start, now: float) -> None:
-        book, grant = self.actions[command.id], command.grant
-        assert book.state == "waiting", f"{command.id} starts while {book.state}"
-        assert grant.attempt == book.attempt + 1
-        assert grant.node in self.nodes
-        book.state, book.grant, book.attempt = "running", grant, grant.attempt
-        if book.action.kind == "cpu.open":
-            if self.limits.starts_per_s:
-                assert now >= self.last_opening + 1 / self.limits.starts_per_s - TOLERANCE
-            self.last_opening = now
-        elif CORES in book.action.cost.amounts:
-            assert grant.units in book.action.cost.amounts[CORES]
-            assert len(set(grant.core_ids)) == len(grant.core_ids) == grant.units
-        if book.action.environment is None:
-            assert set(book.action.requires) <= self.nodes[grant.node].labels
-        if grant.cell_ids:
-            self._start_on_cells(book, grant)
-        for quota in QUOTAS:
-            self._take_tokens(quota, book.action.cost.least(f"quota:{quota.name}"), now)
-
-    def _start_on_cells(self, book: Book, grant: Any) -> None:
-        assert len(set(grant.cell_ids)) == len(grant.cell_ids) == grant.units
-        assert grant.units in book.action.cost.amounts.get(CELLS, (1, 2))
-        service = next(s for s in SERVICES if s.name == book.action.service)
-        assert service.memory_mb <= self.nodes[grant.node].cell_memory_mb
-        resident = self.resident[grant.node]
-        busy = {b.grant.cell_ids for b in self.running().values() if b is not book and b.grant.node == grant.node}
-        for name in grant.evict:
-            idle = [cells for cells, service_there in resident.items() if service_there == name and cells not in busy]
-            del resident[max(idle, key=lambda cells: len(set(cells) & set(grant.cell_ids)))]
-        if resident.get(grant.cell_ids) != service.name:
-            assert grant.restore or self.shares, "it runs where its service is not resident"
-            assert not any(set(cells) & set(grant.cell_ids) for cells in resident), f"{service.name} is restored onto cells in use"
-        resident[grant.cell_ids] = service.name
-        held = sum(name == service.name for name in resident.values())
-        assert self.shares or service.instances_per_node is None or held <= service.instances_per_node
-
-    def _take_tokens(self, quota: QuotaSpec, requests: int, now: float) -> None:
-        if not requests or quota.rate_per_s is None:
-            return
-        burst = float(quota.burst or 1)
-        tokens, at = self.tokens.get(quota.name, (burst, now))
-        tokens = min(burst, tokens + (now - at) * quota.rate_per_s)
-        assert tokens >= min(requests, burst) - TOLERANCE, f"quota {quota.name} is exceeded"
-        self.tokens[quota.name] = (tokens - requests, now)
-
-    def running(self) -> dict[str, Book]:
-        return {action_id: book for action_id, book in self.actions.items() if book.state == "running"}
-
-    def check(self) -> None:
-        self._check_cores()
-        self._check_cells()
-        self._check_memory()
-        running = self.running().values()
-        for quota in QUOTAS:
-            if quota.concurrency is not None:
-                assert sum(book.action.cost.least(f"quota:{quota.name}") for book in running) <= quota.concurrency
-        assert sum(e.state == "opening" for e in self.environments.values()) <= self.limits.starting_limit
-        for book in self.actions.values():
-            assert book.ends == (book.state not in ("waiting", "running"))
-
-    def _check_cores(self) -> None:
-        held: Counter[tuple[str | None, int]] = Counter()
-        pods = {e.id: e for e in self.environments.values() if e.pod_core_ids}
-        for pod in pods.values():
-            held.update((pod.node, core) for core in pod.pod_core_ids)
-        in_pods: Counter[tuple[str | None, int]] = Counter()
-        for book in self.running().values():
-            if book.action.kind == "cpu.open":
-                continue
-            pod_of = pods.get(book.action.environment or "")
-            if pod_of is not None:
-                assert set(book.grant.core_ids) <= set(pod_of.pod_core_ids)
-            (in_pods if pod_of is not None else held).update((book.grant.node, core) for core in book.grant.core_ids)
-        for books in (held, in_pods):
-            assert max(books.values(), default=0) <= 1, "a core is granted twice"
-        for node, core in held:
-            assert core < self.nodes[node or ""].cores
-
-    def _check_cells(self) -> None:
-        users: dict[tuple[str, int], list[Book]] = {}
-        for book in self.running().values():
-            for cell in book.grant.cell_ids:
-                assert cell < self.nodes[book.grant.node].cells
-                users.setdefault((book.grant.node, cell), []).append(book)
-        for books in users.values():
-            assert len({(book.action.service, book.grant.cell_ids) for book in books}) == 1, "a cell is granted twice"
-            service = next(s for s in SERVICES if s.name == books[0].action.service)
-            assert len(books) <= service.max_concurrency
-
-    def memory_held(self, node: str) -> int:
-        of_environments = sum(e.memory_mb for e in self.environments.values() if e.node == node)
-        running = [book for book in self.running().values() if book.grant.node == node and book.action.environment is None]
-        return of_environments + sum(book.action.cost.least(MEMORY_MB) for book in running)
-
-    def _check_memory(self) -> None:
-        for spec in self.nodes.values():
-            assert self.memory_held(spec.name) <= spec.memory_mb
 
 
 def make_core(policy: str, limits: Limits) -> Core:

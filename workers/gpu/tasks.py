@@ -15,7 +15,7 @@ from app.action_task import Call, PayloadTask
 from app.celery import app
 from tangram.action import Action
 from tangram.arrays import pack_floats
-from tangram.errors import ActionCancelled
+from tangram.errors import ActionCancelled, ActionTimedOut
 from workers.context import GpuContext, context, refusals
 from workers.control import this_node
 from workers.gpu.control import Control
@@ -62,14 +62,34 @@ def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, 
     with refusals():
         control = Control(work_s=_on_granted(work_s, call), cancelled=threading.Event())
         this_node().attach(call, lambda reason: control.cancelled.set())
-        host.ensure_resident(service, tuple(call.grant["cell_ids"]), call.grant["evict"])
+        cells = tuple(call.grant["cell_ids"])
+        host.ensure_resident(service, cells, [*call.grant["evict"], *_in_the_way(service, cells)])
+        timeout_s = call.header.get("timeout_s") or gpu().settings.timeout_s
+        deadline = threading.Timer(timeout_s, control.cancelled.set)
         began = time.perf_counter()
+        deadline.start()
         try:
             return host.run(service, lambda engine: ask(engine, control))
         except CallCancelled:
-            raise ActionCancelled(_reason(call)) from None
+            if call.cancel_reason:
+                raise ActionCancelled(call.cancel_reason) from None
+            raise ActionTimedOut(f"ran longer than timeout_s = {timeout_s:g}") from None
         finally:
+            deadline.cancel()
             call.execution_s = time.perf_counter() - began
+
+
+def _in_the_way(service: str, cells: tuple[int, ...]) -> list[str]:
+    """Return the services that stand on the granted cells, and this one where it stands on others.
+
+    A scheduler that has been restarted does not know what is resident, so the grant alone does not name them.
+    """
+    wanted, found = set(cells), []
+    for status in gpu().host.status():
+        elsewhere = status.name == service and bool(status.cells) and status.cells != cells
+        if elsewhere or (status.name != service and wanted & set(status.cells)):
+            found.append(status.name)
+    return found
 
 
 def _on_granted(work_s: float, call: Call) -> float:
@@ -78,10 +98,6 @@ def _on_granted(work_s: float, call: Call) -> float:
         return 0.0
     header = {key: value for key, value in call.header.items() if key != "submitted_at"}
     return work_s / Action.from_header(header).curve.speedup(call.grant["units"])
-
-
-def _reason(call: Call) -> str:
-    return call.cancel_reason or "cancelled"
 
 
 def gpu() -> GpuContext:
