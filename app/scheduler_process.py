@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from app.celery import make_app
 from app.database import DatabaseError, open_engine, require_latest
 from app.journal import LeaseLost, SqlJournal
-from app.leader import Lease, holder_name
+from app.leader import SCHEDULER_LEASE, Lease, holder_name
 from app.reach import require_broker, require_store
 from app.services_file import ServicesFile, load_services_file
 from app.transport import KombuTransport
@@ -56,7 +56,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     addresses = find_addresses(settings)
     require_broker(make_app(settings), settings.connect_timeout_s)
     require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
-    lease = Lease(engine, "scheduler", holder_name(), settings.takeover_s)
+    lease = Lease(engine, SCHEDULER_LEASE, holder_name(), settings.takeover_s)
     while not stop.is_set():
         epoch = _acquire(lease)
         if epoch is None:

@@ -7,7 +7,7 @@ compared. Seconds throughout, microseconds where the name says `us`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
@@ -123,8 +123,3 @@ def _by(records: Sequence[ActionRecord], name: str) -> dict[str, dict[str, float
     for record in records:
         groups.setdefault(getattr(record, name), []).append(record)
     return {key: {"actions": len(groups[key]), **act_figures(groups[key])} for key in sorted(groups)}
-
-
-def as_row(record: ActionRecord) -> dict[str, Any]:
-    """Return a record as a plain mapping."""
-    return asdict(record)
