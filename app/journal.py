@@ -150,6 +150,8 @@ class SqlJournal:
             execute(statements.received_and_changed(shape), rows)
         for shape, rows in fold.changed().items():
             execute(statements.changed(shape), rows)
+        if resizes := fold.resizes():
+            execute(statements.resize, resizes)
         if releases := fold.releases():
             execute(statements.release, releases)
         if grants := fold.grants():
@@ -183,6 +185,8 @@ class _Statements:
         self.received = self._insert(Action).on_conflict_do_nothing()
         held_before = (Grant.action == bindparam("of"), Grant.attempt < bindparam("below"), Grant.released_at.is_(None))
         self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))
+        resized = (Grant.action == bindparam("of"), Grant.attempt == bindparam("tried"), Grant.released_at.is_(None))
+        self.resize = update(table(Grant)).where(*resized)
         grant = self._insert(Grant)
         released_at = func.coalesce(Grant.released_at, grant.excluded.released_at)
         self.grant = grant.on_conflict_do_update(index_elements=["action", "attempt"], set_={"released_at": released_at})
@@ -248,9 +252,7 @@ def _load_unfinished(connection: Connection) -> Unfinished:
     )
     environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
     nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
-    # By job, since that is what there is an index over.
-    lately = (Action.job.in_(select(Job.name)), Action.ended_at > time.time() - ENDS_LOADED_S)
-    ended = select(Action.id).where(*lately).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
+    ended = select(Action.id).where(Action.ended_at > time.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
     return Unfinished(
         actions=[_unfinished_action(row) for row in connection.execute(actions)],
         environments=[
@@ -286,6 +288,7 @@ def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
             core_ids=tuple(row.core_ids),
             cell_ids=tuple(row.cell_ids),
             granted_at=row.granted_at,
+            share=row.share,
         )
     return UnfinishedAction(
         id=row.id,

@@ -7,7 +7,8 @@ by one, all at once, or in any batches between leaves the same rows. It holds be
    column by column, and one statement can write what several entries say;
 2. reception never changes a row that is there (a redelivered message is not a second action);
 3. the first end of an action stands, whatever follows;
-4. a grant is released once, by the first requeueing or end after it.
+4. a grant is released once, by the first requeueing or end after it;
+5. a resize overrides the one before it, and none changes a grant that was released.
 
 A *shape* is the set of columns that a group of rows sets; rows of one shape share one statement.
 """
@@ -24,6 +25,7 @@ from scheduler.entries import (
     ActionGranted,
     ActionReceived,
     ActionRequeued,
+    ActionResized,
     Entry,
     EnvironmentChanged,
     NodeChanged,
@@ -41,6 +43,7 @@ class _Action:
     received: Row | None = None
     change: Row = field(default_factory=dict)
     grants: dict[int, Row] = field(default_factory=dict)
+    resizes: dict[int, Row] = field(default_factory=dict)
     released_at: float | None = None
 
 
@@ -66,6 +69,8 @@ class Fold:
                     self._received(entry)
                 case ActionGranted():
                     self._granted(entry)
+                case ActionResized():
+                    self._resized(entry)
                 case ActionRequeued():
                     self._release(entry.id, entry.at)
                     self._change(entry.id, {"status": WAITING, "reason": clean(entry.reason), "node": None, "units": None})
@@ -106,6 +111,10 @@ class Fold:
             for id, action in self._actions.items()
             if action.released_at is not None
         ]
+
+    def resizes(self) -> list[Row]:
+        """Return what attempt `tried` of action `of`, granted before this batch, holds after the last of its resizes."""
+        return [{**row, "of": id, "tried": attempt} for id, action in self._actions.items() for attempt, row in action.resizes.items()]
 
     def grants(self) -> list[Row]:
         """Return the rows of grants given in this batch, released ones with their time."""
@@ -168,28 +177,41 @@ class Fold:
                 "units": entry.units,
                 "core_ids": entry.core_ids,
                 "cell_ids": entry.cell_ids,
+                "share": entry.share,
                 "granted_at": entry.granted_at,
+                "resized_at": None,
                 "released_at": None,
             },
         )
 
+    def _resized(self, entry: ActionResized) -> None:
+        action = self._of(entry.id)
+        row = {"units": entry.units, "core_ids": entry.core_ids, "share": entry.share, "resized_at": entry.at}
+        grant = action.grants.get(entry.attempt)
+        if grant is None:
+            if action.released_at is None:
+                action.resizes[entry.attempt] = row
+        elif grant["released_at"] is None:
+            grant.update(row)
+
     def _ended(self, entry: ActionEnded) -> None:
-        self._release(entry.id, entry.ended_at)
+        end = entry.end
+        self._release(end.id, entry.at)
         self._change(
-            entry.id,
+            end.id,
             {
-                "status": entry.status,
-                "reason": clean(entry.reason),
+                "status": end.status,
+                "reason": clean(end.reason),
                 "message": None,
-                "started_at": entry.started_at,
-                "ended_at": entry.ended_at,
-                "units": entry.dop,
-                "unit_s": entry.unit_s,
-                "queue_s": entry.queue_s,
-                "overhead_s": entry.overhead_s,
-                "execution_s": entry.execution_s,
-                "act_s": entry.queue_s + entry.overhead_s + entry.execution_s,
-                "cpu_s": entry.cpu_s,
+                "started_at": end.started_at,
+                "ended_at": entry.at,
+                "units": end.dop,
+                "unit_s": end.unit_s,
+                "queue_s": end.queue_s,
+                "overhead_s": end.overhead_s,
+                "execution_s": end.execution_s,
+                "act_s": end.queue_s + end.overhead_s + end.execution_s,
+                "cpu_s": end.cpu_s,
             },
         )
 

@@ -56,8 +56,8 @@ class LiveRun:
 class LiveReplay:
     """One live replay. `folder` is where relative paths of the trace start, `api_url` stands for `{demo}`.
 
-    `check` is called now and then and raises when
-    the stack is broken. With `pretend`, services are played by stubs, which take as long as was recorded.
+    `check` is called now and then and raises when the stack is broken; `told` says whether the recorded durations are
+    declared. With `pretend`, services are played by stubs, which take as long as was recorded.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class LiveReplay:
         speed: float = 1.0,
         pretend: bool = False,
         run_name: str = "",
+        told: bool = True,
         progress: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -82,6 +83,7 @@ class LiveReplay:
         self._speed = speed
         self._pretend = pretend
         self._run_name = run_name
+        self._told = told
         self._progress = progress
         self._check = check
         self._files: dict[str, Any] = {}
@@ -228,7 +230,7 @@ class LiveReplay:
         prepared = []
         for place, recorded in enumerate(step.actions):
             session = "main" if place == 0 else f"parallel-{place}"
-            action = action_of(recorded, trajectory, environment="to-be-opened", session=session)
+            action = action_of(recorded, trajectory, environment="to-be-opened", session=session, told=self._told)
             prepared.append(replace(action, arguments=self._arguments(recorded, session)))
         return prepared
 
@@ -283,12 +285,12 @@ def burn_command(recorded: TraceAction) -> str:
     """Return a command that uses as much CPU as the action was recorded with."""
     curve = recorded.elasticity.curve
     burn = " ".join(shlex.quote(word) for word in (sys.executable, "-S", "-E", str(BURN)))
-    dop = "${TANGRAM_DOP:-1}"
+    dop, most = "${TANGRAM_DOP:-1}", max(recorded.elasticity.units)
     if isinstance(curve, Table):
         # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).
         cases = " ".join(f"{units}) w={recorded.work_s / value:.6f};;" for units, value in curve.efficiency)
-        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1'
-    return f'{burn} {recorded.work_s:.6f} "{dop}" {curve.parallel_fraction if isinstance(curve, Amdahl) else 0}'
+        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1 {most}'
+    return f'{burn} {recorded.work_s:.6f} "{dop}" {curve.parallel_fraction if isinstance(curve, Amdahl) else 0} {most}'
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,7 @@ class Action(Base):
             postgresql_where=text("ended_at IS NOT NULL"),
         ),
         Index(
-            "ix_actions_action_class_job_ended_at",
-            "action_class",
-            "job",
+            "ix_actions_ended_at",
             "ended_at",
             sqlite_where=text("ended_at IS NOT NULL"),
             postgresql_where=text("ended_at IS NOT NULL"),
@@ -119,9 +117,10 @@ class Action(Base):
 
 
 class Grant(Base):
-    """What the `attempt`-th try of an action held, as given at its start, before any resize; `released_at` is absent while it holds it.
+    """What the `attempt`-th try of an action holds, or held last; `released_at` is absent while it holds it.
 
-    `resource` says what `units` count: `cores`, `cells`, or nothing (empty) for actions without compute.
+    `resource` says what `units` count: `cores`, `cells`, or nothing (empty) for actions without compute. Below 1,
+    `share` is the part of its one core that is its own. `resized_at` is absent where nothing has changed since the start.
     """
 
     __tablename__ = "grants"
@@ -133,7 +132,9 @@ class Grant(Base):
     units: Mapped[int] = mapped_column(Integer)
     core_ids: Mapped[list[int]]
     cell_ids: Mapped[list[int]]
+    share: Mapped[float] = mapped_column(server_default=text("1"))
     granted_at: Mapped[float]
+    resized_at: Mapped[float | None]
     released_at: Mapped[float | None]
 
 

@@ -17,8 +17,10 @@ from sqlalchemy import ColumnElement, Engine, Row, Select, func, select
 from app.database import database_errors
 from app.models import NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, table
 from app.runs import RunRecord
+from scheduler.durations import Observation
 from scheduler.stats import Summary, mean, summary
 from tangram.action import CELLS, CORES
+from tangram.action import Action as Declared
 
 CARRIED_OUT = ("succeeded", "failed", "timed_out")
 
@@ -75,15 +77,6 @@ class ActReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One action that succeeded, for learning: `units` it had at its end, seconds it ran, core-seconds it used."""
-
-    units: int
-    execution_s: float
-    cpu_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     """A node and what it holds now, as the journal knows it."""
 
@@ -135,21 +128,15 @@ def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
     )
 
 
-def class_history(engine: Engine, job: str, action_class: str, limit: int = 1000) -> list[Sample]:
-    """Return the newest `limit` actions of the class that succeeded in `job`, newest first.
-
-    An action without a class of its own is in the class named as its kind.
-    """
-    query = (
-        select(Action.units, Action.execution_s, Action.cpu_s)
-        .where(Action.action_class == action_class, Action.job == job, Action.status == "succeeded", Action.ended_at.is_not(None))
-        .order_by(Action.ended_at.desc())
-        .limit(limit)
-    )
+def observations(engine: Engine, limit: int = 20_000) -> list[Observation]:
+    """Return the last `limit` actions that succeeded, oldest first."""
+    columns = (
+        Action.header, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,
+    )  # fmt: skip
+    ended = (Action.status == "succeeded", Action.ended_at.is_not(None))
+    query = select(*columns).where(*ended).order_by(Action.ended_at.desc(), Action.position.desc()).limit(limit)
     with database_errors(engine.url), engine.connect() as connection:
-        return [
-            Sample(units=row.units or 0, execution_s=row.execution_s or 0.0, cpu_s=row.cpu_s or 0.0) for row in connection.execute(query)
-        ]
+        return [_observation(row) for row in connection.execute(query)][::-1]
 
 
 def status(engine: Engine, now: float) -> Status:
@@ -182,6 +169,25 @@ def status(engine: Engine, now: float) -> Status:
         actions=actions,
         waiting_by_job=waiting_by_job,
         oldest_wait_s=max(0.0, now - oldest) if oldest is not None else 0.0,
+    )
+
+
+def _observation(row: Row[*tuple[Any, ...]]) -> Observation:
+    action = Declared.from_header(row.header)
+    elasticity = action.elasticity
+    held_s = row.ended_at - row.granted_at if row.granted_at is not None else 0.0
+    # What earlier tries held is in `unit_s`, too, but not for how long.
+    known = row.attempts == 1 and row.unit_s and held_s > 0
+    return Observation(
+        job=action.job,
+        kind=action.kind,
+        action_class=action.action_class,
+        service=action.service,
+        units=elasticity.units,
+        curve=elasticity.curve,
+        held_units=row.unit_s / held_s if known else float(row.units),
+        execution_s=row.execution_s,
+        cpu_s=row.cpu_s,
     )
 
 

@@ -24,7 +24,8 @@ from typing import Protocol
 
 from app.scripts import Script, action_text, starting_files
 from app.trace_lines import TraceError
-from scheduler.trace import Step, Trace, TraceAction, Trajectory, command_class
+from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from tangram.action import command_class
 from tangram.errors import TangramError
 
 DEFAULT_TIMEOUT_S = 120.0

@@ -51,6 +51,7 @@ class ReplayOptions:
     tile: int | None = None
     spread_s: float = 60.0
     labels: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
     def prepare(self, trace: Trace) -> Trace:
         """Return the trace as it is to be replayed."""
@@ -68,7 +69,7 @@ def simulate(trace: Trace, options: ReplayOptions) -> RunRecord:
         gpu_memory_mb=options.gpu_memory_mb,
         labels=options.labels,
     )
-    return Simulation(prepared, make_policy(options.policy), cluster, speed=options.speed).run()
+    return Simulation(prepared, make_policy(options.policy, without=options.without), cluster, speed=options.speed).run()
 
 
 def _gpus(trace: Trace, options: ReplayOptions) -> int:
@@ -101,7 +102,7 @@ def replay_live(
     `progress(n)` is told the number of actions and returns what is called after each; `say` gets lines for a person.
     """
     prepared = options.prepare(trace)
-    make_policy(options.policy)
+    make_policy(options.policy, without=options.without)
     with ExitStack() as exit_stack:
         target = exit_stack.enter_context(running_or_own(prepared, options, settings, say))
         outside = exit_stack.enter_context(OutsideApi())
@@ -136,6 +137,7 @@ def _replay(
         check=target.check,
         run_name=run_id,
         progress=progress(count),
+        told=make_policy(policy).told,
     )
     live = replay.run()
     _wait_for_journal(engine, live)
@@ -155,6 +157,7 @@ def _replay(
         **summarise(record),
         "decision_us_p50": float(after.get("decision_us_p50", 0.0)),
         "decision_us_p99": float(after.get("decision_us_p99", 0.0)),
+        **{key: float(after[key]) for key in ("prediction_factor_p50", "prediction_factor_p90") if after.get("predictions")},
         "run": run_id,
         "database": settings.database_url,
     }
@@ -224,6 +227,7 @@ def _own_stack(trace: Trace, options: ReplayOptions, settings: Settings) -> Iter
             cell_memory_mb=options.gpu_memory_mb if settings.services_file is None else None,
             services_file=services_file,
             labels=",".join(options.labels),
+            variables={"TANGRAM_WITHOUT": ",".join(options.without)} if options.without else {},
         )
         with stack.start(plan, settings.state_dir) as started:
             stack.wait_until_up(started, plan)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from celery import Celery
@@ -16,14 +17,17 @@ from sqlalchemy import Engine
 
 from app.celery import make_app
 from app.database import DatabaseError, open_engine, require_latest
+from app.event_log import EventLogFile, open_to_add
 from app.journal import LeaseLost, SqlJournal
 from app.leader import SCHEDULER_LEASE, Lease, holder_name
+from app.queries import observations
 from app.reach import require_broker, require_store
 from app.services_file import ServicesFile, load_services_file
 from app.transport import KombuTransport
-from scheduler.core import Core
-from scheduler.model import Limits, QuotaSpec, ServiceSpec
-from scheduler.policies import make_policy
+from scheduler.descriptions import service_spec
+from scheduler.durations import Observation
+from scheduler.event_log import Setup
+from scheduler.model import Limits, QuotaSpec
 from scheduler.service import Service
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
@@ -46,11 +50,18 @@ def run(settings: Settings, stop: threading.Event) -> None:
         When the database cannot be used.
     ConfigError
         When the services file is wrong.
+    UnknownPolicy
+        When there is no such policy, or it has no such part to go without.
+    OSError
+        When there can be no event log.
 
     """
     if settings.database_url is None:
         raise StackUnreachable("TANGRAM_DATABASE_URL is not set: the scheduler keeps its journal there")
-    make_core(settings)  # what is wrong with the settings is said before there is a lease that others wait for
+    # What is wrong with the settings is said before there is a lease that others wait for.
+    setup_of(settings).core()
+    if settings.event_log is not None:
+        open_to_add(settings.event_log).close()
     engine = open_engine(settings.database_url, connect_timeout_s=settings.connect_timeout_s)
     require_latest(engine)
     addresses = find_addresses(settings)
@@ -76,13 +87,15 @@ def _acquire(lease: Lease) -> int | None:
 
 
 def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: threading.Event) -> None:
-    core = make_core(settings)
     renewal = _Renewal(lease)
-    transport = None
+    transport = event_log = None
     try:
+        setup = setup_of(settings, observations(engine, settings.history))
+        if settings.event_log is not None:
+            event_log = EventLogFile(settings.event_log, epoch, setup)
         transport = KombuTransport(_app_of(settings), connect_timeout_s=settings.connect_timeout_s, epoch=epoch)
         with SqlJournal(engine, lease=lease) as journal:
-            service = Service(core, transport, journal, epoch=epoch, still_leading=renewal.still_leading)
+            service = Service(setup.core(), transport, journal, epoch=epoch, still_leading=renewal.still_leading, event_log=event_log)
             unfinished = service.recover()
             if unfinished:
                 log.warning("going on with %d unfinished actions", unfinished)
@@ -95,6 +108,8 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
     finally:
         if transport is not None:
             transport.close()
+        if event_log is not None:
+            event_log.close()
         with suppress(DatabaseError):  # a database that is gone has said so already, and the lease runs out by itself
             lease.release()
 
@@ -111,8 +126,8 @@ def _app_of(settings: Settings) -> Celery:
     return app
 
 
-def make_core(settings: Settings) -> Core:
-    """Build the core that the settings describe."""
+def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
+    """Return what the core is to be made of."""
     declared = ServicesFile.model_construct(services={}, quotas={})
     if settings.services_file is not None:
         declared = load_services_file(settings.services_file)
@@ -122,24 +137,19 @@ def make_core(settings: Settings) -> Core:
         beat_s=settings.beat_s,
         starting_limit=settings.starting_limit,
         starts_per_s=settings.starts_per_s,
+        weights=settings.weights,
+        window_s=settings.order_window_s,
+        tail_first=settings.tail_first,
     )
-    services = tuple(
-        ServiceSpec(
-            name=name,
-            cells=tuple(service.cells),
-            memory_mb=int(service.memory_mb),
-            restore_s=service.restore_s,
-            max_concurrency=service.max_concurrency,
-            instances_per_node=1,
-            sizes=tuple(service.cells),
-        )
-        for name, service in declared.services.items()
+    return Setup(
+        policy=settings.policy,
+        depth=settings.depth,
+        without=tuple(part.strip() for part in settings.without.split(",") if part.strip()),
+        limits=limits,
+        services=tuple(service_spec(name, service.model_dump()) for name, service in declared.services.items()),
+        quotas=tuple(QuotaSpec(name=name, **quota.model_dump()) for name, quota in declared.quotas.items()),
+        history=tuple(history),
     )
-    quotas = tuple(
-        QuotaSpec(name=name, rate_per_s=quota.rate_per_s, concurrency=quota.concurrency, burst=quota.burst)
-        for name, quota in declared.quotas.items()
-    )
-    return Core(make_policy(settings.policy, depth=settings.depth), limits=limits, services=services, quotas=quotas)
 
 
 class _Renewal:

@@ -18,12 +18,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Change the cores of a running action to `core_ids`."""
+    """Change the cores of a running action to `core_ids`, and the part of them that is its own to `share`."""
 
     id: str
     node: str
     attempt: int
     core_ids: tuple[int, ...]
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

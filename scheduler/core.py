@@ -19,10 +19,12 @@ Theory of operation:
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from scheduler import events
 from scheduler.commands import Command, Stop
 from scheduler.dispatch import Dispatcher
+from scheduler.durations import Observation
 from scheduler.ends import Ends
 from scheduler.environments import Environments
 from scheduler.lifecycle import End
@@ -44,8 +46,9 @@ class Core:
         limits: Limits | None = None,
         services: tuple[ServiceSpec, ...] = (),
         quotas: tuple[QuotaSpec, ...] = (),
+        history: Sequence[Observation] = (),
     ) -> None:
-        self.state = State(policy, limits or Limits(), services, quotas)
+        self.state = State(policy, limits or Limits(), services, quotas, history)
         self.decisions = 0
         self._dispatcher = Dispatcher(self.state)
         self._environments = Environments(self.state)
@@ -62,6 +65,8 @@ class Core:
                 self._finished(event, now)
             case events.Started():
                 self._started(event)
+            case events.Used():
+                self._used(event)
             case events.NodeBeat():
                 self._nodes.beat(event, now)
             case events.Tick():
@@ -78,6 +83,9 @@ class Core:
                 self._closed(event, now)
             case events.Resumed():
                 self._recovery.resumed(event, now)
+                # What an earlier scheduler granted is taken up whole before anything is shared out anew.
+                out, self.state.out = self.state.out, []
+                return out
         looked = self._dispatcher.run(now)
         while self.state.room_returned:
             self.state.room_returned = False
@@ -94,7 +102,8 @@ class Core:
 
         Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
         """
-        times = [self._dispatcher.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
+        times = [self._dispatcher.holds.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
+        times.extend(self.state.kept_back.values())
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][1] not in self.state.waiting:
             heapq.heappop(deadlines)
@@ -166,11 +175,23 @@ class Core:
                 running.since = max(running.since, event.at)
             running.started_at = event.at
 
+    def _used(self, event: events.Used) -> None:
+        """Give an action that needs clearly more than its share of a core one of its own."""
+        running = self.state.running.get(event.id)
+        if running is None or running.grant.attempt != event.attempt or running.grant.share >= 1.0 or running.hungry:
+            return
+        ran_s = event.at - (running.started_at if running.started_at is not None else running.granted_at)
+        if ran_s > 0 and event.cpu_s / ran_s > running.grant.share:
+            running.hungry = True
+            self.state.touch(self.state.nodes[running.grant.node].cores)
+
     def _finished(self, event: events.Finished, now: float) -> None:
         running = self.state.running.get(event.id)
         if running is None or running.grant.attempt != event.attempt:
             return
         self._ends.release(running, now)
+        if event.status == "succeeded":
+            self._ends.learn(running, event)
         self._ends.note_end(running, event.status, event.reason, now, finished=event)
         self._after_end(running.waiting, event.status, event.reason, now)
 
@@ -271,6 +292,7 @@ class Core:
                 self._drop_waiting(waiting, "timed_out", waited, now)
         if limits.beat_s is not None:
             self._nodes.miss(limits.beat_s, now)
+        state.look_again(now)
         self._environments.end_leases(now)
         self._environments.place(now)
-        self._dispatcher.open_quotas(now)
+        self._dispatcher.holds.open(now)

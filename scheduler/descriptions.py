@@ -23,15 +23,17 @@ def node_spec(description: Mapping[str, Any]) -> NodeSpec:
 
 def services_of(description: Mapping[str, Any]) -> list[ServiceSpec]:
     """Return the services that a worker offers."""
-    return [
-        ServiceSpec(
-            name=name,
-            cells=tuple(declared.get("cells", [1])),
-            memory_mb=int(declared.get("memory_mb", 0)),
-            restore_s=float(declared.get("restore_s", 0.0)),
-            max_concurrency=int(declared.get("max_concurrency", 1)),
-            instances_per_node=1,
-            sizes=tuple(declared.get("cells", [1])),
-        )
-        for name, declared in description.get("services", {}).items()
-    ]
+    return [service_spec(name, declared) for name, declared in description.get("services", {}).items()]
+
+
+def service_spec(name: str, declared: Mapping[str, Any]) -> ServiceSpec:
+    """Return the service that a table of the services file declares, whoever has read that file."""
+    return ServiceSpec(
+        name=name,
+        cells=tuple(declared.get("cells", [1])),
+        memory_mb=int(declared.get("memory_mb", 0)),
+        restore_s=float(declared.get("restore_s", 0.0)),
+        max_concurrency=int(declared.get("max_concurrency", 1)),
+        instances_per_node=1,
+        sizes=tuple(declared.get("cells", [1])),
+    )

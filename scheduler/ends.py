@@ -29,11 +29,12 @@ class Ends:
         state, action, grant = self._state, running.waiting.action, running.grant
         running.held(now)
         del state.running[running.waiting.id]
+        state.count(running, -1)
         node = state.nodes.get(grant.node)
         for name in action.cost.quotas:
             state.quotas[name].give_back(action.cost.least(f"{QUOTA_PREFIX}{name}"))
         if action.cost.quotas:
-            self._dispatcher.open_quotas(now)
+            self._dispatcher.holds.open(now)
         if node is None:
             return
         node.running.pop(running.waiting.id, None)
@@ -42,7 +43,7 @@ class Ends:
             self._release_cells(running, node.cells)
         elif grant.core_ids and action.kind != "cpu.open":
             environment = state.environments.get(action.environment or "")
-            self._release_cores(running, state.core_group(environment) if environment else node.cores)
+            self._release_cores(running, state.core_group(environment) if environment else node.cores, now)
 
     def _release_cells(self, running: Running, group: CellGroup) -> None:
         group.running.pop(running.waiting.id, None)
@@ -51,11 +52,25 @@ class Ends:
             del instance.active[running.waiting.id]
         self._state.touch(group)
 
-    def _release_cores(self, running: Running, group: CoreGroup) -> None:
-        group.leave(running)
+    def _release_cores(self, running: Running, group: CoreGroup, now: float) -> None:
+        group.leave(running, now)
         self._state.touch(group)
         if self._state.policy.pod_cores():
             self._state.room_returned = True
+
+    def learn(self, running: Running, finished: events.Finished) -> None:
+        """Have the durations learn from an action that succeeded."""
+        waiting, execution_s = running.waiting, finished.execution_s
+        held_s = max(running.held_since - running.granted_at, 1e-9)
+        held_units = waiting.unit_s / held_s if waiting.attempt == 1 and waiting.unit_s else float(running.grant.units)
+        # Once resized, what was done is the sum over its grants; else it is what the worker timed.
+        resized = running.since > running.granted_at and running.done_s > 0
+        work_s = running.done_at(running.held_since) if resized else execution_s * running.speed
+        # Only commands are measured; of all others 0 core-seconds mean that nobody knows.
+        cpu_s = finished.cpu_s if waiting.action.kind == "cpu.exec" else None
+        self._state.durations.observe(
+            waiting.action, waiting.estimate, work_s=work_s, held_units=held_units, execution_s=execution_s, cpu_s=cpu_s
+        )
 
     def note_end(self, running: Running, status: End, reason: str, now: float, *, finished: events.Finished | None) -> None:
         """Note the end of a running action; `finished` is what its worker said, None where it said nothing."""

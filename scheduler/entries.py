@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from scheduler.commands import Finish
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionReceived:
@@ -33,6 +35,19 @@ class ActionGranted:
     core_ids: tuple[int, ...]
     cell_ids: tuple[int, ...]
     granted_at: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionResized:
+    """The `attempt`-th try of an action holds these cores from now on, and this share of them."""
+
+    id: str
+    attempt: int
+    core_ids: tuple[int, ...]
+    units: int
+    share: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +61,10 @@ class ActionRequeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEnded:
-    """An action reached one of its six ends.
+    """An action reached one of its six ends, at `at`."""
 
-    Parts of the ACT are seconds and add up to it; `unit_s` are the core- or cell-seconds that its grants held.
-    """
-
-    id: str
-    status: str
-    reason: str
-    started_at: float | None
-    ended_at: float
-    queue_s: float
-    overhead_s: float
-    execution_s: float
-    cpu_s: float
-    dop: int
-    unit_s: float = 0.0
+    end: Finish
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +93,15 @@ class NodeChanged:
     reason: str = ""
 
 
-Entry = ActionReceived | ActionGranted | ActionRequeued | ActionEnded | EnvironmentChanged | NodeChanged
+Entry = ActionReceived | ActionGranted | ActionResized | ActionRequeued | ActionEnded | EnvironmentChanged | NodeChanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedAction:
-    """An action as the journal knew it when the scheduler before this one stopped; `attempts` counts its grants."""
+    """An action as the journal knew it when the scheduler before this one stopped.
+
+    `grant` is what it holds, after all resizes, since the time at which its try began; `attempts` counts its grants.
+    """
 
     id: str
     header: Mapping[str, Any]

@@ -37,6 +37,7 @@ class Environments:
             trajectory=action.trajectory,
             memory_mb=memory_of(action),
             open_id=waiting.id,
+            since=now,
             last_used=now,
         )
         self._state.environments[environment.id] = environment
@@ -130,7 +131,7 @@ class Environments:
 
     def adopt(self, environment: Environment, node: Node, now: float) -> None:
         """Take over an environment that an earlier scheduler had opened."""
-        environment.last_used = now
+        environment.since = environment.last_used = now
         self._occupy(environment, node)
         environment.state = "open"
         self._lease(environment)

@@ -62,6 +62,16 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """A running action has used `cpu_s` core-seconds from its start until `at`, as its worker measured."""
+
+    id: str
+    attempt: int
+    cpu_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
     """A worker offers its node; a node that is up already and joins again has restarted."""
 
@@ -122,5 +132,16 @@ class Tick:
 
 
 Event = (
-    Submitted | Resumed | Started | Finished | NodeJoined | NodeBeat | NodeLost | EnvironmentOpened | EnvironmentClosed | Cancelled | Tick
+    Submitted
+    | Resumed
+    | Started
+    | Used
+    | Finished
+    | NodeJoined
+    | NodeBeat
+    | NodeLost
+    | EnvironmentOpened
+    | EnvironmentClosed
+    | Cancelled
+    | Tick
 )

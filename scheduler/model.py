@@ -9,8 +9,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from scheduler.durations import Estimate, speed_on
 from scheduler.lifecycle import EnvironmentState
 from tangram.action import Action
+from tangram.elasticity import FLAT
+
+UNKNOWN = Estimate(1.0, FLAT)
 
 UNLIMITED = 1 << 60
 """Memory of a node that declares none, in MB."""
@@ -62,20 +66,29 @@ class QuotaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of the system. None means no bound; times are seconds."""
+    """Bounds of the system. None means no bound; times are seconds.
+
+    `weights` are the jobs' parts of the system, 1 where a job has none; `window_s` bounds how much later an action may
+    come and still be started before another one of the same priority; `tail_first` lets the trajectories that have
+    been under way for longest go first, within that bound.
+    """
 
     queue_limit: int = 1 << 60
     lease_s: float | None = None
     beat_s: float | None = None
     starting_limit: int = 1 << 60
     starts_per_s: float | None = None
+    weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+    window_s: float = 60.0
+    tail_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """What a running action holds.
 
-    `units` is its degree of parallelism. `evict` names the services to be thrown off the cells first, in order;
+    `units` is its degree of parallelism. `share` is the part of its core that is its own: below 1, which only a grant of
+    one unit can be, the core is shared with other such grants. `evict` names the services to be thrown off the cells first, in order;
     `restore` says that the action's own service must be brought onto the cells before it runs.
     """
 
@@ -83,6 +96,7 @@ class Grant:
     attempt: int = 1
     units: int = 1
     core_ids: tuple[int, ...] = ()
+    share: float = 1.0
     cell_ids: tuple[int, ...] = ()
     evict: tuple[str, ...] = ()
     restore: bool = False
@@ -92,7 +106,9 @@ class Grant:
 class Waiting:
     """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
 
-    `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`).
+    `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`); `estimate` is what is expected
+    of it beyond durations. `share` is the part of a core that does for it where cores are short: 1 where it needs a whole
+    one, and only actions that can run on one unit have less.
     """
 
     id: str
@@ -106,6 +122,8 @@ class Waiting:
     attempt: int = 0
     unit_s: float = 0.0
     steps: tuple[tuple[float, int, int], ...] = ()
+    estimate: Estimate = UNKNOWN
+    share: float = 1.0
     least: int = field(init=False)
     """The smallest amount that it can use."""
     best: int = field(init=False)
@@ -123,7 +141,7 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """An action that holds a grant."""
+    """An action that holds a grant. `done_s` is the work, in seconds on one unit, done until `since`."""
 
     waiting: Waiting
     grant: Grant
@@ -132,13 +150,14 @@ class Running:
     started_at: float | None = None
     stopping: str = ""
     unseen_beats: int = 0
-    left: float = 1.0
+    done_s: float = 0.0
     since: float = 0.0
     held_since: float = 0.0
+    hungry: bool = False
     units: int = field(init=False)
     """Its present degree of parallelism."""
-    whole_s: float = field(init=False)
-    """Seconds that all of its work is expected to take on these units."""
+    speed: float = field(init=False)
+    """Its speed-up on these units."""
 
     def __post_init__(self) -> None:
         """Work out what every decision asks for."""
@@ -146,31 +165,30 @@ class Running:
 
     def _note_units(self) -> None:
         self.units = self.grant.units
-        self.whole_s = self.waiting.duration_s(self.units) if self.units in self.waiting.units else self.waiting.durations_s[0]
+        self.speed = speed_on(self.waiting.estimate.curve, self.units)
 
-    def left_at(self, now: float) -> float:
-        """Return the share of its work that is expected to be left.
+    def done_at(self, now: float) -> float:
+        """Return the work done by `now`, in seconds on one unit."""
+        return self.done_s + max(0.0, now - self.since) * self.speed
 
-        One that has run longer than expected is taken to need a twentieth of its work more.
-        """
-        ran_s = now - self.since
-        left = self.left - ran_s / max(self.whole_s, 1e-9) if ran_s > 0 else self.left
-        return left if left > 0.05 else 0.05
+    def left_s(self, now: float) -> float:
+        """Return the work that is expected to be left, in seconds on one unit."""
+        return self.waiting.estimate.left_s(self.done_at(now))
 
     def held(self, now: float) -> None:
         """Add what the grant held until now to the action's unit-seconds."""
         if self.grant.core_ids or self.grant.cell_ids:
-            self.waiting.unit_s += self.grant.units * max(0.0, now - self.held_since)
+            self.waiting.unit_s += self.grant.units * self.grant.share * max(0.0, now - self.held_since)
         self.held_since = now
 
     def regrant(self, grant: Grant, now: float) -> None:
         """Go on under another grant of the same action."""
-        self.left = self.left_at(now)
+        self.done_s = self.done_at(now)
         self.since = now
         self.held(now)
         self.grant = grant
         self._note_units()
-        self.expected_end = now + self.left * self.whole_s
+        self.expected_end = now + self.left_s(now) / self.speed
 
 
 @dataclass(slots=True, eq=False)
@@ -190,6 +208,7 @@ class Environment:
     state: EnvironmentState = "waiting"
     node: str | None = None
     pod_core_ids: tuple[int, ...] = ()
+    since: float = 0.0
     last_used: float = 0.0
     parked: deque[Waiting] = field(default_factory=deque)
     sessions: dict[str, str] = field(default_factory=dict)

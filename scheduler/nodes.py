@@ -45,6 +45,7 @@ class Nodes:
         cores = CoreGroup(spec.name, range(spec.cores))
         cells = CellGroup(spec.name, spec.cells, spec.cell_memory_mb)
         state.nodes[spec.name] = Node(spec, cores, cells, spec.memory_mb, now)
+        state.offer(spec, 1)
         state.out.append(NoteNode(name=spec.name, state="up"))
         self._environments.place(now)
         self._dispatcher.start_unplaced(now)
@@ -88,6 +89,7 @@ class Nodes:
         node = state.nodes.pop(name, None)
         if node is None:
             return
+        state.offer(node.spec, -1)
         state.out.append(NoteNode(name=name, state="left" if left else "lost", reason=reason))
         gone = [state.environments[environment_id] for environment_id in node.environments]
         for action_id in list(node.running):
@@ -96,6 +98,7 @@ class Nodes:
             if environment.state in ("open", "closing"):
                 self._environments.forget(environment, "lost", f"node {name} was lost: {reason}", now)
         self._dispatcher.forget_node(node)
+        state.kept_back.pop(node.cores, None)
         self._environments.place(now)
 
     def lose(self, running: Running, reason: str, now: float) -> None:

@@ -14,7 +14,17 @@ from typing import Any
 
 from scheduler import commands
 from scheduler.core import Core
-from scheduler.entries import ActionEnded, ActionGranted, ActionReceived, ActionRequeued, Entry, EnvironmentChanged, Journal, NodeChanged
+from scheduler.entries import (
+    ActionEnded,
+    ActionGranted,
+    ActionReceived,
+    ActionRequeued,
+    ActionResized,
+    Entry,
+    EnvironmentChanged,
+    Journal,
+    NodeChanged,
+)
 from scheduler.model import Grant
 from scheduler.transport import Received, Transport
 from tangram.action import Action
@@ -80,9 +90,7 @@ class Orders:
             case commands.Finish():
                 self._finish(command, now)
             case commands.Resize():
-                self.resizes += 1
-                arguments = {"id": command.id, "attempt": command.attempt, "core_ids": list(command.core_ids)}
-                self._transport.send_control(command.node, "tangram.resize", arguments)
+                self._resize(command, now)
             case commands.Stop():
                 arguments = {"id": command.id, "attempt": command.attempt, "reason": command.reason}
                 self._transport.send_control(command.node, "tangram.stop", arguments)
@@ -116,19 +124,22 @@ class Orders:
                 core_ids=grant.core_ids,
                 cell_ids=grant.cell_ids,
                 granted_at=now,
+                share=grant.share,
             )
         )
         self._transport.send_action(grant.node, self.messages[command.id], self.grant_header(command.id, grant, now))
 
     def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
         """Return what a message for a node carries of its grant (`tangram.wire.WireGrant`)."""
-        running = self._core.state.running.get(action_id)
+        running, grows = self._core.state.running.get(action_id), self._core.state.policy.resizes
         return {
             "node": grant.node,
             "attempt": grant.attempt,
             "epoch": self._epoch,
             "units": grant.units,
+            "most_units": max(grant.units, running.waiting.best) if running is not None and grows else grant.units,
             "core_ids": list(grant.core_ids),
+            "share": grant.share,
             "cell_ids": list(grant.cell_ids),
             "evict": list(grant.evict),
             "restore": grant.restore,
@@ -137,6 +148,19 @@ class Orders:
             "granted_at": granted_at,
         }
 
+    def _resize(self, command: commands.Resize, now: float) -> None:
+        self.resizes += 1
+        core_ids = command.core_ids
+        self._entries.append(
+            ActionResized(id=command.id, attempt=command.attempt, core_ids=core_ids, units=len(core_ids), share=command.share, at=now)
+        )
+        self.send_cores(command)
+
+    def send_cores(self, command: commands.Resize) -> None:
+        """Tell a node which cores a running action has; telling it twice is harmless."""
+        arguments = {"id": command.id, "attempt": command.attempt, "core_ids": list(command.core_ids), "share": command.share}
+        self._transport.send_control(command.node, "tangram.resize", arguments)
+
     def _finish(self, command: commands.Finish, now: float) -> None:
         message = self.messages.pop(command.id, "")
         self.submitted_at.pop(command.id, None)
@@ -144,21 +168,7 @@ class Orders:
         self.ended[command.id] = None
         if len(self.ended) > REMEMBERED_ENDS:
             self.ended.popitem(last=False)
-        self._entries.append(
-            ActionEnded(
-                id=command.id,
-                status=command.status,
-                reason=command.reason,
-                started_at=command.started_at,
-                ended_at=now,
-                queue_s=command.queue_s,
-                overhead_s=command.overhead_s,
-                execution_s=command.execution_s,
-                cpu_s=command.cpu_s,
-                dop=command.dop,
-                unit_s=command.unit_s,
-            )
-        )
+        self._entries.append(ActionEnded(end=command, at=now))
         if not command.by_worker:
             if granted is not None:
                 self._transport.disown(command.id, granted)

@@ -11,7 +11,7 @@ from scheduler.nodes import Nodes
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import Node, State, memory_of, own_memory
-from tangram.action import QUOTA_PREFIX
+from tangram.action import CORES, QUOTA_PREFIX
 
 
 class Recovery:
@@ -52,6 +52,7 @@ class Recovery:
         expected_end = event.granted_at + waiting.duration_s(grant.units) if grant.units in waiting.units else event.granted_at
         running = Running(waiting, grant, event.granted_at, expected_end, since=event.granted_at, held_since=event.granted_at)
         state.running[waiting.id] = running
+        state.count(running, 1)
         for name in action.cost.quotas:
             quota = state.quotas.setdefault(name, QuotaState(QuotaSpec(name=name)))
             quota.take(now, action.cost.least(f"{QUOTA_PREFIX}{name}"))
@@ -69,7 +70,7 @@ class Recovery:
         if grant.cell_ids:
             self._adopt_cells(running, node)
         elif grant.core_ids and action.kind != "cpu.open":
-            self._adopt_cores(running, state.core_group(environment) if environment else node.cores)
+            self._adopt_cores(running, state.core_group(environment) if environment else node.cores, now)
 
     def _adopt_cells(self, running: Running, node: Node) -> None:
         service, action_id = running.waiting.action.service or "", running.waiting.id
@@ -80,14 +81,17 @@ class Recovery:
         node.cells.running[action_id] = running
         self._state.touch(node.cells)
 
-    def _adopt_cores(self, running: Running, group: CoreGroup) -> None:
+    def _adopt_cores(self, running: Running, group: CoreGroup, now: float) -> None:
         """Claim the cores of a grant. What another grant has claimed is its own: cores are given back only once."""
-        claimed = group.claim(running.grant.core_ids)
-        whole = len(claimed) == running.grant.units and running.grant.units in running.waiting.units
-        running.grant = replace(running.grant, core_ids=claimed)
-        group.enter(running)
-        if not whole:
-            group.elastic.pop(running.waiting.id, None)
+        grant = running.grant
+        if grant.share < 1.0:
+            claimed = grant.core_ids if len(grant.core_ids) == 1 and group.claim_share(grant.core_ids[0], grant.share) else ()
+            running.grant = replace(grant, core_ids=claimed, share=grant.share if claimed else 1.0)
+        else:
+            running.grant = replace(grant, core_ids=group.claim(grant.core_ids))
+        lost = len(grant.core_ids) * grant.share - len(running.grant.core_ids) * running.grant.share
+        self._state.shares.hold(running.waiting.action.job, CORES, -lost)
+        group.adopt(running, now, resizes=self._state.policy.resizes)
         self._state.touch(group)
 
     def _opening(self, waiting: Waiting, event: events.Resumed, now: float) -> None:

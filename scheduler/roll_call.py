@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduler import events
+from scheduler.commands import Resize
 from scheduler.core import Core
 from scheduler.descriptions import node_spec, services_of
+from scheduler.model import ServiceSpec
 from scheduler.orders import Orders
 from scheduler.transport import Transport
 
@@ -30,13 +32,22 @@ MOST_RESENT = 2
 
 
 class RollCall:
-    """Hears the nodes. `handle` takes an event at a time to the core and carries out what follows."""
+    """Hears the nodes. `handle` takes an event at a time to the core and carries out what follows, `learn` a service."""
 
-    def __init__(self, core: Core, transport: Transport, orders: Orders, handle: Callable[[events.Event, float], None], now: float) -> None:
+    def __init__(
+        self,
+        core: Core,
+        transport: Transport,
+        orders: Orders,
+        handle: Callable[[events.Event, float], None],
+        learn: Callable[[ServiceSpec], None],
+        now: float,
+    ) -> None:
         self._core = core
         self._transport = transport
         self._orders = orders
         self._handle = handle
+        self._learn = learn
         self._incarnations: dict[str, str] = {}
         self._beat_at: dict[str, float] = {}
         self._orphan_beats: dict[str, int] = {}
@@ -49,13 +60,13 @@ class RollCall:
         """Take a node for up that was so when the scheduler before this one stopped."""
         self._orders.descriptions[name] = description
         self._incarnations[name] = str(description.get("incarnation", ""))
-        self._learn_services(description)
-        self._handle(events.NodeJoined(node=node_spec(description)), now)
+        self._join(description, now)
 
-    def _learn_services(self, description: Mapping[str, Any]) -> None:
-        """Take up what a node offers and no services file has declared."""
+    def _join(self, description: Mapping[str, Any], now: float) -> None:
+        """Let a node join, with what it offers and no services file has declared."""
         for service in services_of(description):
-            self._core.state.services.setdefault(service.name, service)
+            self._learn(service)
+        self._handle(events.NodeJoined(node=node_spec(description)), now)
 
     def forget_the_gone(self) -> None:
         """Drop what was kept of nodes that are gone and of actions that have ended."""
@@ -89,8 +100,7 @@ class RollCall:
         if not known or self._incarnations.get(name) != incarnation:
             self._incarnations[name] = incarnation
             self._orders.descriptions[name] = {k: v for k, v in description.items() if k not in ("running", "environments")}
-            self._learn_services(description)
-            self._handle(events.NodeJoined(node=node_spec(description)), now)
+            self._join(description, now)
         # Beats that have piled up while nobody read them all tell of the past: one of them counts, the others are signs of life.
         if now - self._beat_at.get(name, float("-inf")) < (self._core.state.limits.beat_s or 0.0) / 2:
             self._count_beat(name, now)
@@ -160,5 +170,5 @@ class RollCall:
                 arguments = {"id": action_id, "attempt": grant.attempt, "reason": running.stopping}
                 self._transport.send_control(grant.node, "tangram.stop", arguments)
             elif grant.core_ids and running.started_at is not None:
-                arguments = {"id": action_id, "attempt": grant.attempt, "core_ids": list(grant.core_ids)}
-                self._transport.send_control(grant.node, "tangram.resize", arguments)
+                held = Resize(id=action_id, node=grant.node, attempt=grant.attempt, core_ids=grant.core_ids, share=grant.share)
+                self._orders.send_cores(held)

@@ -19,13 +19,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scheduler import commands, events
 from scheduler.core import Core
 from scheduler.entries import Journal, UnfinishedAction
-from scheduler.model import Grant
+from scheduler.event_log import EventLog
+from scheduler.model import Grant, ServiceSpec
 from scheduler.orders import REMEMBERED_ENDS, Orders
 from scheduler.roll_call import HOUSEKEEPING_S, RollCall
 from scheduler.stats import summary
@@ -40,6 +41,13 @@ REMEMBERED_DECISIONS = 20_000
 """Decisions over which the percentiles of their times are taken."""
 
 
+class CoreBroken(RuntimeError):
+    """Raised when the core fails on an event: its state is not to be trusted any more.
+
+    What was received is not acknowledged, so the scheduler that takes over begins with the journal and gets it again.
+    """
+
+
 class Service:
     """One active scheduler."""
 
@@ -52,6 +60,7 @@ class Service:
         epoch: int = 1,
         clock: Callable[[], float] = time.time,
         still_leading: Callable[[], bool] = lambda: True,
+        event_log: EventLog | None = None,
     ) -> None:
         self._core = core
         self._transport = transport
@@ -60,7 +69,8 @@ class Service:
         self._clock = clock
         self._still_leading = still_leading
         self._orders = Orders(core, transport, journal, epoch)
-        self._roll_call = RollCall(core, transport, self._orders, self._handle, clock())
+        self._event_log = event_log
+        self._roll_call = RollCall(core, transport, self._orders, self._handle, self._learn, clock())
         self._next_housekeeping = 0.0
         self._decision_us: deque[float] = deque(maxlen=REMEMBERED_DECISIONS)
 
@@ -76,9 +86,10 @@ class Service:
                     id=kept.id, node=kept.node, job=kept.job, trajectory=kept.trajectory, memory_mb=kept.memory_mb
                 )
                 self._handle(opened, now)
-        for kept_action in unfinished.actions:
+        # What holds units already takes them up before what waits could be given them.
+        for kept_action in sorted(unfinished.actions, key=lambda one: one.grant is None):
             self._resume(kept_action, now)
-        self._orders.commit([])
+        self._commit([])
         return len(unfinished.actions)
 
     def _resume(self, kept: UnfinishedAction, now: float) -> None:
@@ -97,7 +108,14 @@ class Service:
             submitted_at=kept.submitted_at,
             received_at=kept.received_at,
             granted_at=grant.granted_at,
-            grant=Grant(node=grant.node, attempt=grant.attempt, units=grant.units, core_ids=grant.core_ids, cell_ids=grant.cell_ids),
+            grant=Grant(
+                node=grant.node,
+                attempt=grant.attempt,
+                units=grant.units,
+                core_ids=grant.core_ids,
+                share=grant.share,
+                cell_ids=grant.cell_ids,
+            ),
         )
         self._handle(resumed, now)
 
@@ -124,8 +142,13 @@ class Service:
             self._next_housekeeping = now + HOUSEKEEPING_S
             self._roll_call.forget_the_gone()
             self._show()
-        self._orders.commit(batch)
+        self._commit(batch)
         return True
+
+    def _commit(self, batch: Sequence[Received]) -> None:
+        self._orders.commit(batch)
+        if self._event_log is not None:
+            self._event_log.flush()
 
     def _take(self, received: Received, now: float) -> None:
         if received.sort == "action":
@@ -184,13 +207,16 @@ class Service:
                 attempt=report["attempt"],
                 status=report["status"],
                 reason=report.get("reason", ""),
-                started_at=report.get("started_at"),
-                execution_s=report.get("execution_s", 0.0),
-                cpu_s=report.get("cpu_s", 0.0),
+                started_at=None if report.get("started_at") is None else _seconds(report["started_at"]),
+                execution_s=_seconds(report.get("execution_s", 0.0)),
+                cpu_s=_seconds(report.get("cpu_s", 0.0)),
             )
             self._handle(finished, now)
         elif sort == "started":
-            self._handle(events.Started(id=report["id"], attempt=report["attempt"], at=report["at"]), now)
+            self._handle(events.Started(id=report["id"], attempt=report["attempt"], at=_seconds(report["at"])), now)
+        elif sort == "used":
+            used = events.Used(id=report["id"], attempt=report["attempt"], cpu_s=_seconds(report["cpu_s"]), at=_seconds(report["at"]))
+            self._handle(used, now)
         elif sort in ("joined", "beat"):
             self._roll_call.take_beat(report["node"], now)
         elif sort == "unknown":
@@ -207,15 +233,27 @@ class Service:
 
     def _handle(self, event: events.Event, now: float) -> None:
         before, began = self._core.decisions, time.perf_counter()
-        out = self._core.handle(event, now)
+        try:
+            out = self._core.handle(event, now)
+        except Exception as error:
+            raise CoreBroken(f"the core failed on {type(event).__name__}") from error
         if self._core.decisions != before:
             self._decision_us.append((time.perf_counter() - began) * 1e6)
+        if self._event_log is not None:
+            self._event_log.handled(event, now, out)
         for command in out:
             self._orders.carry_out(command, now)
 
+    def _learn(self, service: ServiceSpec) -> None:
+        """Take up a service that a worker offers, unless one of its name is known."""
+        if service.name not in self._core.state.services:
+            self._core.state.services[service.name] = service
+            if self._event_log is not None:
+                self._event_log.learned(service)
+
     def _show(self) -> None:
         state, orders = self._core.state, self._orders
-        decision_us = summary(self._decision_us)
+        decision_us, error = summary(self._decision_us), state.durations.error()
         self._transport.show(
             {
                 "policy": state.policy.name,
@@ -227,5 +265,15 @@ class Service:
                 "restores": orders.restores,
                 "decision_us_p50": decision_us.p50,
                 "decision_us_p99": decision_us.p99,
+                "predictions": error.predictions,
+                "prediction_factor_p50": error.factor_p50,
+                "prediction_factor_p90": error.factor_p90,
             }
         )
+
+
+def _seconds(value: object) -> float:
+    """Return a number of seconds that a worker reported. Raises `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise ValueError(f"not a number of seconds: {value!r}")
+    return float(value)

@@ -9,21 +9,27 @@ Only the time a decision takes is measured with a clock; it changes nothing that
 
 from __future__ import annotations
 
+import gc
 import heapq
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 from scheduler import commands, events
 from scheduler.core import Core
-from scheduler.model import UNLIMITED, Grant, Limits, NodeSpec
+from scheduler.model import UNLIMITED, Limits, NodeSpec
 from scheduler.policies.abstract import Policy
+from scheduler.progress import Live, SharedCores
 from scheduler.summary import ActionRecord, Capacity, RunRecord
 from scheduler.trace import Step, Trace, TraceAction, Trajectory
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action, Cost
 
 _T = TypeVar("_T")
+
+USAGE_S = 1.0
+"""Seconds between two reports of what an action on a shared core has used."""
 
 FILE_KINDS = ("cpu.read_file", "cpu.write_file")
 """Kinds that the worker itself carries out: they need their environment, and no core of it."""
@@ -56,8 +62,13 @@ class Cluster:
         ]
 
 
-def action_of(recorded: TraceAction, trajectory: Trajectory, *, environment: str | None, session: str | None = None) -> Action:
-    """Return the action that a recorded one submits again. Environment and session matter to `cpu.*` only."""
+def action_of(
+    recorded: TraceAction, trajectory: Trajectory, *, environment: str | None, session: str | None = None, told: bool = True
+) -> Action:
+    """Return the action that a recorded one submits again. Environment and session matter to `cpu.*` only.
+
+    Unless the scheduler is to be `told`, the recorded duration is not declared: nobody knows it before it has run.
+    """
     on_cpu = recorded.kind.startswith("cpu.")
     amounts: dict[str, tuple[int, ...]]
     if recorded.kind in FILE_KINDS:
@@ -78,7 +89,7 @@ def action_of(recorded: TraceAction, trajectory: Trajectory, *, environment: str
         session=session if on_cpu else None,
         service=recorded.service,
         requires=recorded.requires if not on_cpu else (),
-        work_s=recorded.work_s,
+        work_s=recorded.work_s if told else None,
         timeout_s=recorded.timeout_s,
         priority=recorded.priority if recorded.priority is not None else trajectory.priority,
         idempotent=recorded.idempotent if recorded.idempotent is not None else not on_cpu,
@@ -123,40 +134,49 @@ class _Rollout:
     carried_queue_s: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    """An action that has been submitted and has no result yet."""
-
-    rollout: _Rollout
-    recorded: TraceAction
-    submitted_at: float
-    carried_queue_s: float
-    grant: Grant | None = None
-    restore_s: float = 0.0
-    began_at: float = 0.0
-    left: float = 1.0
-    since: float = 0.0
-    turn: int = 0
-    unit_seconds: float = 0.0
-
-    def duration_s(self, units: int) -> float:
-        """Return the seconds of the whole action on `units`."""
-        return self.recorded.elasticity.duration_s(self.recorded.work_s, units)
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the cyclic garbage collector out of what is timed: nothing here is cyclic, and it would walk all that lives."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Simulation:
-    """One replay in virtual time. Use once: `run()`."""
+    """One replay in virtual time. Use once: `run()`.
 
-    def __init__(self, trace: Trace, policy: Policy, cluster: Cluster, *, speed: float = 1.0, limits: Limits | None = None) -> None:
+    `told` says whether the scheduler is told the recorded durations of what comes in; by default as the policy is
+    (`Policy.told`).
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Policy,
+        cluster: Cluster,
+        *,
+        speed: float = 1.0,
+        limits: Limits | None = None,
+        told: bool | None = None,
+    ) -> None:
         self._trace = trace
         self._cluster = cluster
         self._policy = policy
         self._speed = speed
+        self._told = policy.told if told is None else told
         self._core = Core(policy, limits=limits, services=tuple(trace.services.values()), quotas=tuple(trace.quotas.values()))
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = 0
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
+        self._cores = SharedCores(self._plan_end)
+        self._granted = 0.0
+        self._cores_granted: list[tuple[float, float]] = []
         self._opening: dict[str, _Rollout] = {}
+        self._rollouts: dict[str, _Rollout] = {}
         self._records: list[ActionRecord] = []
         self._decision_us: list[float] = []
         self._restores = 0
@@ -166,6 +186,10 @@ class Simulation:
 
     def run(self) -> RunRecord:
         """Replay to the last result."""
+        with _no_collections():
+            return self._run()
+
+    def _run(self) -> RunRecord:
         for spec in self._cluster.specs():
             self._handle(events.NodeJoined(node=spec), 0.0)
         for number, trajectory in enumerate(self._trace.trajectories):
@@ -186,6 +210,8 @@ class Simulation:
             restores=self._restores,
             decisions=self._core.decisions,
             decision_us=self._decision_us,
+            cores_granted=self._cores_granted,
+            prediction=self._core.state.durations.error(),
         )
 
     def _at(self, when: float, happen: Callable[[float], None]) -> None:
@@ -242,8 +268,9 @@ class Simulation:
         for index, recorded in enumerate(step.actions):
             action_id = f"{rollout.number}.{number}.{index}"
             carried, rollout.carried_queue_s = rollout.carried_queue_s, 0.0
-            self._live[action_id] = _Live(rollout, recorded, now, carried)
-            action = action_of(recorded, rollout.trajectory, environment=rollout.environment)
+            self._live[action_id] = Live(action_id, recorded, now, carried)
+            self._rollouts[action_id] = rollout
+            action = action_of(recorded, rollout.trajectory, environment=rollout.environment, told=self._told)
             self._handle(events.Submitted(id=action_id, action=action, submitted_at=now), now)
 
     def _start(self, command: commands.Start, now: float) -> None:
@@ -252,34 +279,58 @@ class Simulation:
             done = events.Finished(id=command.id, attempt=command.grant.attempt, status="succeeded", started_at=now)
             self._at(now, _bind(self._handle, done))
             return
-        live.grant = command.grant
+        restore_s = 0.0
         if command.grant.restore:
             self._restores += 1
-            live.restore_s = self._trace.services[live.recorded.service or ""].restore_s
-        live.began_at = live.since = now + live.restore_s
-        self._at(live.since + live.duration_s(command.grant.units), _bind(self._done, (command.id, live, live.turn)))
+            restore_s = self._trace.services[live.recorded.service or ""].restore_s
+        live.begin(command.grant, now, restore_s)
+        self._count_cores(live.cores_held, now)
+        self._cores.enter(live, now)
+        if command.grant.share < 1.0:
+            self._at(now + USAGE_S, _bind(self._report_usage, live))
 
     def _resize(self, command: commands.Resize, now: float) -> None:
         """Let the rest of the work go on at the pace of other units; the end that was planned is void."""
         live = self._live[command.id]
-        assert live.grant is not None, "only a running action is resized"
         self._resizes += 1
-        ran_s = max(0.0, now - live.since)
-        live.left = max(0.0, live.left - ran_s / max(live.duration_s(live.grant.units), 1e-12))
-        live.unit_seconds += ran_s * live.grant.units
-        live.since = max(now, live.since)
-        live.grant = replace(live.grant, units=len(command.core_ids), core_ids=command.core_ids)
-        live.turn += 1
-        self._at(live.since + live.left * live.duration_s(live.grant.units), _bind(self._done, (command.id, live, live.turn)))
+        self._count_cores(-live.cores_held, now)
+        self._cores.leave(live, now)
+        shared_before = live.share < 1.0
+        live.regrant(len(command.core_ids), command.core_ids, command.share)
+        self._count_cores(live.cores_held, now)
+        self._cores.enter(live, now)
+        if live.share < 1.0 and not shared_before:
+            self._at(now + USAGE_S, _bind(self._report_usage, live))
 
-    def _done(self, planned: tuple[str, _Live, int], now: float) -> None:
-        action_id, live, turn = planned
-        if turn != live.turn or live.grant is None:
+    def _plan_end(self, live: Live) -> None:
+        self._at(live.end_at(), _bind(self._done, (live, live.turn)))
+
+    def _report_usage(self, live: Live, now: float) -> None:
+        """Report, like a worker, what an action on a shared core has used so far."""
+        if live.id not in self._live or live.share >= 1.0:
             return
-        live.unit_seconds += (now - live.since) * live.grant.units
-        execution_s = now - live.began_at
+        self._handle(events.Used(id=live.id, attempt=live.attempt, cpu_s=live.cpu_s_at(now), at=now), now)
+        self._at(now + USAGE_S, _bind(self._report_usage, live))
+
+    def _count_cores(self, cores: float, now: float) -> None:
+        self._granted += cores
+        if cores:
+            self._cores_granted.append((now, self._granted))
+
+    def _done(self, planned: tuple[Live, int], now: float) -> None:
+        live, turn = planned
+        if turn != live.turn:
+            return
+        self._cores.leave(live, now)
+        live.turn += 1
+        self._count_cores(-live.cores_held, now)
         finished = events.Finished(
-            id=action_id, attempt=live.grant.attempt, status="succeeded", started_at=live.began_at, execution_s=execution_s
+            id=live.id,
+            attempt=live.attempt,
+            status="succeeded",
+            started_at=live.began_at,
+            execution_s=now - live.began_at,
+            cpu_s=live.cpu_s_at(now),
         )
         self._handle(finished, now)
 
@@ -296,17 +347,18 @@ class Simulation:
         live = self._live.pop(command.id, None)
         if live is None:
             return
-        self._record(command.id, live, command.status, command.reason, command.queue_s, command.execution_s, now)
-        live.rollout.open_actions -= 1
-        if live.rollout.open_actions == 0:
-            self._think(live.rollout, now)
+        rollout = self._rollouts.pop(command.id)
+        self._record(live, rollout, command.status, command.reason, command.queue_s, command.execution_s, now)
+        rollout.open_actions -= 1
+        if rollout.open_actions == 0:
+            self._think(rollout, now)
 
-    def _record(self, action_id: str, live: _Live, status: str, reason: str, queue_s: float, execution_s: float, now: float) -> None:
+    def _record(self, live: Live, rollout: _Rollout, status: str, reason: str, queue_s: float, execution_s: float, now: float) -> None:
         self._records.append(
             ActionRecord(
-                id=action_id,
-                job=live.rollout.trajectory.job,
-                trajectory=live.rollout.trajectory.trajectory,
+                id=live.id,
+                job=rollout.trajectory.job,
+                trajectory=rollout.trajectory.trajectory,
                 kind=live.recorded.kind,
                 status=status,
                 submitted_at=live.submitted_at - live.carried_queue_s,
@@ -314,7 +366,7 @@ class Simulation:
                 queue_s=queue_s + live.carried_queue_s,
                 overhead_s=live.restore_s,
                 execution_s=execution_s,
-                units=live.grant.units if live.grant else 0,
+                units=live.units,
                 unit_seconds=live.unit_seconds,
                 floor_s=live.recorded.floor_s,
                 reason=reason,
@@ -325,15 +377,16 @@ class Simulation:
         """Count every action that a trajectory has not submitted, and never will, as rejected."""
         for number in range(rollout.step, len(rollout.trajectory.steps)):
             for index, recorded in enumerate(rollout.trajectory.steps[number].actions):
-                live = _Live(rollout, recorded, now, 0.0)
-                self._record(f"{rollout.number}.{number}.{index}", live, "rejected", reason, 0.0, 0.0, now)
+                live = Live(f"{rollout.number}.{number}.{index}", recorded, now, 0.0)
+                self._record(live, rollout, "rejected", reason, 0.0, 0.0, now)
 
     def _end_starved(self) -> None:
         """Count what nothing will ever start as failed: no node could run it and nothing is left to happen."""
         now = self._now
-        for action_id, live in list(self._live.items()):
-            self._record(action_id, live, "failed", "nothing can ever run it here", now - live.submitted_at, 0.0, now)
-        for rollout in {id(live.rollout): live.rollout for live in self._live.values()}.values():
+        for live in self._live.values():
+            waited_s = now - live.submitted_at
+            self._record(live, self._rollouts[live.id], "failed", "nothing can ever run it here", waited_s, 0.0, now)
+        for rollout in {id(rollout): rollout for rollout in self._rollouts.values()}.values():
             self._refuse_all(rollout, "an action before it can never run here", now)
         for rollout in self._opening.values():
             self._refuse_all(rollout, "no node has room for its environment", now)

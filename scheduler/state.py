@@ -7,19 +7,21 @@ the same events lead to the same decisions.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.commands import Command, Finish, NoteEnvironment, Start
-from scheduler.durations import expected_s
+from scheduler.durations import Durations, Observation, expected_s
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Limits, NodeSpec, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.policies.abstract import Policy
 from scheduler.policies.allocation import steps_of
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
-from scheduler.resources.queue import WaitQueue
+from scheduler.resources.queue import WaitQueue, Walk, merged
 from scheduler.resources.quota import QuotaState
-from tangram.action import CELLS, CORES, MEMORY_MB, Action
+from scheduler.shares import Shares
+from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +44,18 @@ class Node:
 class State:
     """The nouns of the system, by name."""
 
-    def __init__(self, policy: Policy, limits: Limits, services: tuple[ServiceSpec, ...], quotas: tuple[QuotaSpec, ...]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        services: tuple[ServiceSpec, ...],
+        quotas: tuple[QuotaSpec, ...],
+        history: Sequence[Observation] = (),
+    ) -> None:
         self.policy = policy
         self.limits = limits
+        self.durations = Durations(learning=policy.learns, history=history)
+        self.shares = Shares(limits.weights)
         self.services = {spec.name: spec for spec in services}
         self.quotas = {spec.name: QuotaState(spec) for spec in quotas}
         self.nodes: dict[str, Node] = {}
@@ -61,12 +72,17 @@ class State:
         self.out: list[Command] = []
         self.room_returned = False
         self.dirty: dict[CoreGroup | CellGroup | QuotaState, None] = {}
+        self.kept_back: dict[CoreGroup, float] = {}
+        """Groups with actions of a job beyond its share that had to wait, and when to look at them again in any case."""
         self._seq = 0
+        for quota in quotas:
+            self.shares.offer(f"{QUOTA_PREFIX}{quota.name}", quota.concurrency or 0)
 
     def make_waiting(self, action_id: str, action: Action, submitted_at: float, now: float) -> Waiting:
         """Return an action with its number and its place in the queue."""
         self._seq += 1
-        units, durations_s = lane_amounts(action), expected_s(action)
+        estimate = self.durations.expect(action)
+        units, durations_s = lane_amounts(action), expected_s(estimate, action.units)
         if len(durations_s) != len(units):
             durations_s = durations_s[:1] * len(units)
         service = self.services.get(action.service or "")
@@ -85,8 +101,12 @@ class State:
             units=units,
             durations_s=durations_s,
             steps=steps_of(units, durations_s),
+            estimate=estimate,
+            share=self.policy.share_of_core(units, estimate) if wants_cores(action) else 1.0,
         )
-        waiting.key = self.policy.order_key(waiting)
+        environment = self.environments.get(action.environment or "")
+        under_way_s = now - environment.since if environment is not None else 0.0
+        waiting.key = self.policy.order_key(waiting, self.limits, under_way_s)
         return waiting
 
     def enter(self, waiting: Waiting) -> None:
@@ -96,6 +116,7 @@ class State:
             heapq.heappush(self.deadlines, (waiting.submitted_at + waiting.action.queue_timeout_s, waiting.id))
         job = waiting.action.job
         self.waiting_by_job[job] = self.waiting_by_job.get(job, 0) + 1
+        self.shares.enter(job)
 
     def leave(self, waiting: Waiting) -> None:
         """Count an action as waiting no longer."""
@@ -106,12 +127,42 @@ class State:
             self.waiting_by_job[job] = left
         else:
             del self.waiting_by_job[job]
+        self.shares.leave(job)
+
+    def count(self, running: Running, sign: int) -> None:
+        """Count a running action, and what it holds, for its job; or count it no longer."""
+        action, grant = running.waiting.action, running.grant
+        if sign > 0:
+            self.shares.enter(action.job)
+        for resource, amount in ((CORES, len(grant.core_ids) * grant.share), (CELLS, len(grant.cell_ids))):
+            if amount:
+                self.shares.hold(action.job, resource, sign * amount)
+        for name in action.cost.quotas:
+            self.shares.hold(action.job, f"{QUOTA_PREFIX}{name}", sign * action.cost.least(f"{QUOTA_PREFIX}{name}"))
+        if sign < 0:
+            self.shares.leave(action.job)
+            self.look_again()
+
+    def offer(self, spec: NodeSpec, sign: int) -> None:
+        """Count what a node offers, or offers no longer."""
+        self.shares.offer(CORES, sign * spec.cores)
+        self.shares.offer(CELLS, sign * spec.cells)
+
+    def in_order(self, queues: Sequence[WaitQueue]) -> Iterator[Waiting]:
+        """Walk queues in order; where shares count, jobs beyond theirs come last."""
+        filled = [queue for queue in queues if len(queue)]
+        if not filled:
+            return iter(())
+        if self.policy.shares and self.shares.contended:
+            return Walk(filled, self.shares.over)
+        return merged(filled)
 
     def start(self, waiting: Waiting, grant: Grant, now: float, expected_s: float) -> Running:
         """Turn a waiting action, already out of its queue, into a running one."""
-        self.leave(waiting)
         waiting.attempt = grant.attempt
         running = Running(waiting, grant, now, now + expected_s, since=now, held_since=now)
+        self.count(running, 1)
+        self.leave(waiting)
         self.running[waiting.id] = running
         node = self.nodes[grant.node]
         node.running[waiting.id] = None
@@ -122,6 +173,7 @@ class State:
     def finish_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
         """End an action that held nothing; it must be out of its queue."""
         self.leave(waiting)
+        self.look_again()
         queue_s = max(0.0, now - waiting.received_at)
         overhead_s = waiting.received_at - waiting.submitted_at
         self.out.append(
@@ -174,6 +226,12 @@ class State:
         for quota in self.quotas.values():
             if len(quota.queue):
                 self.touch(quota)
+
+    def look_again(self, until: float = float("inf")) -> None:
+        """Have those looked at that were kept back, as far as they are due by `until`: shares have changed, or time has passed."""
+        for group in [group for group, due in self.kept_back.items() if due <= until]:
+            del self.kept_back[group]
+            self.touch(group)
 
     def touch(self, group: CoreGroup | CellGroup | QuotaState) -> None:
         """Have the group looked at before the current event is done."""

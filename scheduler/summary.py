@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any
 
+from scheduler.durations import PredictionError
 from scheduler.stats import summary
 
 
@@ -55,7 +56,11 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A whole run. `decision_us` holds the time of each scheduling decision, in the order taken."""
+    """A whole run.
+
+    `decision_us` holds the time of each scheduling decision, in the order taken; `cores_granted` pairs of a time and
+    the cores granted from then on, simulated runs only.
+    """
 
     policy: str
     trajectories: int
@@ -67,6 +72,8 @@ class RunRecord:
     restores: int = 0
     decisions: int = 0
     decision_us: Sequence[float] = field(default_factory=tuple)
+    cores_granted: Sequence[tuple[float, float]] = field(default_factory=tuple)
+    prediction: PredictionError | None = None
 
 
 def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
@@ -107,9 +114,17 @@ def summarise(run: RunRecord) -> dict[str, Any]:
         "decisions": run.decisions,
         "decision_us_p50": decision_us.p50,
         "decision_us_p99": decision_us.p99,
+        **_prediction(run.prediction),
         "by_kind": _by(records, "kind"),
         "by_job": _by(records, "job"),
     }
+
+
+def _prediction(error: PredictionError | None) -> dict[str, float]:
+    """Return within which factor half, and nine in ten, of the expected durations were right; nothing where unknown."""
+    if error is None or not error.predictions:
+        return {}
+    return {"prediction_factor_p50": error.factor_p50, "prediction_factor_p90": error.factor_p90}
 
 
 def _utilisation(records: Sequence[ActionRecord], prefix: str, offered_s: float) -> float:

@@ -20,7 +20,6 @@ can be written again, and so that a driver may use them (`files`, `url`, `items`
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -33,10 +32,6 @@ Kind = Literal["cpu.exec", "cpu.read_file", "cpu.write_file", "gpu.score", "gpu.
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_JOB = "default"
 DEFAULT_PRIORITY = 5
-
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_PLAIN_NAME = re.compile(r"[\w.+-]+", re.ASCII)
-_LONGEST_CLASS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +134,6 @@ def tile(trace: Trace, count: int, spread_s: float, seed: int) -> Trace:
         name = original.trajectory if copy == 0 else _free_name(original, copy + 1, taken)
         tiled.append(replace(original, trajectory=name, arrival_s=draw.uniform(0.0, spread_s)))
     return replace(trace, trajectories=tuple(tiled))
-
-
-def command_class(command: str) -> str:
-    """Name the class of a shell command: its first word without the folder, `shell` if that is no plain name.
-
-    Assignments in front (`CI=1 pytest`) do not count as the word.
-    """
-    words = [word for word in command.split() if not _ASSIGNMENT.match(word)]
-    name = _PLAIN_NAME.search(words[0].rstrip("/").rpartition("/")[2]) if words else None
-    return name.group()[:_LONGEST_CLASS] if name else "shell"
 
 
 def _free_name(original: Trajectory, copy: int, taken: set[tuple[str, str]]) -> str:

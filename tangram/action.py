@@ -11,6 +11,7 @@ Only values live here: no connection, no clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -86,7 +87,7 @@ class Cost:
     @property
     def quotas(self) -> tuple[str, ...]:
         """The names of the quotas that this cost draws on."""
-        return tuple(name[len(QUOTA_PREFIX) :] for name in self.amounts if name.startswith(QUOTA_PREFIX))
+        return tuple([name[len(QUOTA_PREFIX) :] for name in self.amounts if name[0] == "q"])  # no other resource begins so
 
     def __hash__(self) -> int:
         """Hash by content."""
@@ -167,10 +168,15 @@ class Action:
             raise InvalidAction("cost", "in an environment, only actions on its cores can draw on a quota")
 
     @property
+    def units(self) -> tuple[int, ...]:
+        """The acceptable amounts of the key elastic resource."""
+        key = self.cost.key
+        return self.cost.amounts[key] if key else (1,)
+
+    @property
     def elasticity(self) -> Elasticity:
         """The amounts of the key elastic resource and the curve over them."""
-        key = self.cost.key
-        return Elasticity(units=self.cost.amounts[key] if key else (1,), curve=self.curve)
+        return Elasticity(units=self.units, curve=self.curve)
 
     def to_header(self) -> dict[str, Any]:
         """Return the JSON-able header; fields at their default are left out, arguments are not in it."""
@@ -221,7 +227,20 @@ class Action:
 
 _PLAIN = tuple(f.name for f in fields(Action) if f.name not in ("kind", "arguments", "cost", "curve"))
 _DEFAULTS = {f.name: f.default for f in fields(Action)}
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_PLAIN_NAME = re.compile(r"[\w.+-]+", re.ASCII)
+_LONGEST_CLASS = 64
 _HEADER_FIELDS = {*_PLAIN, "kind", "cost", "parallel_fraction", "efficiency", "submitted_at"}
+
+
+def command_class(command: str) -> str:
+    """Name the class of a shell command: its first word without the folder, `shell` if that is no plain name.
+
+    Assignments in front (`CI=1 pytest`) do not count as the word.
+    """
+    words = [word for word in command.split() if not _ASSIGNMENT.match(word)]
+    name = _PLAIN_NAME.search(words[0].rstrip("/").rpartition("/")[2]) if words else None
+    return name.group()[:_LONGEST_CLASS] if name else "shell"
 
 
 def _is_resource(name: object) -> bool:

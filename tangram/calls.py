@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from tangram.action import CELLS, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, Action, Cost
+from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, Action, Cost, command_class
 from tangram.elasticity import make_curve
 from tangram.errors import InvalidAction
 
@@ -40,13 +40,18 @@ class Limits(TypedDict, total=False):
     priority: int | None
 
 
+HOPED_PARALLEL_FRACTION = 0.9
+
+
 class ExecOptions(Limits, total=False):
     """Options of a command.
 
     `units` are the acceptable numbers of cores, `[1]` by default. `parallel_fraction` (Amdahl) or `efficiency`
-    (E(m) by m) says what units do to its duration, `work_s` its seconds on one core, `action_class` which commands
-    are alike. It is killed when it prints nothing for `output_timeout_s`. `session` names the shell session it runs in,
-    `variables` are added to its process environment. An `idempotent` command may run again after its node was lost.
+    (E(m) by m) says what units do to its duration, `work_s` its seconds on one core. Where several amounts are given and
+    neither is said, nine tenths are hoped to be parallel, until core-seconds show what is. `action_class` says which
+    commands are alike, those with the same first word by default. It is killed when it prints nothing for
+    `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment.
+    An `idempotent` command may run again after its node was lost.
     """
 
     units: Sequence[int]
@@ -139,10 +144,13 @@ def execute(
     """Run a shell command in an environment; options as in `ExecOptions`."""
     if not isinstance(command, str) or not command.strip() or "\0" in command:
         raise InvalidAction("command", "must be a command line")
+    cost = Cost.of(cores=units)
+    if parallel_fraction is None and efficiency is None and len(cost.amounts[CORES]) > 1:
+        parallel_fraction = HOPED_PARALLEL_FRACTION
     return Action(
         kind="cpu.exec",
         arguments=_given(environment=place.environment, session=session, command=command, variables=_variables(variables)),
-        cost=Cost.of(cores=units),
+        cost=cost,
         curve=make_curve(parallel_fraction, efficiency),
         job=place.job,
         trajectory=place.trajectory,
@@ -154,7 +162,7 @@ def execute(
         output_timeout_s=output_timeout_s,
         priority=_priority(priority),
         idempotent=idempotent,
-        action_class=action_class,
+        action_class=action_class if action_class is not None else command_class(command),
     )
 
 

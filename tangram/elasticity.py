@@ -106,7 +106,7 @@ class Elasticity:
 
 def check_units(units: object, name: str = "units") -> None:
     """Raise `InvalidAction` unless `units` is a non-empty ascending sequence of distinct whole numbers above 0."""
-    if isinstance(units, (str, bytes)) or not isinstance(units, Sequence):
+    if type(units) is not tuple and (isinstance(units, (str, bytes)) or not isinstance(units, Sequence)):
         raise InvalidAction(name, f"must be a list of amounts, not {shown(units)}")
     if not units:
         raise InvalidAction(name, "must name at least one amount")

@@ -6,11 +6,12 @@ with the addresses of what it started, and clients and tools read it.
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -31,6 +32,13 @@ class Settings(BaseSettings):
     state_dir: Path = Field(default_factory=default_state_dir, description="Folder of the embedded stack, logs and SQLite.")
 
     policy: str = Field(default="elastic", description="Scheduling policy: elastic, paper, fcfs, fixed:N or static:N.")
+    without: str = Field(default="", description="Comma-separated parts of the policy `elastic` to go without.")
+    shares: str = Field(default="", description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
+    order_window_s: float = Field(
+        default=60.0, ge=0, description="Seconds by which one action may overtake another of its priority, at most."
+    )
+    tail_first: bool = Field(default=False, description="Within that bound, trajectories that have been under way for longest go first.")
+    history: int = Field(default=20_000, ge=0, description="Actions of the journal from which a starting scheduler learns durations.")
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
     beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")
@@ -38,6 +46,8 @@ class Settings(BaseSettings):
     lease_s: float = Field(default=3600.0, gt=0, description="An environment without any action for this long is closed.")
     starting_limit: int = Field(default=64, ge=1, description="Environments that may be starting at once, over the whole fleet.")
     starts_per_s: float = Field(default=200.0, gt=0, description="Environments that may begin to start per second, over the whole fleet.")
+    usage_s: float = Field(default=1.0, ge=0.1, description="Interval at which workers say what running commands have used.")
+    event_log: Path | None = Field(default=None, description="File to which the scheduler adds every event and what followed from it.")
     timeout_s: float = Field(default=3600.0, gt=0, description="Execution timeout of actions that name none.")
     output_limit_bytes: int = Field(default=1_048_576, ge=1, description="Captured output per stream; what is beyond is dropped.")
     depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
@@ -50,7 +60,34 @@ class Settings(BaseSettings):
     cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
     labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
 
+    @field_validator("shares")
+    @classmethod
+    def _can_be_weights(cls, shares: str) -> str:
+        _weights(shares)
+        return shares
+
+    @cached_property
+    def weights(self) -> dict[str, float]:
+        """The weights that `shares` names, by job."""
+        return _weights(self.shares)
+
     @cached_property
     def stack_file(self) -> Path:
         """Where the embedded stack writes the addresses of what it started."""
         return self.state_dir / "stack.json"
+
+
+def _weights(shares: str) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for entry in filter(None, (entry.strip() for entry in shares.split(","))):
+        job, _, text = entry.rpartition("=")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not job.strip() or not 0 < weight < math.inf:
+            raise ValueError(f"{entry!r} is not like job-a=2, with a number above 0")
+        if job.strip() in weights:
+            raise ValueError(f"names {job.strip()!r} twice")
+        weights[job.strip()] = weight
+    return weights

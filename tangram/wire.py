@@ -4,7 +4,7 @@
 |---|---|---|
 | `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header` plus `submitted_at`) |
 | `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant` |
-| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, finished |
+| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown |
 | `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
 
 All four are plain durable queues on the default exchange (`direct_queue`), declared alike by everyone, so that Redis
@@ -87,14 +87,18 @@ class WireGrant(TypedDict):
     """The header `grant`: what the scheduler gave, and its own times.
 
     `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted,
-    `core_ids` or `cell_ids` are ids on the node, `evict` names the services to be thrown off first, in order.
+    `core_ids` or `cell_ids` are ids on the node, `evict` names the services to be thrown off first, in order. Below 1,
+    `share` is the part of the one core that is the action's own; the core is shared with others. `most_units` is what
+    the grant may grow to while the action runs.
     """
 
     node: str
     attempt: int
     epoch: int
     units: int
+    most_units: int
     core_ids: list[int]
+    share: float
     cell_ids: list[int]
     evict: list[str]
     restore: bool

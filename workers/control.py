@@ -20,9 +20,9 @@ def stop(id: str, attempt: int, reason: str) -> None:
 
 
 @app.task(name="tangram.resize", ignore_result=True)  # type: ignore[untyped-decorator]
-def resize(id: str, attempt: int, core_ids: list[int]) -> None:
-    """Change the cores of a running action."""
-    this_node().resize(id, attempt, tuple(core_ids))
+def resize(id: str, attempt: int, core_ids: list[int], share: float) -> None:
+    """Change the cores of a running action, and its share of them."""
+    this_node().resize(id, attempt, tuple(core_ids), share)
 
 
 @app.task(name="tangram.tell", ignore_result=True)  # type: ignore[untyped-decorator]

@@ -7,6 +7,7 @@ It claims tries of actions, holds their calls while they run, and reports.
 | `joined` | the worker consumes its queue; a description of the node with a fresh incarnation |
 | `beat` | every `beat_s` seconds; the same description, with what runs and stands now |
 | `started` | a try was claimed |
+| `used` | every `usage_s` seconds, of each command on cores that has run for so long: the core-seconds it has used |
 | `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
 | `unknown` | the scheduler asked for a try that never arrived here |
 | `left` | the worker shuts down |
@@ -27,6 +28,7 @@ from redis import Redis, RedisError
 
 from app.action_task import Call
 from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode
+from workers.cpu.abstract import Usage
 from workers.reporter import Reporter
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Node:
         description: WireNode,
         *,
         beat_s: float,
+        usage_s: float,
         environments: Callable[[], list[str]] = list,
     ) -> None:
         """Describe the node; nothing is sent before `join`.
@@ -70,8 +73,10 @@ class Node:
         self._claimed: OrderedDict[Try, None] = OrderedDict()
         self._finished: OrderedDict[Try, dict[str, Any]] = OrderedDict()
         self._stops: OrderedDict[Try, str] = OrderedDict()
-        self._resizes: OrderedDict[Try, tuple[int, ...]] = OrderedDict()
-        self._reporter = Reporter(app, self._describe, beat_s)
+        self._resizes: OrderedDict[Try, tuple[tuple[int, ...], float]] = OrderedDict()
+        self._meters: dict[str, Callable[[], Usage | None]] = {}
+        self._usage_s = usage_s
+        self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s)
 
     @property
     def name(self) -> str:
@@ -157,9 +162,9 @@ class Node:
         with self._lock:
             self._calls[call.id] = call
             call.cancel_reason = self._stops.pop(one, "")
-            cores = self._resizes.pop(one, None)
-            if cores is not None:
-                call.grant = {**grant, "core_ids": list(cores), "units": len(cores)}
+            resized = self._resizes.pop(one, None)
+            if resized is not None:
+                call.grant = _on_cores(grant, *resized)
         self._reporter.put({"type": "started", "id": call.id, "attempt": one[1], "at": call.started_at})
         return call
 
@@ -168,10 +173,18 @@ class Node:
         with self._lock:
             return self._calls[action_id]
 
-    def attach(self, call: Call, on_stop: Callable[[str], None], on_resize: Callable[[tuple[int, ...]], None] | None = None) -> None:
-        """Say how a running call is stopped and resized; orders that came before are carried out now."""
+    def attach(
+        self,
+        call: Call,
+        on_stop: Callable[[str], None],
+        on_resize: Callable[[tuple[int, ...]], None] | None = None,
+        meter: Callable[[], Usage | None] | None = None,
+    ) -> None:
+        """Say how a running call is stopped, resized and measured; orders that came before are carried out now."""
         with self._lock:
             call.on_stop, call.on_resize = on_stop, on_resize
+            if meter is not None and call.grant["core_ids"]:
+                self._meters[call.id] = meter
             stop = call.cancel_reason
             cores = tuple(call.grant["core_ids"])
         if stop:
@@ -194,16 +207,16 @@ class Node:
         if on_stop is not None:
             on_stop(reason)
 
-    def resize(self, action_id: str, attempt: int, core_ids: tuple[int, ...]) -> None:
-        """Give a running call, or the one that is about to be claimed, other cores."""
+    def resize(self, action_id: str, attempt: int, core_ids: tuple[int, ...], share: float) -> None:
+        """Give a running call, or the one that is about to be claimed, other cores or another share of its core."""
         with self._lock:
             call = self._calls.get(action_id)
             if call is None:
-                _keep(self._resizes, (action_id, attempt), core_ids)
+                _keep(self._resizes, (action_id, attempt), (core_ids, share))
                 return
             if call.grant["attempt"] != attempt:
                 return
-            call.grant = {**call.grant, "core_ids": list(core_ids), "units": len(core_ids)}
+            call.grant = _on_cores(call.grant, core_ids, share)
             on_resize = call.on_resize
         if on_resize is not None:
             on_resize(core_ids)
@@ -257,15 +270,32 @@ class Node:
         }
         with self._lock:
             self._calls.pop(action_id, None)
+            self._meters.pop(action_id, None)
             for orders in (self._stops, self._resizes):
                 orders.pop((action_id, attempt), None)
             _keep(self._finished, (action_id, attempt), report)
         self._reporter.put(report)
 
+    def used(self) -> list[dict[str, Any]]:
+        """Return reports of what the commands that have run for a while have used."""
+        now, reports = time.perf_counter(), []
+        with self._lock:
+            metered = [(self._calls[action_id], meter) for action_id, meter in self._meters.items()]
+        for call, meter in metered:
+            used = meter() if now - call.began >= self._usage_s else None
+            if used is not None:
+                report = {"type": "used", "id": call.id, "attempt": call.grant["attempt"], "cpu_s": used.cpu_s, "at": used.at}
+                reports.append(report)
+        return reports
+
     def _describe(self) -> WireNode:
         with self._lock:
             running = [*self._calls, *self._arrived]
         return {**self._description, "running": running, "environments": self._environments()}
+
+
+def _on_cores(grant: WireGrant, core_ids: tuple[int, ...], share: float) -> WireGrant:
+    return {**grant, "core_ids": list(core_ids), "units": len(core_ids), "share": share}
 
 
 def _keep(kept: OrderedDict[Try, V], one: Try, value: V) -> None:

@@ -1,7 +1,8 @@
 """The thread that carries a node's reports to the scheduler, in the order in which they happened, and its beats.
 
 What has gathered while one message was on its way goes out together in the next. No report is ever dropped, since the
-scheduler frees a grant on nothing else: while the broker is away they wait here.
+scheduler frees a grant on nothing else: while the broker is away they wait here. Only beats and figures of usage, which
+say how things are now, are not sent late.
 """
 
 from __future__ import annotations
@@ -27,16 +28,26 @@ STARTED_HELD_S = 0.02
 """How long a `started` waits for company: the report that a short action has started goes out with that of its end."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_OF_NOW = ("beat", "used")
 
 
 class Reporter:
     """Sends reports. `put` may be called by any thread."""
 
-    def __init__(self, app: Celery, describe: Callable[[], WireNode], beat_s: float) -> None:
-        """Prepare; `start` begins. `describe` returns what a beat says."""
+    def __init__(
+        self,
+        app: Celery,
+        describe: Callable[[], WireNode],
+        beat_s: float,
+        used: Callable[[], list[dict[str, Any]]],
+        usage_s: float,
+    ) -> None:
+        """Prepare; `start` begins. `describe` returns what a beat says, `used` the reports that go out every `usage_s`."""
         self._app = app
         self._describe = describe
         self._beat_s = beat_s
+        self._used = used
+        self._usage_s = usage_s
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
         self._producer: Producer | None = None
@@ -78,16 +89,19 @@ class Reporter:
         return now - self._heard_at > MISSED_BEATS * self._beat_s and self._heard_at > float("-inf")
 
     def _run(self) -> None:
-        next_beat = time.monotonic() + self._beat_s
+        next_beat, next_usage = time.monotonic() + self._beat_s, time.monotonic() + self._usage_s
         held: list[dict[str, Any]] = []
         held_until = next_beat
         over = False
         while not over:
-            reports, over = self._gather(max(0.0, min(next_beat, held_until) - time.monotonic()))
+            reports, over = self._gather(max(0.0, min(next_beat, next_usage, held_until) - time.monotonic()))
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 reports.append({"type": "beat", "node": self._describe()})
+            if now >= next_usage:
+                next_usage = now + self._usage_s
+                reports += self._used()
             if not held and reports:
                 held_until = now + STARTED_HELD_S
             held += reports
@@ -126,7 +140,7 @@ class Reporter:
                 self._giving_up.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 # A beat of before says nothing of now, and the next one follows at once.
-                reports = [report for report in reports if report["type"] != "beat"] or [{"type": "beat", "node": self._describe()}]
+                reports = [report for report in reports if report["type"] not in _OF_NOW] or [{"type": "beat", "node": self._describe()}]
 
     def _connect(self) -> Producer:
         connection = self._connection = self._app.connection_for_write(heartbeat=HEARTBEAT_S)

@@ -52,7 +52,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
     description, environments, close = _SET_UP[pool](settings, Blobs(store))
-    node = Node(app, store, description, beat_s=settings.beat_s, environments=environments)
+    node = Node(app, store, description, beat_s=settings.beat_s, usage_s=settings.usage_s, environments=environments)
     setattr(app, RUNTIME_ATTRIBUTE, node)
     app.conf.task_queues = [direct_queue(node_queue(node.name))]
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]

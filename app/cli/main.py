@@ -105,6 +105,7 @@ def replay(
     tile: Annotated[int | None, typer.Option(min=1, help="Repeat the trajectories, in order, to this number.")] = None,
     spread: Annotated[float, typer.Option(help="Seconds over which --tile spreads the arrivals.")] = 60.0,
     label: Annotated[list[str] | None, typer.Option(help="A label that every node has; may be repeated.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="A part of `elastic` to go without; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded rollouts."""
@@ -119,7 +120,7 @@ def replay(
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
     if not 0 <= spread < float("inf"):
         raise InvalidAction("--spread", f"must be 0 or more, not {spread}")
-    make_policy(policy)
+    make_policy(policy, without=without or ())
     options = ReplayOptions(
         policy=policy,
         nodes=nodes,
@@ -132,6 +133,7 @@ def replay(
         tile=tile,
         spread_s=spread,
         labels=tuple(label or ()),
+        without=tuple(without or ()),
     )
     read = read_trace(trace)
     if simulate:

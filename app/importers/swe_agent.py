@@ -21,7 +21,8 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from app.trace_lines import AnyLine, Seconds, TraceError, unreadable, validated
-from scheduler.trace import Step, Trace, TraceAction, Trajectory, command_class
+from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from tangram.action import command_class
 
 JOB = "swe-agent"
 SUFFIX = ".traj"

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.model import Running, Waiting
+from scheduler.durations import Estimate
+from scheduler.model import Limits, Waiting
 from tangram.errors import TangramError
 
 
@@ -25,22 +26,6 @@ class Choice:
 
     waiting: Waiting
     units: int
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Let `running` go on with `units` units."""
-
-    running: Running
-    units: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What starts in a group and whose grant changes; shrinking comes first, it makes the room for the rest."""
-
-    choices: list[Choice]
-    changes: list[Change]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +57,11 @@ class Policy(ABC):
 
     name: str
 
-    def order_key(self, waiting: Waiting) -> tuple[float, ...]:
-        """Return the place of an action in the queue: smaller goes first. Order of arrival by default."""
+    def order_key(self, waiting: Waiting, limits: Limits, under_way_s: float) -> tuple[float, ...]:
+        """Return the place of an action in the queue: smaller goes first. Order of arrival by default.
+
+        `under_way_s` is the age of the action's environment.
+        """
         return (waiting.seq,)
 
     def wanted(self, waiting: Waiting, capacity: int) -> int:
@@ -88,24 +76,21 @@ class Policy(ABC):
         `behind` are those after them, as many as the policy's `lookahead` asks for.
         """
 
-    def plan(
-        self,
-        candidates: Sequence[Waiting],
-        behind: Sequence[Waiting],
-        elastic: Sequence[Running],
-        free: int,
-        group: Group,
-        now: float,
-    ) -> Plan:
-        """Say what starts and what is resized.
-
-        Only policies that resize are shown `elastic`, the running actions that can use several amounts; their units
-        above the smallest count as room for candidates.
-        """
-        return Plan(self.choose(candidates, behind, free, group, now), [])
-
     resizes: bool = False
     """Whether running actions may be given more units and fewer again."""
+
+    learns: bool = False
+    """Whether durations are learned; if not, what was declared is all that is known."""
+
+    told: bool = True
+    """Whether replays tell it the recorded durations, as if all of them had been profiled ahead."""
+
+    shares: bool = False
+    """Whether jobs that hold more than their share come after the others."""
+
+    def share_of_core(self, units: tuple[int, ...], estimate: Estimate) -> float:
+        """Return the part of a core that does for an action where cores are short; 1 for a whole one."""
+        return 1.0
 
     lookahead: int = 0
     """How many actions behind the candidates `choose` wants to see."""

@@ -1,84 +1,87 @@
-"""`elastic`: ours. Priority, then order of arrival; spare units where they save most; resized in flight.
+"""`elastic`: ours. What it is made of, each part of which it can go without, and the order of its queue.
 
-The units of a group are shared out again whenever something in it changes, among the actions that start and those
-that run and could use another amount: a running action grows into units that fall free and gives its extra ones
-back when others wait. A change that would save less than `LEAST_GAIN_S` is not made, and units are taken from a
-running action only as far as somebody gets them, so that nothing flaps.
+| part | what it does |
+|---|---|
+| `resizing` | running actions grow into cores that fall free (lanes/elastic.py) |
+| `shrinking` | and give their extra ones back when others wait, or can use them better |
+| `fractions` | actions whose class needs little of a core share one where cores are short |
+| `learning` | durations, curves and intensities are learned per class (durations.py) |
+| `short-first` | of the waiting actions those that are expected to be short go first |
+| `shares` | jobs that hold more than their share come after the others (shares.py) |
+
+The order: an action's place is the time it came in, put forward or back by bounded amounts, in units of the *window*
+(`Limits.window_s`):
+
+    received + min(SHORT_FIRST * expected work, window) - window * priority - min(age of its trajectory, window)
+
+the last only with `tail_first`. Places are fixed when an action comes in, so a queue is never sorted anew; and nothing
+starves: within its job an action is overtaken only by those that come in at most one window later, one more for each
+class of priority that they are above it, and one more with `tail_first`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from scheduler.model import Running, Waiting
-from scheduler.policies.abstract import Change, Choice, Group, Plan, Policy
+from scheduler.durations import Estimate
+from scheduler.model import Limits, Waiting
+from scheduler.policies.abstract import Choice, Group, Policy
 from scheduler.policies.allocation import Demand, allocate
 
-LEAST_GAIN_S: Final = 0.05
-"""Seconds that growing a running action must be expected to save: some hundred times what a resize costs."""
+PARTS: Final = ("resizing", "shrinking", "fractions", "learning", "short-first", "shares")
+"""What `elastic` is made of, each of which it can go without, so that its worth can be measured."""
+
+SHORT_FIRST: Final = 10.0
+"""Seconds that an action is put back for each second of its expected work."""
+
+FRACTIONS: Final = (0.125, 0.25, 0.5)
+"""The shares that a core can be divided into."""
+
+MOST_SLOWER: Final = 0.1
+"""Part of its duration by which an action may be slowed down by sharing a core, as expected for its class."""
 
 
 class Elastic(Policy):
-    """Start as many as fit, give the spare units to whom they help most, and keep it so while they run."""
+    """Start as many as fit, give the spare units to whom they are worth most, and keep it so while they run."""
 
     name = "elastic"
-    resizes = True
+    told = False
 
-    def order_key(self, waiting: Waiting) -> tuple[float, ...]:
-        """Order by priority class, then arrival."""
-        return (-waiting.action.priority, waiting.seq)
+    def __init__(self, without: Collection[str] = ()) -> None:
+        self.resizes = "resizing" not in without
+        self.shrinks = self.resizes and "shrinking" not in without
+        self.fractions = self.resizes and "fractions" not in without
+        self.learns = "learning" not in without
+        self.short_first = "short-first" not in without
+        self.shares = "shares" not in without
+
+    def order_key(self, waiting: Waiting, limits: Limits, under_way_s: float) -> tuple[float, ...]:
+        """Order by arrival, put forward or back by what is expected and by priority."""
+        window_s = limits.window_s
+        place = waiting.received_at - window_s * waiting.action.priority
+        if self.short_first:
+            place += min(SHORT_FIRST * waiting.estimate.work_s, window_s)
+        if limits.tail_first:
+            place -= min(under_way_s, window_s)
+        return (place, waiting.seq)
+
+    def share_of_core(self, units: tuple[int, ...], estimate: Estimate) -> float:
+        """Return the smallest share on which the class is slowed down by at most `MOST_SLOWER`.
+
+        While others use the rest of the core a part x of the time, what needs the core for a part r of its own time takes
+        `1 + r * x / (1 - x)` times as long, where bursts are independent. The others are taken to be like it.
+        """
+        busy = max(estimate.intensity, 1 / 64)
+        if not self.fractions or units != (1,) or busy > 0.5:
+            return 1.0
+        for share in FRACTIONS:
+            others = (1.0 - share) / share * busy
+            if others < 1.0 and busy * others / (1.0 - others) <= MOST_SLOWER:
+                return share
+        return 1.0
 
     def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:
-        """Start every candidate, on the amounts with the least total duration."""
-        return self.plan(candidates, behind, [], free, group, now).choices
-
-    def plan(
-        self,
-        candidates: Sequence[Waiting],
-        behind: Sequence[Waiting],
-        elastic: Sequence[Running],
-        free: int,
-        group: Group,
-        now: float,
-    ) -> Plan:
-        """Share out the free units and those of elastic running actions for the least total of remaining seconds."""
-        small = [running for running in elastic if running.units < running.waiting.best]
-        wished = sum(waiting.best for waiting in candidates) + sum(running.waiting.best - running.units for running in small)
-        if wished <= free:
-            growing = [Change(running, running.waiting.best) for running in small if _worth(running, running.waiting.best, now)]
-            return Plan([Choice(waiting, waiting.best) for waiting in candidates], growing)
-        demands = [Demand(waiting.units, waiting.durations_s, 1.0, waiting.steps) for waiting in candidates]
-        demands.extend(Demand(r.waiting.units, r.waiting.durations_s, r.left_at(now), r.waiting.steps) for r in elastic)
-        amounts = allocate(demands, free + sum(running.units for running in elastic))
-        choices = [Choice(waiting, units) for waiting, units in zip(candidates, amounts, strict=False)]
-        targets = [(r, units) for r, units in zip(elastic, amounts[len(candidates) :], strict=True) if units != r.units]
-        growing = [Change(r, units) for r, units in targets if units > r.units and _worth(r, units, now)]
-        needed = sum(c.units for c in choices) + sum(c.units - c.running.units for c in growing) - free
-        return Plan(choices, [*_shrinking(targets, needed, now), *growing])
-
-
-def _saved_s(running: Running, units: int, now: float) -> float:
-    return running.left_at(now) * (running.whole_s - running.waiting.duration_s(units))
-
-
-def _worth(running: Running, units: int, now: float) -> bool:
-    return _saved_s(running, units, now) >= LEAST_GAIN_S
-
-
-def _shrinking(targets: Sequence[tuple[Running, int]], needed: int, now: float) -> list[Change]:
-    """Take `needed` units from those that the allocation wants smaller, the least harmed first."""
-    if needed <= 0:
-        return []
-    able = [
-        (-_saved_s(running, units, now) / (running.units - units), number, running, units)
-        for number, (running, units) in enumerate(targets)
-        if units < running.units
-    ]
-    changes = []
-    for _, _, running, units in sorted(able, key=lambda entry: entry[:2]):
-        if needed <= 0:
-            break
-        changes.append(Change(running, units))
-        needed -= running.units - units
-    return changes
+        """Start every candidate, on the amounts with the least total duration; for cells, which are not resized."""
+        amounts = allocate([Demand(waiting.units, waiting.durations_s, 1.0, waiting.steps) for waiting in candidates], free)
+        return [Choice(waiting, units) for waiting, units in zip(candidates, amounts, strict=True)]

@@ -1,46 +1,114 @@
-"""The waiting actions of one group, in the policy's order."""
+"""The waiting actions of one group, in the policy's order, a line for each job.
+
+Within a line the order is that of `Waiting.key`. Between lines it is the same, but for jobs that hold more than their
+share (`walk`): theirs come after all others. Keys are distinct, since each ends with the order of arrival.
+"""
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from scheduler.model import Waiting
 
 
-class WaitQueue:
-    """A list kept sorted by `Waiting.key`; keys are distinct, since each ends with the order of arrival."""
+class Line:
+    """The waiting actions of one job, sorted."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[float, ...]] = []
-        self._items: list[Waiting] = []
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Waiting]:
-        return iter(self._items)
+        self.items: list[Waiting] = []
 
     def add(self, waiting: Waiting) -> None:
         """Insert in order."""
         at = bisect_left(self._keys, waiting.key)
         self._keys.insert(at, waiting.key)
-        self._items.insert(at, waiting)
+        self.items.insert(at, waiting)
 
     def remove(self, waiting: Waiting) -> bool:
-        """Take out; False where it is not in this queue."""
+        """Take out; False where it is not in this line."""
         at = bisect_left(self._keys, waiting.key)
-        if at == len(self._items) or self._items[at] is not waiting:
+        if at == len(self.items) or self.items[at] is not waiting:
             return False
-        del self._keys[at], self._items[at]
+        del self._keys[at], self.items[at]
         return True
 
 
-def merged(own: WaitQueue, floating: WaitQueue) -> Iterator[Waiting]:
-    """Walk two queues in one order. Neither may change before the walk is over."""
-    if not len(floating):
-        return iter(own)
-    if not len(own):
-        return iter(floating)
-    return heapq.merge(own, floating, key=lambda waiting: waiting.key)
+class WaitQueue:
+    """Lines by job, in the order in which the jobs came."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Line] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return merged([self])
+
+    def add(self, waiting: Waiting) -> None:
+        """Insert in order."""
+        line = self.lines.get(waiting.action.job)
+        if line is None:
+            line = self.lines[waiting.action.job] = Line()
+        line.add(waiting)
+        self._count += 1
+
+    def remove(self, waiting: Waiting) -> bool:
+        """Take out; False where it is not in this queue."""
+        line = self.lines.get(waiting.action.job)
+        if line is None or not line.remove(waiting):
+            return False
+        self._count -= 1
+        if not line.items:
+            del self.lines[waiting.action.job]
+        return True
+
+
+def merged(queues: Sequence[WaitQueue]) -> Iterator[Waiting]:
+    """Walk queues in one order. None may change before the walk is over."""
+    lines = [line.items for queue in queues for line in queue.lines.values()]
+    if len(lines) == 1:
+        return iter(lines[0])
+    return heapq.merge(*lines, key=lambda waiting: waiting.key)
+
+
+class Walk:
+    """A walk over queues in which jobs that hold more than their share come last, however that changes on the way.
+
+    `over` says whether a job holds more than its share now; `skip` leaves a job out for the rest of the walk. Take
+    nothing out of the queues before the walk is over.
+    """
+
+    def __init__(self, queues: Sequence[WaitQueue], over: Callable[[str], bool]) -> None:
+        self._over = over
+        self._lines: dict[str, Iterator[Waiting]] = {}
+        jobs = dict.fromkeys(job for queue in queues for job in queue.lines)
+        for job in jobs:
+            lines = [queue.lines[job].items for queue in queues if job in queue.lines]
+            self._lines[job] = iter(lines[0]) if len(lines) == 1 else heapq.merge(*lines, key=lambda waiting: waiting.key)
+        self._heads = {job: next(line) for job, line in self._lines.items()}
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return self
+
+    def __next__(self) -> Waiting:
+        """Return the next action."""
+        if not self._heads:
+            raise StopIteration
+        if len(self._heads) == 1:
+            job, head = next(iter(self._heads.items()))
+        else:
+            job, head = min(self._heads.items(), key=lambda entry: (self._over(entry[0]), entry[1].key))
+        following = next(self._lines[job], None)
+        if following is None:
+            del self._heads[job]
+        else:
+            self._heads[job] = following
+        return head
+
+    def skip(self, job: str) -> None:
+        """Leave the rest of a job's actions out."""
+        self._heads.pop(job, None)

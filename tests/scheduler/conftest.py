@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scheduler import commands, events
 from scheduler.core import Core
+from scheduler.durations import Observation
 from scheduler.model import Grant, Limits, NodeSpec, QuotaSpec, ServiceSpec
-from scheduler.policies import make_policy
+from scheduler.policies import Policy, make_policy
 from tangram.action import Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 
@@ -18,8 +20,15 @@ from tangram.elasticity import FLAT, Amdahl
 class World:
     """A core with a clock; keeps grants and ends by action id."""
 
-    def __init__(self, policy: str, limits: Limits, services: tuple[ServiceSpec, ...], quotas: tuple[QuotaSpec, ...]) -> None:
-        self.core = Core(make_policy(policy), limits=limits, services=services, quotas=quotas)
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        services: tuple[ServiceSpec, ...],
+        quotas: tuple[QuotaSpec, ...],
+        history: tuple[Observation, ...] = (),
+    ) -> None:
+        self.core = Core(policy, limits=limits, services=services, quotas=quotas, history=history)
         self.now = 0.0
         self.grants: dict[str, Grant] = {}
         self.ends: dict[str, commands.Finish] = {}
@@ -35,10 +44,8 @@ class World:
                 self.started.append(command.id)
                 self.grants[command.id] = command.grant
             elif isinstance(command, commands.Resize):
-                grant = self.grants[command.id]
-                self.grants[command.id] = Grant(
-                    node=grant.node, attempt=grant.attempt, units=len(command.core_ids), core_ids=command.core_ids
-                )
+                core_ids = command.core_ids
+                self.grants[command.id] = replace(self.grants[command.id], units=len(core_ids), core_ids=core_ids, share=command.share)
             elif isinstance(command, commands.Requeue):
                 del self.grants[command.id]
             elif isinstance(command, commands.Finish):
@@ -89,6 +96,10 @@ class World:
         """Have the worker report an end."""
         self.handle(events.Finished(id=id, attempt=self.grants[id].attempt, status=status, **fields))
 
+    def used(self, id: str, cpu_s: float) -> None:
+        """Have the worker report what an action has used so far."""
+        self.handle(events.Used(id=id, attempt=self.grants[id].attempt, cpu_s=cpu_s, at=self.now))
+
     def lose(self, node: str = "n0") -> None:
         """Lose a node."""
         self.handle(events.NodeLost(name=node, reason="it burned"))
@@ -132,7 +143,9 @@ class World:
 def world() -> Callable[..., World]:
     """Give a function that makes worlds."""
 
-    def make(policy: str = "elastic", *, services: Any = (), quotas: Any = (), **limits: Any) -> World:
-        return World(policy, Limits(**limits), tuple(services), tuple(quotas))
+    def make(
+        policy: str = "elastic", *, services: Any = (), quotas: Any = (), history: Any = (), without: Any = (), **limits: Any
+    ) -> World:
+        return World(make_policy(policy, without=without), Limits(**limits), tuple(services), tuple(quotas), tuple(history))
 
     return make

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler import commands
@@ -56,12 +56,7 @@ class Ledger:
             case commands.Start():
                 self._start(command, now)
             case commands.Resize():
-                book = self._granted(command.id, command.attempt)
-                assert len(set(command.core_ids)) == len(command.core_ids)
-                assert len(command.core_ids) in book.action.cost.amounts[CORES]
-                book.grant = commands.Grant(
-                    node=command.node, attempt=command.attempt, units=len(command.core_ids), core_ids=command.core_ids
-                )
+                self._resize(command)
             case commands.Stop():
                 self._granted(command.id, command.attempt).stopped = True
             case commands.Requeue():
@@ -86,6 +81,16 @@ class Ledger:
                 if command.state != "up":
                     del self.nodes[command.name]
 
+    def _resize(self, command: commands.Resize) -> None:
+        book = self._granted(command.id, command.attempt)
+        assert command.node == book.grant.node
+        assert len(set(command.core_ids)) == len(command.core_ids)
+        assert len(command.core_ids) in book.action.cost.amounts[CORES]
+        assert command.share == 1.0 or (0.0 < command.share < 1.0 and book.action.cost.amounts[CORES] == (1,))
+        held, given = (book.grant.core_ids, book.grant.share), (command.core_ids, command.share)
+        assert held != given, "a resize that changes nothing"
+        book.grant = replace(book.grant, units=len(command.core_ids), core_ids=command.core_ids, share=command.share)
+
     def _granted(self, action_id: str, attempt: int) -> Book:
         book = self.actions[action_id]
         assert book.state == "running"
@@ -105,6 +110,7 @@ class Ledger:
         elif CORES in book.action.cost.amounts:
             assert grant.units in book.action.cost.amounts[CORES]
             assert len(set(grant.core_ids)) == len(grant.core_ids) == grant.units
+            assert grant.share == 1.0 or (0.0 < grant.share < 1.0 and grant.units == 1)
         if book.action.environment is None:
             assert set(book.action.requires) <= self.nodes[grant.node].labels
         if grant.cell_ids:
@@ -142,10 +148,11 @@ class Ledger:
         return {action_id: book for action_id, book in self.actions.items() if book.state == "running"}
 
     def check(self) -> None:
-        self._check_cores()
+        self.check_cores()
         self._check_cells()
         self._check_memory()
         running = self.running().values()
+        assert all(book.grant.node in self.nodes for book in running)
         for quota in QUOTAS:
             if quota.concurrency is not None:
                 assert sum(book.action.cost.least(f"quota:{quota.name}") for book in running) <= quota.concurrency
@@ -153,23 +160,37 @@ class Ledger:
         for book in self.actions.values():
             assert book.ends == (book.state not in ("waiting", "running"))
 
-    def _check_cores(self) -> None:
-        held: Counter[tuple[str | None, int]] = Counter()
+    def check_cores(self) -> None:
+        """No core bears more than one whole grant, or shares that add up to more than one."""
+        held: defaultdict[tuple[str | None, int], float] = defaultdict(float)
         pods = {e.id: e for e in self.environments.values() if e.pod_core_ids}
         for pod in pods.values():
-            held.update((pod.node, core) for core in pod.pod_core_ids)
-        in_pods: Counter[tuple[str | None, int]] = Counter()
+            for core in pod.pod_core_ids:
+                held[pod.node, core] += 1.0
+        in_pods: defaultdict[tuple[str | None, int], float] = defaultdict(float)
         for book in self.running().values():
             if book.action.kind == "cpu.open":
                 continue
             pod_of = pods.get(book.action.environment or "")
             if pod_of is not None:
                 assert set(book.grant.core_ids) <= set(pod_of.pod_core_ids)
-            (in_pods if pod_of is not None else held).update((book.grant.node, core) for core in book.grant.core_ids)
+            for core in book.grant.core_ids:
+                (in_pods if pod_of is not None else held)[book.grant.node, core] += book.grant.share
         for books in (held, in_pods):
-            assert max(books.values(), default=0) <= 1, "a core is granted twice"
+            assert max(books.values(), default=0.0) <= 1.0, "a core is granted twice"
         for node, core in held:
-            assert core < self.nodes[node or ""].cores
+            assert node not in self.nodes or core < self.nodes[node].cores
+
+    def held_by_job(self) -> dict[str, dict[str, float]]:
+        """Return what the running actions of each job hold of the resources that fairness counts."""
+        held: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for book in self.running().values():
+            of_job = held[book.action.job]
+            of_job[CORES] += len(book.grant.core_ids) * book.grant.share
+            of_job[CELLS] += len(book.grant.cell_ids)
+            for name in book.action.cost.quotas:
+                of_job[f"quota:{name}"] += book.action.cost.least(f"quota:{name}")
+        return {job: {name: amount for name, amount in of_job.items() if amount} for job, of_job in held.items()}
 
     def _check_cells(self) -> None:
         users: dict[tuple[str, int], list[Book]] = {}

@@ -1,11 +1,12 @@
 """The core under any events in any order: what must hold after each of them, whatever the policy.
 
-The machine compares the core's own indexes with the books of a `Ledger` (ledger.py), which knows the commands only.
+The machine keeps the books of a `Ledger` (ledger.py), which knows the commands only; the core's own indexes are compared
+with them in inside.py.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from itertools import product
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -14,22 +15,44 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scheduler import commands, events
 from scheduler.core import Core
+from scheduler.durations import SETTLED, Observation
 from scheduler.model import Limits, NodeSpec
-from scheduler.policies import make_policy
+from scheduler.policies import PARTS, make_policy
 from tangram.action import CELLS, CORES, MEMORY_MB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 
+from .inside import check_inside
 from .ledger import QUOTAS, SERVICES, Book, Ledger
 
-POLICIES = ("elastic", "paper", "fcfs", "fixed:2", "static:2")
-JOBS = ("j1", "j2")
+POLICIES = ("elastic", *(f"elastic without {part}" for part in PARTS), "paper", "fcfs", "fixed:2", "static:2")
+JOBS = ("j1", "j2", "j3")
 TRAJECTORIES = ("t1", "t2")
 ENVIRONMENTS = ("e1", "e2", "e3")
 NODES = ("n0", "n1", "n2")
 
 
+BUSY = {"eighth": 0.05, "quarter": 0.12, "half": 0.2, "busy": 1.0}
+"""Classes of which it is known from the start how much of a core they need: the first three can share one."""
+
+
+def history() -> list[Observation]:
+    """Return so many observations of each class and job that it is settled; `serial` uses one core of what it declares."""
+    seen = []
+    for job, kind in product(JOBS, ("cpu.exec", "build")):
+        fields: dict[str, Any] = {"job": job, "kind": kind, "service": None, "curve": Amdahl(0.9), "execution_s": 3.0}
+        for name, busy in BUSY.items():
+            seen += [Observation(action_class=name, units=(1,), held_units=1.0, cpu_s=3.0 * busy, **fields)] * SETTLED
+        seen += [Observation(action_class="serial", units=(1, 2, 4), held_units=4.0, cpu_s=3.0, **fields)] * SETTLED
+    return seen
+
+
+HISTORY = history()
+CLASSES = st.sampled_from([None, "unknown", "serial", *BUSY, "eighth", "quarter", "half"])
+
+
 def make_core(policy: str, limits: Limits) -> Core:
-    return Core(make_policy(policy), limits=limits, services=SERVICES, quotas=QUOTAS)
+    name, _, part = policy.partition(" without ")
+    return Core(make_policy(name, without=[part] if part else []), limits=limits, services=SERVICES, quotas=QUOTAS, history=HISTORY)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -42,12 +65,15 @@ class CoreMachine(RuleBasedStateMachine):
         self.log: list[tuple[events.Event, float, list[commands.Command]]] = []
 
     @initialize(
-        policy=st.sampled_from(POLICIES),
+        policy=st.sampled_from(["elastic", "elastic", "elastic", *POLICIES]),
         queue_limit=st.sampled_from([1 << 60, 6]),
         lease_s=st.sampled_from([None, 30.0]),
         beat_s=st.sampled_from([None, 20.0]),
         starting_limit=st.sampled_from([1 << 60, 1]),
         starts_per_s=st.sampled_from([None, 0.5]),
+        weights=st.sampled_from([{}, {"j1": 4.0}]),
+        window_s=st.sampled_from([60.0, 0.0]),
+        tail_first=st.booleans(),
     )
     def begin(self, policy: str, **limits: Any) -> None:
         self.policy = policy
@@ -66,6 +92,8 @@ class CoreMachine(RuleBasedStateMachine):
             if joined is not None and isinstance(command, commands.NoteNode) and command.state == "up":
                 self._note_joined(joined)
             self.ledger.take(command, self.now)
+            if isinstance(command, commands.Start | commands.Resize):
+                self.ledger.check_cores()  # after each of them: what is carried out in order never grants a core twice
 
     def _note_joined(self, spec: NodeSpec) -> None:
         self.ledger.nodes[spec.name] = spec
@@ -136,6 +164,7 @@ class CoreMachine(RuleBasedStateMachine):
         priority=st.sampled_from([5, 5, 9]),
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
+        action_class=CLASSES,
     )
     def run_in_environment(self, kind: str, cores: tuple[int, ...], memory_mb: int | None, quota: str | None, **fields: Any) -> None:
         amounts: dict[str, tuple[int, ...]] = {}
@@ -171,9 +200,17 @@ class CoreMachine(RuleBasedStateMachine):
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
         priority=st.sampled_from([5, 5, 9]),
+        action_class=CLASSES,
+        times=st.sampled_from([1, 1, 3]),
     )
-    def run_anywhere(self, cost: dict[str, tuple[int, ...]], **fields: Any) -> None:
-        self.submit(Action(kind="build", cost=Cost(cost), **fields))
+    def run_anywhere(self, cost: dict[str, tuple[int, ...]], times: int, **fields: Any) -> None:
+        for _ in range(times):
+            self.submit(Action(kind="build", cost=Cost(cost), **fields))
+
+    @rule(job=st.sampled_from(JOBS), name=st.sampled_from(["eighth", "quarter", "half"]), times=st.integers(1, 6))
+    def run_lightly(self, job: str, name: str, times: int) -> None:
+        for _ in range(times):
+            self.submit(Action(kind="build", cost=Cost.of(cores=1), job=job, action_class=name))
 
     @rule(
         service=st.sampled_from([*(spec.name for spec in SERVICES), "unheard-of"]),
@@ -223,14 +260,24 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(
         pick=st.integers(0, 50),
         status=st.sampled_from(["succeeded", "succeeded", "succeeded", "failed", "timed_out", "cancelled"]),
-        execution_s=st.sampled_from([0.0, 0.5, 1e9]),
+        execution_s=st.sampled_from([0.0, 0.5, 3.0, 1e9]),
+        cpu_s=st.sampled_from([0.0, 0.1, 0.5, 20.0]),
     )
-    def finishes(self, pick: int, status: Any, execution_s: float) -> None:
+    def finishes(self, pick: int, status: Any, **fields: float) -> None:
         chosen = self.some_running(pick)
         if chosen is not None:
             attempt = chosen[1].grant.attempt
-            self.handle(events.Finished(id=chosen[0], attempt=attempt, status=status, execution_s=execution_s))
+            self.handle(events.Finished(id=chosen[0], attempt=attempt, status=status, **fields))
             assert chosen[1].state == status
+
+    @rule(pick=st.integers(0, 50), cpu_s=st.sampled_from([0.0, 0.1, 5.0, 1e9]), stale=st.booleans())
+    def has_used(self, pick: int, cpu_s: float, stale: bool) -> None:
+        sharing = sorted((i, b) for i, b in self.ledger.running().items() if b.grant.share < 1.0)
+        chosen = sharing[pick % len(sharing)] if sharing else self.some_running(pick)
+        if chosen is not None:
+            attempt = chosen[1].grant.attempt + stale
+            self.handle(events.Used(id=chosen[0], attempt=attempt, cpu_s=cpu_s, at=self.now))
+            assert not stale or self.log[-1][2] == []
 
     @rule(pick=st.integers(0, 200), attempt=st.sampled_from([0, 7]))
     def a_stale_report_changes_nothing(self, pick: int, attempt: int) -> None:
@@ -265,58 +312,7 @@ class CoreMachine(RuleBasedStateMachine):
     def books_are_in_order(self) -> None:
         if hasattr(self, "core"):
             self.ledger.check()
-            self.check_inside()
-
-    def check_inside(self) -> None:
-        """Compare the core's own indexes with the ledger and with each other."""
-        state = self.core.state
-        assert set(state.waiting) == {i for i, book in self.ledger.actions.items() if book.state == "waiting"}
-        assert set(state.running) == set(self.ledger.running())
-        assert state.waiting_by_job == Counter(waiting.action.job for waiting in state.waiting.values())
-        assert state.dirty == {}
-        assert not state.room_returned
-        assert set(state.environments) == set(self.ledger.environments)
-        assert self.core._environments._opening == sum(e.state == "opening" for e in state.environments.values())
-        self.check_places()
-        for node in state.nodes.values():
-            self.check_node(node)
-        for name, quota in state.quotas.items():
-            assert quota.running == sum(r.waiting.action.cost.least(f"quota:{name}") for r in state.running.values())
-
-    def check_places(self) -> None:
-        """Every waiting action waits in exactly one place; what is parked belongs to its environment."""
-        state = self.core.state
-        groups = [node.cores for node in state.nodes.values()] + list(state.pods.values())
-        queues = [state.floating_cells, state.floating_cores, state.opens, state.unplaced]
-        queues += [group.queue for group in groups] + [quota.queue for quota in state.quotas.values()]
-        places = [waiting.id for queue in queues for waiting in queue]
-        for environment in state.environments.values():
-            places += [waiting.id for waiting in environment.parked]
-            assert {waiting.id for waiting in environment.parked} <= set(environment.actions)
-            assert set(environment.actions) <= set(state.waiting) | set(state.running)
-            assert set(environment.sessions.values()) <= set(environment.actions)
-            assert (environment.node is None) == (environment.state == "waiting")
-            assert environment.node is None or environment.id in state.nodes[environment.node].environments
-        assert sorted(places) == sorted(state.waiting)
-
-    def check_node(self, node: Any) -> None:
-        state, name = self.core.state, node.spec.name
-        running = {i for i, book in self.ledger.running().items() if book.grant.node == name}
-        assert set(node.running) == running
-        assert node.memory_free == node.spec.memory_mb - self.ledger.memory_held(name)
-        assert set(node.environments) == {e.id for e in state.environments.values() if e.node == name}
-        pods = [state.pods[e] for e in node.environments if e in state.pods]
-        cores = [core for group in (node.cores, *pods) for core in group._free]
-        for group in (node.cores, *pods):
-            assert group._free == sorted(set(group._free))
-            assert set(group.elastic) <= set(group.running)
-            cores += [core for r in group.running.values() for core in r.grant.core_ids]
-            assert group.capacity == len(group._free) + sum(len(r.grant.core_ids) for r in group.running.values())
-        assert sorted(cores) == list(range(node.spec.cores))
-        cells = node.cells._free + [cell for instance in node.cells.instances for cell in instance.cell_ids]
-        assert sorted(cells) == list(range(node.spec.cells))
-        assert node.cells._free == sorted(node.cells._free)
-        assert set(node.cells.running) == {i for instance in node.cells.instances for i in instance.active}
+            check_inside(self.core, self.ledger)
 
     @precondition(lambda self: len(self.ledger.actions) > 3)
     @rule()

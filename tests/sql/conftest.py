@@ -14,11 +14,14 @@ from sqlalchemy.exc import OperationalError
 
 from app.database import open_engine, sqlite_url, upgrade, writing
 from app.models import Base
+from scheduler.commands import Finish
 from scheduler.entries import (
     ActionEnded,
     ActionGranted,
     ActionReceived,
     ActionRequeued,
+    ActionResized,
+    Entry,
     EnvironmentChanged,
     NodeChanged,
 )
@@ -144,15 +147,21 @@ class Make:
         values: dict[str, Any] = {"node": "n1", "units": 2, "core_ids": (4, 5), "cell_ids": ()}
         return ActionGranted(id=id, attempt=attempt, granted_at=at, **{**values, **changes})
 
+    def resized(
+        self, id: str = "a1", at: float = 101.5, *, attempt: int = 1, core_ids: tuple[int, ...] = (4,), share: float = 1.0
+    ) -> Entry:
+        """To one core of two."""
+        return ActionResized(id=id, attempt=attempt, core_ids=core_ids, units=len(core_ids), share=share, at=at)
+
     def requeued(self, id: str = "a1", at: float = 102.0) -> ActionRequeued:
         """After the loss of its node."""
         return ActionRequeued(id=id, reason="node n1 was lost", at=at)
 
     def ended(self, id: str = "a1", at: float = 103.0, **changes: Any) -> ActionEnded:
         """Succeeded after 1 s in the queue, 0.25 s of overhead and 2 s of execution."""
-        values: dict[str, Any] = {"status": "succeeded", "reason": "", "started_at": at - 2.0, "cpu_s": 1.5, "dop": 2}
+        values: dict[str, Any] = {"status": "succeeded", "reason": "", "by_worker": True, "started_at": at - 2.0, "cpu_s": 1.5, "dop": 2}
         parts = {"queue_s": 1.0, "overhead_s": 0.25, "execution_s": 2.0}
-        return ActionEnded(id=id, ended_at=at, **{**values, **parts, **changes})
+        return ActionEnded(end=Finish(id=id, **{**values, **parts, **changes}), at=at)
 
     def environment(self, state: str, at: float, *, id: str = "e1", **changes: Any) -> EnvironmentChanged:
         """Of trajectory t1 on node n1."""

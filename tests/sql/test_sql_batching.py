@@ -31,7 +31,7 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
     environments: dict[str, str | None] = {}
     for at in range(1, draw(st.integers(2, 30))):
         id = draw(st.sampled_from("abc"))
-        what = draw(st.sampled_from(["action", "action", "action", "redelivery", "environment", "node"]))
+        what = draw(st.sampled_from(["action", "action", "action", "resize", "resize", "redelivery", "environment", "node"]))
         if what == "environment":
             choices = NEXT_ENVIRONMENT_STATES[environments.get(id)]
             if choices:
@@ -43,6 +43,11 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
         elif id not in states or what == "redelivery":
             states.setdefault(id, "waiting")
             entries.append(make.received(id, float(draw(st.integers(1, at))), job=draw(st.sampled_from(["j", "k"]))))
+        elif id in attempts and what == "resize":
+            # One that crosses with the end of its try, or of an earlier one, changes nothing.
+            core_ids = tuple(draw(st.sets(st.integers(0, 3), min_size=1, max_size=3)))
+            tried = draw(st.integers(1, attempts[id]))
+            entries.append(make.resized(id, float(at), attempt=tried, core_ids=core_ids, share=draw(st.sampled_from([1.0, 0.25]))))
         elif states[id] == "running" and draw(st.booleans()):
             states[id] = "waiting"
             entries.append(make.requeued(id, float(at)))

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from app.journal import SqlJournal
+from app.journal_fold import Fold
 from scheduler.entries import Journal, Unfinished
 
 
@@ -106,6 +107,40 @@ def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(
     assert [action.grant for action in found] == [None, make.granted("running"), None]
     assert found[0].header == entries[0].header
     assert (found[0].message, found[0].submitted_at, found[0].received_at) == ('["args"]', 99.5, 100.0)
+
+
+def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine, make: Any, tables: Any) -> None:
+    # Given two running actions, of which one was granted a part of a core
+    with SqlJournal(engine) as journal:
+        journal.write([make.received("grows"), make.granted("grows", units=1, core_ids=(4,), share=0.25)])
+        journal.write([make.received("stays"), make.granted("stays")])
+        assert [action.grant.share for action in journal.unfinished().actions] == [0.25, 1.0]
+        # When that one is resized, more than once in a commit group
+        journal.write([make.resized("grows", 102.0, core_ids=(4, 5)), make.resized("grows", 102.5, core_ids=(4, 5, 6))])
+        journal.write([make.resized("grows", 103.0, core_ids=(6,), share=0.5)])
+    # Then it comes back with what it holds after the last of them, since the start of its try
+    with SqlJournal(engine) as journal:
+        found = {action.id: action.grant for action in journal.unfinished().actions}
+        assert found == {"grows": make.granted("grows", units=1, core_ids=(6,), share=0.5), "stays": make.granted("stays")}
+        row = tables.rows(engine, "grants")[0]
+        assert (row["granted_at"], row["resized_at"]) == (101.0, 103.0)
+        # And what it held last is what stays written, whatever crosses with its end
+        journal.write([make.ended("grows", at=104.0), make.resized("grows", 105.0, core_ids=(0, 1))])
+        journal.write([make.resized("grows", 106.0, core_ids=(0, 1))])
+    row = tables.rows(engine, "grants")[0]
+    assert (row["core_ids"], row["units"], row["share"], row["resized_at"], row["released_at"]) == ([6], 1, 0.5, 103.0, 104.0)
+
+
+def test_many_resizes_of_an_action_are_one_row_of_a_commit(make: Any) -> None:
+    # Given a commit group in which an action was resized a hundred times, and another granted and resized
+    fold = Fold()
+    fold.add([make.resized("a1", float(at), core_ids=tuple(range(at))) for at in range(1, 101)])
+    fold.add([make.granted("a2"), make.resized("a2", core_ids=(7,))])
+    # When it is folded; then there is one row to be changed, and the other is granted as it is now
+    (row,) = fold.resizes()
+    assert (row["of"], row["tried"], row["units"], row["resized_at"]) == ("a1", 1, 100, 100.0)
+    (grant,) = fold.grants()
+    assert (grant["units"], grant["core_ids"]) == (1, (7,))
 
 
 def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine, make: Any) -> None:

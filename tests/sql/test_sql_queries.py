@@ -12,8 +12,10 @@ from sqlalchemy import Engine
 
 from app.database import DatabaseError
 from app.journal import SqlJournal
-from app.queries import Sample, Selection, act_report, class_history, status
+from app.queries import Selection, act_report, observations, status
 from app.runs import finish_run, list_runs, load_run, start_run
+from scheduler.durations import Observation
+from tangram.elasticity import FLAT, Amdahl, Table
 
 
 def test_a_report_of_nothing_is_empty(engine: Engine) -> None:
@@ -99,26 +101,41 @@ def test_a_selection_says_which_actions_count(engine: Engine, make: Any, selecti
     assert act_report(engine, selection).total.act.count == count
 
 
-def test_history_of_a_class_is_newest_first_and_of_successes_only(engine: Engine, make: Any) -> None:
+def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: Any) -> None:
+    # Given actions of several kinds that ended one after another, one of them without success
+    declared = [
+        {"action_class": "pytest", "cost": {"cores": [1, 2, 4]}, "parallel_fraction": 0.9},
+        {"action_class": "pytest"},
+        {"kind": "gpu.score", "service": "rm", "environment": None, "cost": {"cells": [1, 2]}, "efficiency": {"1": 1.0, "2": 0.75}},
+        {"job": "other", "cost": {}},
+    ]
     with SqlJournal(engine) as journal:
-        for number, (outcome, words) in enumerate(
-            [
-                ("succeeded", {"action_class": "pytest"}),
-                ("succeeded", {"action_class": "pytest"}),
-                ("succeeded", {"action_class": "pytest"}),
-                ("timed_out", {"action_class": "pytest"}),
-                ("succeeded", {"action_class": "make"}),
-                ("succeeded", {"action_class": "pytest", "job": "other"}),
-                ("succeeded", {}),
-            ]
-        ):
-            id = f"a{number}"
-            journal.write(
-                [make.received(id, **words), make.ended(id, 100.0 + number, status=outcome, dop=number + 1, execution_s=number + 0.5)]
-            )
-    history = class_history(engine, "coding", "pytest", limit=2)
-    assert history == [Sample(units=3, execution_s=2.5, cpu_s=1.5), Sample(units=2, execution_s=1.5, cpu_s=1.5)]
-    assert [sample.units for sample in class_history(engine, "coding", "cpu.exec")] == [7]
+        for number, header in enumerate(declared):
+            id, at = f"a{number}", 100.0 + 10 * number
+            status = "timed_out" if number == 1 else "succeeded"
+            journal.write([make.received(id, at, **header), make.granted(id, at)])
+            journal.write([make.ended(id, at + 4, status=status, dop=2, unit_s=6.0 if number == 0 else 0.0, cpu_s=float(number))])
+    # When all that is wanted of them is asked for
+    found = observations(engine)
+    # Then each says what it declared, what it held on average and what it used
+    usual = {"job": "coding", "kind": "cpu.exec", "action_class": None, "service": None, "held_units": 2.0, "execution_s": 2.0}
+    assert found == [
+        Observation(**{**usual, "action_class": "pytest", "units": (1, 2, 4), "curve": Amdahl(0.9), "held_units": 1.5, "cpu_s": 0.0}),
+        Observation(
+            **{**usual, "kind": "gpu.score", "service": "rm", "units": (1, 2), "curve": Table(((1, 1.0), (2, 0.75))), "cpu_s": 2.0}
+        ),
+        Observation(**{**usual, "job": "other", "units": (1,), "curve": FLAT, "cpu_s": 3.0}),
+    ]
+    # And fewer are the last ones
+    assert observations(engine, limit=2) == found[1:]
+    assert observations(engine, limit=0) == []
+
+
+def test_what_an_action_held_in_its_last_try_is_taken_where_an_earlier_one_was_lost(engine: Engine, make: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(), make.granted(), make.requeued(), make.granted(at=110.0, attempt=2)])
+        journal.write([make.ended(at=112.0, dop=1, unit_s=99.0)])
+    assert [one.held_units for one in observations(engine)] == [1.0]
 
 
 def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.trace import Step, Trace, TraceAction, Trajectory, command_class, tile
+from scheduler.trace import Step, Trace, TraceAction, Trajectory, tile
+from tangram.action import command_class
 from tangram.errors import InvalidAction
 
 STEPS = (Step(actions=(TraceAction(kind="cpu.exec", work_s=1.0),)),)

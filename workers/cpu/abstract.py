@@ -8,7 +8,7 @@ Only the abstract classes and the values that cross them live here; no process, 
 | session     | unstarted, idle, busy, dead           | its environment closes; a dead one starts again  |
 | execution   | waiting, running, ending, over        | `wait()` has returned                            |
 
-Threading: one thread calls `Execution.wait`, which does the work; `resize` and `kill` may come from any other.
+Threading: one thread calls `Execution.wait`, which does the work; `resize`, `used` and `kill` may come from any other.
 Commands of one session run one after the other; commands of two sessions run side by side.
 """
 
@@ -115,6 +115,14 @@ class ExecOutcome:
     max_rss_mb: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The core-seconds that a command's process tree has used from its start until `at`, in seconds since the epoch."""
+
+    cpu_s: float
+    at: float
+
+
 class Execution(ABC):
     """One command, admitted to an environment. It begins when `wait` is called and its session is free."""
 
@@ -128,6 +136,10 @@ class Execution(ABC):
     @abstractmethod
     def resize(self, cores: tuple[int, ...]) -> None:
         """Hold the command's process tree to `cores` from now on; nothing happens once it is over."""
+
+    @abstractmethod
+    def used(self) -> Usage | None:
+        """Return what the command had used when it was looked at last; None before the first look."""
 
     @abstractmethod
     def kill(self, reason: str) -> None:

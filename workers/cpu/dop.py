@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+MOST_VARIABLE = "TANGRAM_DOP_MAX"
+"""The variable that names the DoP which a program may grow to while it runs, as its cores change. A pool of processes
+may well be that large from the start: it is held to the cores that there are. A pool of threads that wait for each other
+is better off with the DoP of its start, which is why the other variables name that one."""
+
 COUNT_VARIABLES = ("TANGRAM_DOP", *THREAD_VARIABLES, "PYTEST_XDIST_AUTO_NUM_WORKERS")
 
 

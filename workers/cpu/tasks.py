@@ -17,6 +17,7 @@ from tangram.errors import ActionCancelled, ActionFailed
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.dop import MOST_VARIABLE
 
 
 @app.task(name="cpu.open", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
@@ -76,10 +77,10 @@ def execute(
             timeout_s=limits.get("timeout_s") or cpu().settings.timeout_s,
             output_timeout_s=limits.get("output_timeout_s"),
             output_limit_bytes=cpu().settings.output_limit_bytes,
-            variables=variables or {},
+            variables={MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])), **(variables or {})},
         )
         execution = cpu().sandbox.get(environment).start(request)
-        node.attach(call, execution.kill, execution.resize)
+        node.attach(call, execution.kill, execution.resize, execution.used)
         outcome = execution.wait()
     call.execution_s, call.cpu_s = outcome.execution_s, outcome.cpu_s
     call.status, call.reason = outcome.status, outcome.reason

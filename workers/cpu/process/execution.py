@@ -19,10 +19,11 @@ import os
 import threading
 from typing import Literal
 
-from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Status, check_cores
+from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Status, Usage, check_cores
 from workers.cpu.errors import SandboxError
 from workers.cpu.process import tree
 from workers.cpu.process.cores import CoreMap
+from workers.cpu.process.meter import Meter
 from workers.cpu.process.run import NotBegun, Run
 from workers.cpu.process.session import Session, Shell, Turn
 
@@ -42,6 +43,7 @@ class ProcessExecution(Execution):
         self._cores = request.cores
         self._killed: str | None = None
         self._keeper = 0
+        self._meter: Meter | None = None
         self._wake = -1
 
     def wait(self) -> ExecOutcome:
@@ -58,6 +60,11 @@ class ProcessExecution(Execution):
             self._cores = cores
             if self._phase == "running" and cores:
                 tree.pin(self._keeper, self._core_map.real(cores))
+
+    def used(self) -> Usage | None:
+        """Return what the command has used; see the base class."""
+        meter = self._meter
+        return meter.usage if meter is not None else None
 
     def kill(self, reason: str) -> None:
         """End the command as cancelled; see the base class."""
@@ -109,6 +116,7 @@ class ProcessExecution(Execution):
         spared = self._begin(shell)
         try:
             with Run(self._session, self._request, shell, spared, (lambda: self._killed, self._note_ending)) as run:
+                self._meter = run.meter
                 run.hand_over(len(self._cores))
                 return run.pump(self._wake)
         finally:

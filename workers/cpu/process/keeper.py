@@ -15,9 +15,9 @@ orphans of keepers that were killed, then closes it. A keeper takes JSON objects
 | to the keeper                        | answer                                                       |
 |--------------------------------------|--------------------------------------------------------------|
 | `{"do": "spawn", argv, env, cwd, …}` | `spawned` with pid and keeper, or `refused` with reason      |
-| `{"do": "kill", spared, grace_s}`    | `gone` with cpu_s, max_rss_mb, left: pids that would not die |
+| `{"do": "kill", spared, grace_s}`    | `gone` with max_rss_mb, left: pids that would not die        |
 | end of file                          | all below is killed, the keeper exits                        |
-| (the shell ends by itself)           | `exited` with pid, code, cpu_s, max_rss_mb                   |
+| (the shell ends by itself)           | `exited` with pid, code, max_rss_mb                          |
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ class Keeper:
         self.channel = channel
         self.alarm = Alarm()
         self.shell = 0
-        self.cpu_s = 0.0
         self.max_rss_mb = 0.0
         # A forked shell starts its record of memory with that of this process.
         self.own_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -160,21 +159,20 @@ class Keeper:
                 return
             if pid == 0:
                 return
-            cpu_s, rss_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+            rss_mb = used.ru_maxrss / 1024
             rss_mb = rss_mb if rss_mb > self.own_rss_mb + 1 else 0.0
-            self.cpu_s += cpu_s
             self.max_rss_mb = max(self.max_rss_mb, rss_mb)
             if pid == self.shell:
                 self.shell = 0
                 code = os.waitstatus_to_exitcode(status)
-                self.say("exited", pid=pid, code=code if code >= 0 else 128 - code, cpu_s=cpu_s, max_rss_mb=rss_mb)
+                self.say("exited", pid=pid, code=code if code >= 0 else 128 - code, max_rss_mb=rss_mb)
 
     def kill(self, asked: dict[str, Any]) -> None:
-        """End all but the spared processes and report what they used."""
-        self.cpu_s = self.max_rss_mb = 0.0
+        """End all but the spared processes and report the largest memory among them."""
+        self.max_rss_mb = 0.0
         spared = {(int(pid), int(start)) for pid, start in asked["spared"]}
         left = kill_below(spared, float(asked["grace_s"]), self.alarm, self.reap)
-        self.say("gone", cpu_s=self.cpu_s, max_rss_mb=self.max_rss_mb, left=left)
+        self.say("gone", max_rss_mb=self.max_rss_mb, left=left)
 
     def spawn(self, asked: dict[str, Any]) -> None:
         """Fork the shell."""

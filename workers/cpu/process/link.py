@@ -30,11 +30,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The shell has ended; `code` is 128 + n after signal n, `cpu_s` counts its whole life."""
+    """The shell has ended; `code` is 128 + n after signal n."""
 
     shell: int
     code: int
-    cpu_s: float
     max_rss_mb: float
 
 
@@ -42,7 +41,6 @@ class Exited:
 class Gone:
     """A kill is over; `left` are processes that did not die."""
 
-    cpu_s: float
     max_rss_mb: float
     left: tuple[int, ...]
 
@@ -119,8 +117,8 @@ def _parse(said: dict[str, object]) -> Event:
             return Spawned(shell, keeper)
         case {"event": "refused", "reason": str(reason)}:
             return Refused(reason)
-        case {"event": "exited", "pid": int(shell), "code": int(code), "cpu_s": float(cpu_s), "max_rss_mb": float(rss_mb)}:
-            return Exited(shell, code, cpu_s, rss_mb)
-        case {"event": "gone", "cpu_s": float(cpu_s), "max_rss_mb": float(rss_mb), "left": list(left)}:
-            return Gone(cpu_s, rss_mb, tuple(left))
+        case {"event": "exited", "pid": int(shell), "code": int(code), "max_rss_mb": float(rss_mb)}:
+            return Exited(shell, code, rss_mb)
+        case {"event": "gone", "max_rss_mb": float(rss_mb), "left": list(left)}:
+            return Gone(rss_mb, tuple(left))
     raise ValueError(f"no event of a keeper: {said}")

@@ -1,15 +1,17 @@
 """What the processes of one command use: core-seconds, and memory as far as it was seen.
 
-A shell's own counters include the children it has waited for, so a command of short-lived processes costs one read of
-/proc before and one after it. Processes that are still running are added; those of earlier commands are not counted, nor
-are orphans that ended before their command did. Memory is sampled while the command runs, the first time after
-`FIRST_SAMPLE_S`, so a shorter peak is not seen.
+A process's own counters include the children it has waited for, and the keeper waits for the shell and for every orphan.
+So a command of short-lived processes costs two reads of /proc before and two after it; processes that are still running
+are added, those of earlier commands are not counted, also when they end meanwhile. While a command runs it is looked at
+now and then, the first time after `FIRST_SAMPLE_S`; a peak of memory between two looks is not seen.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
+from workers.cpu.abstract import Usage
 from workers.cpu.process import tree
 
 FIRST_SAMPLE_S = 0.02
@@ -18,13 +20,17 @@ LONGEST_SAMPLE_S = 0.5
 
 
 class Meter:
-    """Counts what runs below `keeper`, apart from `spared` processes of earlier commands."""
+    """Counts what runs below `keeper`, apart from `spared` processes of earlier commands.
+
+    `usage` is what the last look found, None before the first; it may be read by any thread.
+    """
 
     def __init__(self, keeper: int, shell: int, spared: Collection[tree.Identity]) -> None:
-        self._keeper, self._shell, self._spared = keeper, shell, spared
-        before = tree.read_process(shell)
-        self._before_s = before.cpu_s if before else 0.0
-        self._last_s = 0.0
+        self._keeper, self._shell = keeper, shell
+        self._spared = dict.fromkeys(spared, 0.0)
+        self._before_s = 0.0
+        self._before_s = self._total_s([process] if (process := tree.read_process(shell)) else [])
+        self.usage: Usage | None = None
         self.max_rss_mb = 0.0
         self._interval_s = FIRST_SAMPLE_S
 
@@ -38,22 +44,36 @@ class Meter:
         """Look at every living process once."""
         living = tree.descendants(self._keeper, self._spared)
         self._note_rss(sum(process.rss_bytes for process in living) / (1 << 20))
-        self._last_s = sum(process.cpu_s for process in living) - self._before_s
+        # A child that has ended is in nobody's count until its parent has waited for it.
+        self.usage = Usage(cpu_s=max(self.last_s, self._total_s(living)), at=time.time())
 
-    def over(self) -> float:
-        """Return the core-seconds of a command whose shell waits for the next one."""
-        self.sample()
-        return max(0.0, self._last_s)
+    @property
+    def last_s(self) -> float:
+        """The core-seconds as of the last look."""
+        return self.usage.cpu_s if self.usage is not None else 0.0
 
-    def over_with_shell(self, ended_cpu_s: float, ended_rss_mb: float) -> float:
-        """Return the core-seconds of a command that ended together with its shell, which used `ended_cpu_s` in all."""
+    def over(self, ended_rss_mb: float = 0.0) -> float:
+        """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what the keeper buried."""
         self._note_rss(ended_rss_mb)
-        living = tree.descendants(self._keeper, self._spared)
-        return max(0.0, ended_cpu_s + sum(process.cpu_s for process in living) - self._before_s)
+        self.sample()
+        return self.last_s
 
-    def lost(self) -> float:
-        """Return the core-seconds as of the last sample, when the keeper and its counts are gone."""
-        return max(0.0, self._last_s)
+    def _total_s(self, living: Collection[tree.Process]) -> float:
+        keeper = tree.read_process(self._keeper)
+        reaped_s = keeper.reaped_s if keeper is not None else 0.0
+        return reaped_s + sum(process.cpu_s for process in living) - self._before_s - self._of_spared()
+
+    def _of_spared(self) -> float:
+        """Return what spared processes that have ended since have added to the counts of the keeper and the shell."""
+        added_s = 0.0
+        for identity in self._spared:
+            process = tree.read_process(identity[0])
+            if process is not None and process.identity == identity:
+                mine = process.parent in (self._keeper, self._shell)
+                self._spared[identity] = process.cpu_s if mine else 0.0
+            else:
+                added_s += self._spared[identity]
+        return added_s
 
     def _note_rss(self, rss_mb: float) -> None:
         self.max_rss_mb = max(self.max_rss_mb, rss_mb)

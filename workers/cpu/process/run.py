@@ -60,14 +60,14 @@ class Run:
             self._go, self._done = map(self._open, (session.control.go, session.control.done))
             self._captures = [self._capture(fifo.path) for fifo in session.streams]
             self._descriptors = self._descriptors.pop_all()
-        self._meter = Meter(shell.keeper, shell.pid, spared)
+        self.meter = Meter(shell.keeper, shell.pid, spared)
         self._poller = select.poll()
         self._report = b""
         self._kill: tuple[Status, str] | None = None
         self._ending: Ending | None = None
         self._began = time.monotonic()
         self._printed = self._began
-        self._sample_at = self._began + self._meter.next_interval_s()
+        self._sample_at = self._began + self.meter.next_interval_s()
 
     def _open(self, path: str) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -141,8 +141,8 @@ class Run:
         if now >= at and self._kill is None:
             self._end("timed_out", reason)
         elif now >= self._sample_at:
-            self._meter.sample()
-            self._sample_at = now + self._meter.next_interval_s()
+            self.meter.sample()
+            self._sample_at = now + self.meter.next_interval_s()
 
     def _pull(self, capture: Capture, events: int) -> None:
         if capture.pull():
@@ -157,7 +157,7 @@ class Run:
         for line in lines:
             name, _, status = line.partition(b" ")
             if name == self._name.encode() and self._kill is None:
-                self._ending = Ending("succeeded", int(status), "", self._meter.over())
+                self._ending = Ending("succeeded", int(status), "", self.meter.over())
 
     def _end(self, status: Status, reason: str) -> None:
         """Have the keeper kill the command's processes, unless that is under way."""
@@ -176,13 +176,13 @@ class Run:
                     return
                 # A shell that a closing environment ended is followed by the end of its keeper.
                 if self._kill is None and not self._session.closed:
-                    cpu_s = self._meter.over_with_shell(event.cpu_s, event.max_rss_mb)
+                    cpu_s = self.meter.over(event.max_rss_mb)
                     self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
             case Gone(left=left) if self._kill is not None:
                 status, reason = self._kill
                 self._session.lose_shell()
                 note = f"; processes that cannot be killed: {', '.join(map(str, left))}" if left else ""
-                cpu_s = self._meter.over_with_shell(event.cpu_s, event.max_rss_mb)
+                cpu_s = self.meter.over(event.max_rss_mb)
                 self._ending = Ending(status, None, reason + note, cpu_s)
             case HungUp():
                 self._ending = self._without_keeper()
@@ -196,10 +196,10 @@ class Run:
         closed = self._session.closed
         self._session.lose_keeper()
         if self._kill is not None:
-            return Ending(self._kill[0], None, self._kill[1], self._meter.lost())
+            return Ending(self._kill[0], None, self._kill[1], self.meter.last_s)
         if closed:
-            return Ending("cancelled", None, "the environment was closed", self._meter.lost())
-        return Ending("failed", None, "the session's keeper process was killed", self._meter.lost())
+            return Ending("cancelled", None, "the environment was closed", self.meter.last_s)
+        return Ending("failed", None, "the session's keeper process was killed", self.meter.last_s)
 
     def _outcome(self, ending: Ending) -> ExecOutcome:
         execution_s = time.monotonic() - self._began
@@ -216,7 +216,7 @@ class Run:
             reason=ending.reason,
             execution_s=execution_s,
             cpu_s=ending.cpu_s,
-            max_rss_mb=self._meter.max_rss_mb,
+            max_rss_mb=self.meter.max_rss_mb,
         )
 
     def _hand_on(self, held: list[bool]) -> None:

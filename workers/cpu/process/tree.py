@@ -22,7 +22,7 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One line of /proc/<pid>/stat: `cpu_s` includes the children it has waited for, `rss_bytes` does not."""
+    """One line of /proc/<pid>/stat: `cpu_s` includes `reaped_s`, that of the children it has waited for; `rss_bytes` does not."""
 
     pid: int
     parent: int
@@ -30,6 +30,7 @@ class Process:
     start: int
     cpu_s: float
     rss_bytes: int
+    reaped_s: float = 0.0
 
     @property
     def identity(self) -> Identity:
@@ -48,8 +49,8 @@ def read_process(pid: int) -> Process | None:
     fields = line[line.rfind(b")") + 2 :].split()
     if len(fields) < 22:
         return None
-    ticks = int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])
-    return Process(pid, int(fields[1]), chr(fields[0][0]), int(fields[19]), ticks / TICKS_PER_S, int(fields[21]) * PAGE_BYTES)
+    own_s, reaped_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S, (int(fields[13]) + int(fields[14])) / TICKS_PER_S
+    return Process(pid, int(fields[1]), chr(fields[0][0]), int(fields[19]), own_s + reaped_s, int(fields[21]) * PAGE_BYTES, reaped_s)
 
 
 def threads(pid: int) -> list[int]:

@@ -1,0 +1,69 @@
+"""Cores for the candidates of the moment: the policy is shown who fits, and says who starts on how many."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from scheduler.holds import Holds
+from scheduler.model import Grant, Waiting
+from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.gpu import CellGroup
+from scheduler.resources.queue import merged
+from scheduler.state import Node, State, own_memory
+
+
+class Cores:
+    """Starts what the policy chooses."""
+
+    def __init__(self, state: State, holds: Holds) -> None:
+        self._state = state
+        self._holds = holds
+
+    def look(self, group: CoreGroup, node: Node, now: float) -> None:
+        """Start what can start on the free cores of a group."""
+        state, room, memory = self._state, group.free, node.memory_free
+        if not room:
+            return
+        queues = [group.queue, state.floating_cores] if group is node.cores else [group.queue]
+        walk = (waiting for waiting in merged(queues) if waiting.action.environment is not None or could_run(waiting, node, "cpu", group))
+        candidates: list[Waiting] = []
+        behind: list[Waiting] = []
+        for waiting in walk:
+            wanted = state.policy.wanted(waiting, group.capacity)
+            if wanted > room:
+                behind = [waiting, *islice(walk, max(0, state.policy.lookahead - 1))] if state.policy.lookahead else []
+                break
+            own = own_memory(waiting.action)
+            if own > memory:
+                memory = 0  # those behind that need none of it go on; only closing environments may ever free it
+                continue
+            if waiting.action.cost.quotas and self._holds.held(waiting, group, now):
+                continue
+            candidates.append(waiting)
+            room -= wanted
+            memory -= own
+        if not candidates:
+            return
+        for choice in state.policy.choose(candidates, behind, group.free, group, now):
+            if not self._holds.held(choice.waiting, group, now):
+                self._holds.take(choice.waiting, now)
+                start_on_cores(state, choice.waiting, group, node, choice.units, now)
+
+
+def start_on_cores(state: State, waiting: Waiting, group: CoreGroup, node: Node, units: int, now: float) -> None:
+    """Start a waiting action, whose quotas are taken, on whole cores."""
+    unqueue(state, waiting, group)
+    grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, units=units, core_ids=group.take(units))
+    group.enter(state.start(waiting, grant, now, waiting.duration_s(units)), now)
+
+
+def unqueue(state: State, waiting: Waiting, group: CoreGroup) -> None:
+    """Take an action out of the queue that it waits in."""
+    if not group.queue.remove(waiting):
+        state.floating_cores.remove(waiting)
+
+
+def could_run(waiting: Waiting, node: Node, pool: str, group: CoreGroup | CellGroup) -> bool:
+    """Say whether the group, were it all free, could run an action that is bound to no node."""
+    action = waiting.action
+    return node.offers(pool, action.requires) and waiting.least <= group.capacity and own_memory(action) <= node.spec.memory_mb

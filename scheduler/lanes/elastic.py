@@ -1,0 +1,352 @@
+"""Cores given and taken by the rung: what `elastic` does on the cores of one node.
+
+One look at a group, when something in it has changed:
+
+1. What has turned out to need more than its share of a core gets a whole one.
+2. Waiting actions start on their smallest amounts, in order, as far as there is room. Room is, in this order: free
+   cores; the extra units of those that run, the least missed first; a place on a shared core; a core that falls free
+   when two actions that need little of one are put together. A job beyond its share leaves free what the others have
+   used at peak.
+3. What is left goes up the ladder (resources/ladder.py): to whom it is worth most, whether it starts now or runs.
+   Units are taken from a running action for another one only if they are worth `WORTH_MORE` times as much there, and
+   nothing grows that would not save `LEAST_GAIN_S`: so that nothing flaps.
+
+All of it is worked out first and then put into commands: smaller grants before larger ones before new ones, so that
+carried out in order no core is ever granted twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from scheduler.commands import Resize
+from scheduler.durations import speed_on
+from scheduler.holds import Holds
+from scheduler.lanes.cores import could_run, unqueue
+from scheduler.model import Grant, Running, Waiting
+from scheduler.policies.elastic import Elastic
+from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.ladder import Climber, Entry, Rung, rungs_of
+from scheduler.resources.queue import Walk
+from scheduler.state import Node, State, own_memory
+from tangram.action import CORES
+
+LEAST_GAIN_S: Final = 0.05
+"""Seconds that growing a running action must be expected to save: some hundred times what a resize costs."""
+
+WORTH_MORE: Final = 1.25
+"""How many times as much a unit must be worth to another action for it to be taken away from one."""
+
+REST_S: Final = 0.5
+"""Seconds until an action that is not worth growing is looked at again: it may run on longer than expected."""
+
+KEPT_BACK_S: Final = 10.0
+"""Seconds until a job that was kept back is looked at again, should nothing else come: peaks are forgotten in time."""
+
+TRIES: Final = 8
+"""Rungs that are passed over for want of units before a look is over."""
+
+
+@dataclass(slots=True)
+class Look:
+    """One look at a group. `free` are the cores that are left once all that is decided so far is carried out."""
+
+    group: CoreGroup
+    node: Node
+    now: float
+    free: int
+    moved: dict[str, tuple[Climber, int]] = field(default_factory=dict)
+    starting: list[Climber] = field(default_factory=list)
+    on_shares: list[tuple[Waiting, int]] = field(default_factory=list)
+    whole: list[Running] = field(default_factory=list)
+    kept: float | None = None
+
+    def note(self, climber: Climber) -> None:
+        """Remember on how many units a running action was before this look."""
+        if climber.running is not None:
+            self.moved.setdefault(climber.waiting.id, (climber, climber.units))
+
+
+class ElasticCores:
+    """Starts, grows, shrinks and puts together."""
+
+    def __init__(self, state: State, holds: Holds, policy: Elastic) -> None:
+        self._state = state
+        self._holds = holds
+        self._policy = policy
+
+    def look(self, group: CoreGroup, node: Node, now: float) -> None:
+        """Give out the cores of a group anew."""
+        self._state.kept_back.pop(group, None)
+        look = Look(group, node, now, group.free)
+        self._feed_hungry(look)
+        blocked = self._admit(look)
+        if self._policy.resizes or look.starting:
+            self._spread(look)
+        if not blocked:
+            self._part(look)
+        self._carry_out(look)
+
+    def _feed_hungry(self, look: Look) -> None:
+        for running in look.group.sharing.values():
+            if running.hungry and (look.free or self._shrink_for(look, 1)):
+                look.whole.append(running)
+                look.free -= 1
+
+    # Who starts
+
+    def _admit(self, look: Look) -> bool:
+        """Find room for waiting actions in order; return whether one is left without."""
+        group, memory = look.group, look.node.memory_free
+        walk = self._walk(look)
+        for waiting in walk:
+            if waiting.action.environment is None and not could_run(waiting, look.node, "cpu", group):
+                continue
+            own = own_memory(waiting.action)
+            if own > memory:
+                memory = 0  # those behind that need none of it go on; only closing environments may ever free it
+                continue
+            if waiting.action.cost.quotas and self._holds.held(waiting, group, look.now):
+                continue
+            over = self._over(waiting)
+            if not self._find_room(look, waiting, over):
+                if over and isinstance(walk, Walk):
+                    self._state.kept_back[group] = look.now + KEPT_BACK_S
+                    walk.skip(waiting.action.job)
+                    continue
+                return True
+            self._holds.take(waiting, look.now)
+            memory -= own
+        return False
+
+    def _walk(self, look: Look) -> Iterator[Waiting]:
+        queues = [look.group.queue]
+        if look.group is look.node.cores:
+            queues.append(self._state.floating_cores)
+        return self._state.in_order(queues)
+
+    def _kept(self, look: Look) -> float:
+        """Return the cores that jobs beyond their share leave free: what each of the others has used at peak, as far as it is entitled."""
+        if look.kept is None:
+            shares, group = self._state.shares, look.group
+            group.forget_peaks(look.now)
+            within = [(job, peak) for job, peak in group.peaks.items() if not shares.over(job)]
+            kept = (min(peak.most(look.now), shares.entitlement(job) * group.capacity) - peak.used for job, peak in within)
+            look.kept = sum(max(0.0, unused) for unused in kept)
+        return look.kept
+
+    def _over(self, waiting: Waiting) -> bool:
+        return self._policy.shares and self._state.shares.contended and self._state.shares.over(waiting.action.job)
+
+    def _find_room(self, look: Look, waiting: Waiting, over: bool) -> bool:
+        """Take what an action needs at least; False, and nothing taken, where there is no room for it."""
+        group = look.group
+        if over:
+            if not self._shrink_for(look, math.ceil(waiting.least + self._kept(look)), over_only=True):
+                return False
+            self._enter(look, waiting)
+            return True
+        if look.free >= waiting.least or self._shrink_for(look, waiting.least):
+            self._enter(look, waiting)
+            return True
+        if waiting.share < 1.0:
+            core_id = group.take_share(waiting.share)
+            if core_id is None and self._open_share(look, waiting.share):
+                core_id = group.take_share(waiting.share)
+            if core_id is not None:
+                look.on_shares.append((waiting, core_id))
+                self._state.shares.hold(waiting.action.job, CORES, waiting.share)
+                return True
+        while look.free < waiting.least and self._squeeze(look):
+            pass
+        if look.free < waiting.least:
+            return False
+        self._enter(look, waiting)
+        return True
+
+    def _enter(self, look: Look, waiting: Waiting) -> None:
+        climber = Climber(waiting, rungs_of(waiting.units, waiting.estimate.curve))
+        look.starting.append(climber)
+        look.free -= waiting.least
+        # Held from now on, so that the rest of this look knows; the start itself holds it anew.
+        self._state.shares.hold(waiting.action.job, CORES, waiting.least)
+        if climber.rungs:
+            look.group.ladder.enter(climber)
+
+    def _shrink_for(self, look: Look, units: int, *, over_only: bool = False) -> bool:
+        """Take extra units back until `units` are free; False, and nothing taken, where there are not enough.
+
+        With `over_only`, those of jobs beyond their share alone.
+        """
+        if look.free >= units:
+            return True
+        ladder, shares = look.group.ladder, self._state.shares
+        extra = ladder.extra
+        if over_only:
+            extra = sum(amount for job, amount in ladder.extra_by_job.items() if shares.over(job))
+        if look.free + extra < units or not self._policy.shrinks:
+            return False
+        aside = list[Entry]()
+        while look.free < units:
+            climber = ladder.best_down()
+            if climber is None:  # those that are being stopped gave nothing back
+                break
+            if over_only and not shares.over(climber.waiting.action.job):
+                aside.append(ladder.set_down_aside())
+                continue
+            look.note(climber)
+            look.free += ladder.descend(climber)
+        for entry in aside:
+            ladder.put_down_back(entry)
+        return look.free >= units
+
+    # Sharing cores
+
+    def _open_share(self, look: Look, share: float) -> bool:
+        """Have an action that needs little of its core share it; False where none can spare that much."""
+        for running in look.group.light.values():
+            if running.waiting.share + share <= 1.0 and not running.stopping:
+                look.group.open_share(running.grant.core_ids[0], running.waiting.share)
+                self._regrant(look, running, running.grant.core_ids, running.waiting.share)
+                return True
+        return False
+
+    def _squeeze(self, look: Look) -> bool:
+        """Free a core by putting an action that needs little of it onto another one's; False where there is none."""
+        group = look.group
+        for running in group.light.values():
+            if running.stopping:
+                continue
+            share = running.waiting.share
+            core_id = group.take_share(share)
+            if core_id is None:
+                others = (other for other in group.light.values() if other is not running and other.waiting.share + share <= 1.0)
+                host = next((other for other in others if not other.stopping), None)
+                if host is None:
+                    continue
+                group.open_share(host.grant.core_ids[0], host.waiting.share)
+                self._regrant(look, host, host.grant.core_ids, host.waiting.share)
+                core_id = group.take_share(share)
+                assert core_id is not None, "it was opened for this"
+            freed = running.grant.core_ids
+            self._regrant(look, running, (core_id,), share)
+            group.give_back(freed)
+            look.free += 1
+            return True
+        return False
+
+    def _part(self, look: Look) -> None:
+        """Give actions on shared cores their own ones again while cores lie idle in number."""
+        spare = look.free - 1 - look.group.capacity // 8
+        if spare > 0 and look.group.sharing:
+            parting = [running for running in look.group.sharing.values() if not running.stopping and running not in look.whole][:spare]
+            look.whole += parting
+            look.free -= len(parting)
+
+    # Who grows
+
+    def _spread(self, look: Look) -> None:
+        """Give what is free to whom it is worth most."""
+        ladder = look.group.ladder
+        ladder.wake(look.now)
+        aside = list[Entry]()
+        while len(aside) < TRIES:
+            climber = ladder.best_up()
+            if climber is None:
+                break
+            rung = climber.rungs[climber.at]
+            if not self._saves(climber, rung, look.now):
+                ladder.rest(climber, look.now + REST_S)
+            elif self._affords(look, climber, rung):
+                look.note(climber)
+                look.free -= rung.price
+                ladder.climb(climber)
+            elif not look.free:
+                break
+            else:
+                aside.append(ladder.set_aside())
+        for entry in aside:
+            ladder.put_back(entry)
+
+    def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:
+        """Say whether there are the units for a rung; for jobs within their share they may be taken from others."""
+        if self._over(climber.waiting):
+            return look.free - self._kept(look) >= rung.price
+        return look.free >= rung.price or self._take_for(look, rung)
+
+    def _saves(self, climber: Climber, rung: Rung, now: float) -> bool:
+        running, estimate = climber.running, climber.waiting.estimate
+        if running is None:
+            return True  # what starts is granted something anyway
+        left_s = running.left_s(now)
+        after = speed_on(estimate.curve, rung.units)
+        return left_s / climber.speed - left_s / after >= LEAST_GAIN_S
+
+    def _take_for(self, look: Look, rung: Rung) -> bool:
+        """Take units for a rung from those to whom they are worth clearly less; False, and nothing taken, if there are too few."""
+        if not self._policy.shrinks:
+            return False
+        ladder, taken, free = look.group.ladder, list[Climber](), look.free
+        while free < rung.price:
+            climber = ladder.best_down()
+            if climber is None or climber.rungs[climber.at - 1].worth * WORTH_MORE > rung.worth:
+                for undone in reversed(taken):
+                    ladder.climb(undone)
+                return False
+            look.note(climber)
+            taken.append(climber)
+            free += ladder.descend(climber)
+        look.free = free
+        return True
+
+    # Commands
+
+    def _carry_out(self, look: Look) -> None:
+        group = look.group
+        growing = []
+        for climber, before in look.moved.values():
+            running = climber.running
+            assert running is not None, "only what runs is noted"
+            if climber.units > before:
+                growing.append((climber, running))
+            elif climber.units < before:
+                kept, freed = running.grant.core_ids[: climber.units], running.grant.core_ids[climber.units :]
+                self._regrant(look, running, kept)
+                group.give_back(freed)
+        for running in look.whole:
+            core_id, share = running.grant.core_ids[0], running.grant.share
+            self._regrant(look, running, group.take(1))
+            group.give_back_share(core_id, share)
+        for climber, running in growing:
+            self._regrant(look, running, running.grant.core_ids + group.take(climber.units - running.units))
+        for climber in look.starting:
+            self._start(look, climber)
+        for waiting, core_id in look.on_shares:
+            self._state.shares.hold(waiting.action.job, CORES, -waiting.share)
+            unqueue(self._state, waiting, group)
+            grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=1, core_ids=(core_id,), share=waiting.share)
+            group.enter(self._state.start(waiting, grant, look.now, waiting.durations_s[0]), look.now)
+
+    def _start(self, look: Look, climber: Climber) -> None:
+        waiting, group = climber.waiting, look.group
+        self._state.shares.hold(waiting.action.job, CORES, -waiting.least)
+        unqueue(self._state, waiting, group)
+        core_ids = group.take(climber.units)
+        grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=climber.units, core_ids=core_ids)
+        running = self._state.start(waiting, grant, look.now, waiting.duration_s(climber.units))
+        if climber.rungs and self._policy.resizes:
+            group.enter(running, look.now, climber)
+        else:
+            group.ladder.leave(climber)
+            group.enter(running, look.now)
+
+    def _regrant(self, look: Look, running: Running, core_ids: tuple[int, ...], share: float = 1.0) -> None:
+        held = running.grant.units * running.grant.share
+        grant = replace(running.grant, units=len(core_ids), core_ids=core_ids, share=share)
+        running.regrant(grant, look.now)
+        look.group.regranted(running, grant.units * grant.share - held, look.now)
+        self._state.shares.hold(running.waiting.action.job, CORES, grant.units * grant.share - held)
+        self._state.out.append(Resize(id=running.waiting.id, node=grant.node, attempt=grant.attempt, core_ids=core_ids, share=share))

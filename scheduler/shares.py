@@ -1,0 +1,78 @@
+"""Which job holds more than its share: weighted dominant-resource fairness (Ghodsi et al., NSDI 2011).
+
+A job's *dominant share* is the largest of its parts of the system's cores, GPU cells and concurrent requests. Its
+*entitlement* is its weight over the weights of all active jobs, those with an action waiting or running. A job may hold
+more as long as nobody else wants it; as soon as somebody does, the actions of jobs within their entitlement go first.
+
+What this does not do: nothing that runs is taken from a job but its units above the smallest amounts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DEFAULT_WEIGHT = 1.0
+
+TOLERANCE = 1.25
+"""How many times its entitlement a job may hold before the others go first: below it, the order of all jobs' actions
+together (short ones first) does more for everyone than strict equality."""
+
+
+class Shares:
+    """Who is active and who holds how much. Resources are named `cores`, `cells` and `quota:<name>`."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._actions: dict[str, int] = {}
+        self._held: dict[str, dict[str, float]] = {}
+        self._offered: dict[str, float] = {}
+        self._active_weight = 0.0
+
+    @property
+    def contended(self) -> bool:
+        """Whether there is more than one active job."""
+        return len(self._actions) > 1
+
+    def offer(self, resource: str, amount: float) -> None:
+        """Count units that have come; negative for those that went."""
+        self._offered[resource] = self._offered.get(resource, 0.0) + amount
+
+    def enter(self, job: str) -> None:
+        """Count an action that came in."""
+        count = self._actions.get(job, 0)
+        self._actions[job] = count + 1
+        if not count:
+            self._active_weight += self._weight(job)
+
+    def leave(self, job: str) -> None:
+        """Count an action that has ended."""
+        self._actions[job] -= 1
+        if not self._actions[job]:
+            del self._actions[job]
+            self._held.pop(job, None)
+            self._active_weight = sum(self._weight(active) for active in self._actions)
+
+    def hold(self, job: str, resource: str, amount: float) -> None:
+        """Count units that a job was granted; negative for those it gave back."""
+        held = self._held.setdefault(job, {})
+        held[resource] = held.get(resource, 0.0) + amount
+
+    def over(self, job: str) -> bool:
+        """Say whether a job holds more than it is entitled to while others are active."""
+        if len(self._actions) < 2:
+            return False
+        return self.dominant(job) >= TOLERANCE * self.entitlement(job)
+
+    def dominant(self, job: str) -> float:
+        """Return the job's dominant share, from 0 to 1."""
+        held = self._held.get(job)
+        if not held:
+            return 0.0
+        return max((amount / self._offered[name] for name, amount in held.items() if self._offered.get(name, 0.0) > 0), default=0.0)
+
+    def entitlement(self, job: str) -> float:
+        """Return the part of the system that is the job's when all active jobs want theirs."""
+        return self._weight(job) / self._active_weight if self._active_weight else 1.0
+
+    def _weight(self, job: str) -> float:
+        return self._weights.get(job, DEFAULT_WEIGHT)

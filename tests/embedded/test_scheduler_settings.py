@@ -1,0 +1,71 @@
+"""From settings to what the scheduler's core is made of, and what is said of settings that are wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.scheduler_process import setup_of
+from scheduler.model import Limits
+from tangram.settings import Settings
+
+
+def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given all settings of the order
+    for name, value in {
+        "TANGRAM_POLICY": "elastic",
+        "TANGRAM_WITHOUT": "fractions, learning",
+        "TANGRAM_SHARES": "job-a=2, b=0.5,",
+        "TANGRAM_ORDER_WINDOW_S": "30",
+        "TANGRAM_TAIL_FIRST": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    # When the core is described
+    setup = setup_of(Settings())
+    # Then they are in it
+    assert (setup.policy, setup.without) == ("elastic", ("fractions", "learning"))
+    assert (dict(setup.limits.weights), setup.limits.window_s, setup.limits.tail_first) == ({"job-a": 2.0, "b": 0.5}, 30.0, True)
+
+
+def test_without_settings_the_order_is_the_usual_one() -> None:
+    setup = setup_of(Settings(shares="", without=""))
+    usual = Limits()
+    assert setup.without == ()
+    limits = setup.limits
+    assert (limits.weights, limits.window_s, limits.tail_first) == (usual.weights, usual.window_s, usual.tail_first)
+
+
+@pytest.mark.parametrize("shares", ["a", "a=", "=1", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,b", "a=1,a=2"])
+def test_shares_that_are_none_are_named(shares: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings(shares=shares)
+    (error,) = caught.value.errors()
+    assert error["loc"] == ("shares",)
+    assert "is not like job-a=2" in error["msg"] or "names 'a' twice" in error["msg"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"TANGRAM_SHARES": "a:2"}, "TANGRAM_SHARES: Value error, 'a:2' is not like job-a=2, with a number above 0"),
+        ({"TANGRAM_WITHOUT": "wheels"}, "policy 'elastic' has no part 'wheels' to go without"),
+        ({"TANGRAM_EVENT_LOG": "/dev/null/log"}, "/dev/null/log: Not a directory"),
+    ],
+)
+def test_a_scheduler_with_wrong_settings_says_so_in_one_line(tmp_path: Path, variables: dict[str, str], problem: str) -> None:
+    database = {"TANGRAM_DATABASE_URL": f"sqlite:///{tmp_path / 'x.sqlite'}", "TANGRAM_STATE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tangram", "scheduler"],
+        env={**os.environ, **database, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert problem in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,78 @@
+"""What is written of events and commands is what is read again, and nothing else is read."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from scheduler.commands import Command
+from scheduler.event_log import BrokenLog, Handled, Line, decode_line, encode_line
+from scheduler.events import Event, Tick
+from tests.event_log.strategies import LINES, any_of
+
+OPENING = '{"schema":"tangram.events/1","epoch":1,"setup":{"policy":"fcfs"}}'
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(LINES)
+def test_a_line_that_was_written_is_read_as_it_was(line: Line) -> None:
+    # Given any line; when it is written
+    text = encode_line(line)
+    # Then it is one line of ASCII, and says the same
+    assert text.isascii() and text.isprintable()
+    assert decode_line(text) == line
+    assert encode_line(decode_line(text)) == text
+
+
+@pytest.mark.parametrize("kind", get_args(Event) + get_args(Command))
+def test_each_event_and_command_can_be_written(kind: type) -> None:
+    # Given any value of each class; when it is in a line; then it is read as it was
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(any_of(kind))
+    def holds(value: Event | Command) -> None:
+        event, commands = (value, ()) if isinstance(value, get_args(Event)) else (Tick(), (value,))
+        line = Handled(epoch=1, at=0.5, event=event, commands=commands)
+        assert decode_line(encode_line(line)) == line
+
+    holds()
+
+
+def test_a_set_is_written_in_order_so_that_equal_logs_are_equal_files() -> None:
+    beat = '{"epoch":1,"at":2.0,"event":{"type":"NodeBeat","name":"n","running":["a","b","c"]},"commands":[]}'
+    assert encode_line(decode_line(beat)) == beat
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "no object"),
+        ('{"schema":"tangram.trace/1"}', "schema is not tangram.events/1"),
+        ("{}", "missing 4 required"),
+        (OPENING.replace("fcfs", 'fcfs","colour":"red'), "Setup has no 'colour'"),
+        (OPENING.replace('"fcfs"', "7"), "7 is no str"),
+        (OPENING.replace('"epoch":1', '"epoch":true'), "True is no int"),
+        ('{"epoch":1,"at":"now","event":{"type":"Tick"},"commands":[]}', "'now' is no float"),
+        ('{"epoch":1,"at":1,"event":{"type":"Nonsense"},"commands":[]}', "is none of Submitted, Resumed"),
+        ('{"epoch":1,"at":1,"event":{"type":"Stop"},"commands":[]}', "is none of Submitted, Resumed"),
+        ('{"epoch":1,"at":1,"event":[],"commands":[]}', "is none of Submitted, Resumed"),
+        ('{"epoch":1,"at":1,"event":{"type":"Tick"},"commands":{}}', "{} is no tuple"),
+        ('{"epoch":1,"at":1,"event":{"type":"NodeJoined","node":4},"commands":[]}', "4 is no NodeSpec"),
+        ('{"epoch":1,"at":1,"event":{"type":"Submitted","id":"a","action":{"kind":""},"submitted_at":1},"commands":[]}', "kind: must be 1"),
+        ('{"epoch":1,"at":1,"event":{"type":"Submitted","id":"a","action":7,"submitted_at":1},"commands":[]}', "must be an object"),
+        ('{"epoch":1,"at":1,"event":{"type":"Finished","id":"a","attempt":1,"status":"odd"},"commands":[]}', "'odd' is no"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_refused_in_one_line(text: str, problem: str) -> None:
+    with pytest.raises(BrokenLog) as caught:
+        decode_line(text)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_at_its_default_is_left_out() -> None:
+    assert json.loads(encode_line(decode_line(OPENING))) == json.loads(OPENING)

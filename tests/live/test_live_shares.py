@@ -1,0 +1,82 @@
+"""A share of a core on its way: from the core's command to the node, and from the journal to the next scheduler."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from app.celery import make_app
+from app.database import open_engine, sqlite_url, upgrade
+from app.journal import SqlJournal
+from app.transport import KombuTransport
+from scheduler import commands
+from scheduler.core import Core
+from scheduler.entries import NodeChanged
+from scheduler.model import Grant
+from scheduler.orders import Orders
+from scheduler.policies import make_policy
+from scheduler.service import Service
+from tangram.action import Action, Cost
+from tangram.settings import Settings
+from tangram.wire import GRANT_HEADER
+
+ACTION = Action(kind="some.task", cost=Cost.of(cores=(1, 2)))
+MESSAGE = json.dumps(
+    {"body": "[[], {}, {}]", "headers": {"id": "a", "task": "some.task"}, "properties": {"content_type": "application/json"}}
+)
+NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0, "incarnation": "1"}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """Return an empty journal."""
+    url = sqlite_url(tmp_path / "tangram.sqlite")
+    upgrade(url)
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def transport(redis_urls: Any) -> Iterator[KombuTransport]:
+    """Return the scheduler's end of a broker."""
+    settings = Settings(broker_url=redis_urls.broker, result_url=redis_urls.result)
+    transport = KombuTransport(make_app(settings), connect_timeout_s=5.0)
+    yield transport
+    transport.close()
+
+
+def sent(redis_urls: Any) -> list[dict[str, Any]]:
+    """Return what has been sent to the node, in order."""
+    with redis_urls.client() as client:
+        return [json.loads(message) for message in client.lrange("node.n", 0, -1)[::-1]]
+
+
+def test_a_share_reaches_the_node_and_the_next_scheduler(engine: Engine, transport: KombuTransport, redis_urls: Any) -> None:
+    core = Core(make_policy("fcfs"))
+    with SqlJournal(engine) as journal:
+        # Given an action that is started on a quarter of a core
+        orders = Orders(core, transport, journal, epoch=1)
+        orders.keep("a", MESSAGE, 1.0)
+        orders.note_received("a", ACTION, 1.0)
+        journal.write([NodeChanged(name="n", state="up", description=NODE, at=1.0)])
+        orders.carry_out(commands.Start(id="a", grant=Grant(node="n", core_ids=(3,), share=0.25)), 2.0)
+        orders.commit([])
+        # When it gets half of another
+        orders.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(1,), share=0.5), 3.0)
+        orders.commit([])
+        # Then its node was told both
+        start, resize = sent(redis_urls)
+        grant = start["headers"][GRANT_HEADER]
+        assert (grant["core_ids"], grant["units"], grant["share"]) == ([3], 1, 0.25)
+        assert resize["headers"]["task"] == "tangram.resize"
+        # And a scheduler that starts over goes on with what it has now
+        service = Service(core, transport, journal, epoch=2, clock=lambda: 4.0)
+        assert service.recover() == 1
+    resumed = core.state.running["a"].grant
+    assert (resumed.core_ids, resumed.units, resumed.share) == ((1,), 1, 0.5)

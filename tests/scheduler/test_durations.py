@@ -1,0 +1,310 @@
+"""What is expected of durations, and how it is learned."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.durations import FADING, LEAST_LEFT, OUTLIER, PRIOR, SETTLED, USUAL_S, Distribution, Durations, Observation, speed_on
+from tangram.action import Action, Cost
+from tangram.elasticity import FLAT, Amdahl, Table
+
+WORK = st.lists(st.floats(0.01, 1000.0), min_size=1, max_size=30)
+
+
+def action(name: str | None = "test", *, cores: Any = 1, **fields: Any) -> Action:
+    given = {"kind": "cpu.exec", "environment": "e0", "cost": Cost.of(cores=cores), "action_class": name}
+    return Action(**{**given, **fields})
+
+
+def observe(durations: Durations, one: Action, work_s: float, times: int = 1, *, held: float = 1.0, cpu_s: float | None = None) -> None:
+    for _ in range(times):
+        execution_s = work_s / speed_on(one.curve, held)
+        durations.observe(one, durations.expect(one), work_s=work_s, held_units=held, execution_s=execution_s, cpu_s=cpu_s)
+
+
+def learned(*observations: float, **fields: Any) -> Durations:
+    durations = Durations(learning=True)
+    for work_s in observations:
+        observe(durations, action(**fields), work_s)
+    return durations
+
+
+# The mean, and what few observations are worth
+
+
+def test_of_what_nobody_knows_the_usual_of_its_kind_is_expected() -> None:
+    durations = Durations(learning=True)
+
+    assert durations.expect(action()).work_s == USUAL_S["cpu.exec"]
+    assert durations.expect(action(work_s=7.0)).work_s == 7.0
+
+
+@given(WORK)
+def test_few_observations_are_pulled_towards_the_same_class_of_all_jobs(others: list[float]) -> None:
+    # Given a class that another job has run
+    durations = Durations(learning=True)
+    for work_s in others[: SETTLED - 1]:
+        observe(durations, action(job="other"), work_s)
+    above = math.fsum(others[: SETTLED - 1]) / len(others[: SETTLED - 1])
+    assert durations.expect(action(job="mine")).work_s == pytest.approx(above, rel=0.02)
+
+    # When this job has run it once
+    observe(durations, action(job="mine"), 5.0)
+
+    # Then that counts for one, and the level above for PRIOR
+    wide = (math.fsum(others[: SETTLED - 1]) + 5.0) / (len(others[: SETTLED - 1]) + 1)
+    assert durations.expect(action(job="mine")).work_s == pytest.approx((5.0 + PRIOR * wide) / (1 + PRIOR), rel=0.02)
+
+
+@given(st.lists(st.floats(1.0, 10.0), min_size=1, max_size=200))
+def test_the_mean_is_that_of_fading_observations(work: list[float]) -> None:
+    distribution = Distribution()
+    for work_s in work:
+        distribution.add(work_s)
+
+    weights = [FADING**age for age in reversed(range(len(work)))]
+    assert distribution.count == pytest.approx(math.fsum(weights))
+    assert distribution.mean_s() == pytest.approx(math.fsum(w * s for w, s in zip(weights, work, strict=True)) / math.fsum(weights))
+
+
+def test_what_was_long_ago_fades() -> None:
+    durations = learned(*[10.0] * 500, *[1.0] * 3000)
+
+    assert durations.expect(action()).work_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_very_long_life_keeps_its_figures() -> None:
+    # Given so many observations that the weights have to be scaled down on the way
+    distribution = Distribution()
+    for _ in range(30_000):
+        distribution.add(3.0)
+
+    assert distribution.mean_s() == pytest.approx(3.0)
+    assert distribution.quantile(0.5) == pytest.approx(3.0)
+    assert distribution.scale < 1e12
+
+
+def test_one_observation_far_out_counts_for_a_few_medians() -> None:
+    distribution = Distribution()
+    for _ in range(100):
+        distribution.add(1.0)
+
+    distribution.add(1e6)
+
+    assert distribution.mean_s() < 1.0 + OUTLIER / 90
+
+
+@given(WORK)
+def test_expectations_are_positive_and_within_what_was_seen(work: list[float]) -> None:
+    estimate = learned(*work).expect(action())
+
+    assert min(*work, USUAL_S["cpu.exec"]) * 0.99 <= estimate.work_s <= max(*work, USUAL_S["cpu.exec"]) * 1.01
+    for done_s in (0.0, 0.5, 10.0, 1e5):
+        assert 0.0 < estimate.left_s(done_s) < math.inf
+
+
+def test_jobs_kinds_classes_and_amounts_are_told_apart() -> None:
+    durations = learned(*[50.0] * 20)
+
+    assert durations.expect(action()).work_s == pytest.approx(50.0, rel=0.1)
+    assert durations.expect(action("other")).work_s == USUAL_S["cpu.exec"]
+    assert durations.expect(action(cores=[1, 2])).work_s == USUAL_S["cpu.exec"]
+    assert durations.expect(action(kind="build")).work_s == 1.0
+
+
+# What is left of an action that runs
+
+
+def test_what_has_outlived_the_short_ones_is_expected_to_be_a_long_one() -> None:
+    estimate = learned(*[1.0, 1.0, 1.0, 20.0] * 25).expect(action())
+
+    assert estimate.work_s == pytest.approx(5.75, rel=0.1)
+    assert estimate.left_s(0.0) == pytest.approx(5.75, rel=0.1)
+    assert estimate.left_s(5.0) == pytest.approx(15.0, rel=0.02)
+
+
+@given(st.integers(0, 1000))
+def test_what_is_left_is_the_mean_of_what_is_left_of_those_that_took_longer(seed: int) -> None:
+    draw = random.Random(seed)
+    work = [draw.lognormvariate(1.0, 1.0) for _ in range(300)]
+    estimate = learned(*work).expect(action())
+
+    # Half an octave to a bin, so the truth lies between those beyond this bin and those beyond the next one
+    for done_s in (0.5, 2.0, 5.0):
+        beyond = [min(work_s, 32 * math.e) for work_s in work if work_s > done_s * 2]
+        if len(beyond) > 20:
+            assert estimate.left_s(done_s) <= 1.1 * (math.fsum(beyond) / len(beyond) - done_s)
+            assert estimate.left_s(done_s) > 0
+
+
+def test_beyond_all_that_was_seen_as_much_again_is_expected() -> None:
+    estimate = learned(*[2.0] * 20).expect(action())
+
+    assert estimate.left_s(40.0) == 40.0
+    assert estimate.left_s(400.0) == 400.0
+
+
+def test_without_anything_learned_a_declared_action_is_always_nearly_done_and_an_unknown_one_is_not() -> None:
+    durations = Durations(learning=True)
+
+    declared, unknown = durations.expect(action(work_s=10.0)), durations.expect(action())
+    assert declared.left_s(4.0) == 6.0
+    assert declared.left_s(50.0) == LEAST_LEFT * 10.0
+    assert unknown.left_s(0.25) == 0.75
+    assert unknown.left_s(50.0) == 50.0
+
+
+# What is declared
+
+
+def test_declarations_are_corrected_by_what_they_are_usually_wrong_by() -> None:
+    # Given a class that always takes three times what is declared, of very different lengths
+    durations, draw = Durations(learning=True), random.Random(1)
+    for _ in range(100):
+        declared_s = draw.lognormvariate(0.0, 2.0)
+        observe(durations, action(work_s=declared_s), 3.0 * declared_s)
+
+    # Then a declaration is believed threefold
+    for declared_s in (0.1, 1.0, 50.0):
+        assert durations.expect(action(work_s=declared_s)).work_s == pytest.approx(3.0 * declared_s, rel=0.05)
+
+
+def test_declarations_that_say_nothing_are_dropped() -> None:
+    # Given a class that takes ten seconds, whatever is declared
+    durations, draw = Durations(learning=True), random.Random(1)
+    for _ in range(100):
+        observe(durations, action(work_s=draw.choice([0.01, 1000.0])), 10.0)
+
+    assert durations.expect(action(work_s=0.01)).work_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_without_learning_what_was_declared_is_all_that_counts() -> None:
+    durations = Durations(learning=False, history=[seen()] * 20)
+    observe(durations, action(), 50.0, 20)
+
+    assert durations.expect(action()).work_s == USUAL_S["cpu.exec"]
+    assert durations.expect(action(work_s=3.0)).work_s == 3.0
+    assert durations.expect(action(work_s=3.0)).intensity == 1.0
+
+
+# How many cores are used, and how much of one
+
+
+def test_a_class_that_burns_one_core_of_many_is_not_taken_for_parallel() -> None:
+    durations, one = Durations(learning=True), action(cores=[1, 2, 4], curve=Amdahl(0.9))
+    observe(durations, one, 8.0, 10, held=4.0, cpu_s=8.0 / Amdahl(0.9).speedup(4))
+
+    curve = durations.expect(one).curve
+    assert speed_on(curve, 4) == pytest.approx(1.0)
+
+
+def test_a_class_that_burns_what_it_declares_is_believed() -> None:
+    durations, one = Durations(learning=True), action(cores=[1, 2, 4], curve=Amdahl(0.9))
+    observe(durations, one, 8.0, 10, held=4.0, cpu_s=8.0)
+
+    assert durations.expect(one).curve == Amdahl(0.9)
+
+
+def test_a_class_on_one_core_says_nothing_of_parallelism() -> None:
+    durations, one = Durations(learning=True), action(cores=[1, 2, 4], curve=Amdahl(0.9))
+    observe(durations, one, 8.0, 20, held=1.0, cpu_s=8.0)
+
+    assert durations.expect(one).curve == Amdahl(0.9)
+
+
+def test_the_intensity_is_what_nine_in_ten_do_not_exceed() -> None:
+    durations = Durations(learning=True)
+    observe(durations, action(), 10.0, 90, cpu_s=0.5)
+    observe(durations, action(), 10.0, 9, cpu_s=10.0)
+    assert durations.expect(action()).intensity == 1 / 16
+
+    observe(durations, action(), 10.0, 9, cpu_s=10.0)
+    assert durations.expect(action()).intensity == 1.0
+
+
+def test_nothing_is_said_of_intensity_before_enough_is_seen() -> None:
+    durations = Durations(learning=True)
+    for _ in range(SETTLED - 1):
+        observe(durations, action(), 10.0, cpu_s=0.5)
+        assert durations.expect(action()).intensity == 1.0
+    observe(durations, action(), 10.0, 2, cpu_s=0.5)
+
+    assert durations.expect(action()).intensity == 1 / 16
+
+
+def test_what_ran_on_a_shared_core_says_nothing_of_intensity() -> None:
+    durations = Durations(learning=True)
+    observe(durations, action(), 10.0, 50, held=0.125, cpu_s=0.5)
+
+    assert durations.expect(action()).intensity == 1.0
+
+
+@pytest.mark.parametrize(("kind", "light"), [("cpu.exec", True), ("build", False)])
+def test_only_commands_are_measured(world: Any, kind: str, light: bool) -> None:
+    # Given many actions whose ends bring next to no core-seconds, as those of kinds do that nobody measures
+    w = world()
+    w.node(cores=1)
+    w.open("e0")
+    for number in range(30):
+        w.submit(f"a{number}", kind, cost={"cores": 1}, action_class="c", environment="e0")
+        w.now += 10.0
+        w.finish(f"a{number}", execution_s=10.0, cpu_s=0.1)
+
+    # Then only of commands is it known that they need little
+    w.submit("last", kind, cost={"cores": 1}, action_class="c", environment="e0")
+    assert (w.core.state.running["last"].waiting.share < 1.0) == light
+
+
+# History, and how far off it all was
+
+
+def seen(**fields: Any) -> Observation:
+    given = {"job": "default", "kind": "cpu.exec", "action_class": "test", "service": None, "units": (1,), "curve": FLAT}
+    return Observation(**{**given, "held_units": 1.0, "execution_s": 20.0, "cpu_s": 1.0, **fields})
+
+
+def test_history_counts_like_what_is_seen() -> None:
+    durations = Durations(learning=True, history=[seen()] * 40)
+
+    estimate = durations.expect(action())
+    assert estimate.work_s == pytest.approx(20.0, rel=0.1)
+    assert estimate.intensity == 1 / 16
+    assert durations.error().predictions == 0
+
+
+def test_history_on_many_cores_is_work_of_one() -> None:
+    one = seen(units=(1, 2, 4), curve=Amdahl(1.0), held_units=4.0, cpu_s=80.0)
+
+    assert Durations(learning=True, history=[one] * 400).expect(action(cores=[1, 2, 4], curve=Amdahl(1.0))).work_s == pytest.approx(80.0)
+
+
+def test_the_error_is_a_factor_either_way() -> None:
+    durations = Durations(learning=False)
+    for work_s in [2.0] * 4 + [0.5] * 4 + [1.0] * 1 + [16.0]:
+        observe(durations, action(work_s=1.0), work_s)
+
+    error = durations.error()
+    assert (error.predictions, error.factor_p50, error.factor_p90) == (10, 2.0, 2.0)
+    observe(durations, action(work_s=1.0), 16.0, 5)
+    assert durations.error().factor_p90 == 16.0
+
+
+def test_a_figure_of_nothing_is_one() -> None:
+    error = Durations(learning=True).error()
+
+    assert (error.predictions, error.factor_p50, error.factor_p90) == (0, 1.0, 1.0)
+
+
+@given(st.floats(1.0, 4.0))
+def test_between_two_points_of_a_table_the_speed_is_on_the_line(units: float) -> None:
+    table = Table(((2, 0.9), (4, 0.5)))
+
+    low, high = speed_on(table, math.floor(units)) if units != 3 else 1.8, speed_on(table, 4)
+    assert min(1.0, low) - 1e-9 <= speed_on(table, units) <= max(high, 2.0) + 1e-9
+    assert (speed_on(table, 1), speed_on(table, 2), speed_on(table, 3), speed_on(table, 4)) == (1.0, 1.8, 1.9, 2.0)

@@ -1,0 +1,233 @@
+"""Elastic actions on the cores of one node: who gets how many, against every possible division; what is resized, and when."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import events
+from scheduler.commands import Resize
+from scheduler.lanes.elastic import LEAST_GAIN_S, WORTH_MORE
+from scheduler.resources.ladder import rungs_of
+from tangram.elasticity import FLAT, Amdahl, Table
+
+LONG_S = 1000.0
+
+
+class Wish(NamedTuple):
+    """An elastic action: the amounts that it can use, and Amdahl's fraction."""
+
+    units: tuple[int, ...]
+    fraction: float
+
+    def worth(self, units: int) -> float:
+        return math.log(Amdahl(self.fraction).speedup(units))
+
+
+FRACTIONS = st.floats(0.05, 1.0)
+BY_ONE = st.builds(Wish, st.sampled_from([(1,), (1, 2), (1, 2, 3), (2, 3, 4), (1, 2, 3, 4, 5)]), FRACTIONS)
+IN_POWERS = st.builds(Wish, st.sets(st.sampled_from([1, 2, 4, 8]), min_size=1).map(lambda units: tuple(sorted(units))), FRACTIONS)
+
+
+def best(wishes: list[Wish], cores: int) -> float:
+    """Return the largest sum of log speed-ups that a division of the cores can have."""
+    ways = product(*(wish.units for wish in wishes))
+    return max(sum(w.worth(amount) for w, amount in zip(wishes, way, strict=True)) for way in ways if sum(way) <= cores)
+
+
+def sum_of_worths(w: Any, wishes: list[Wish]) -> float:
+    return sum(wish.worth(w.units[f"a{number}"]) for number, wish in enumerate(wishes))
+
+
+def all_at_once(world: Any, wishes: list[Wish], cores: int) -> Any:
+    w = world()
+    for number, wish in enumerate(wishes):
+        w.run(f"a{number}", wish.units, parallel=wish.fraction, work_s=LONG_S)
+    w.node(cores=cores)
+    return w
+
+
+def least(wishes: list[Wish]) -> int:
+    return sum(wish.units[0] for wish in wishes)
+
+
+@given(st.lists(BY_ONE, min_size=1, max_size=4), st.integers(0, 12))
+def test_in_steps_of_one_core_the_product_of_speeds_is_the_largest_there_is(world: Any, wishes: list[Wish], spare: int) -> None:
+    cores = least(wishes) + spare
+
+    w = all_at_once(world, wishes, cores)
+
+    assert sum(w.units.values()) <= cores
+    assert sum_of_worths(w, wishes) == pytest.approx(best(wishes, cores), abs=1e-9)
+
+
+@given(st.lists(IN_POWERS, min_size=1, max_size=4), st.integers(0, 20))
+def test_in_larger_steps_the_product_is_short_of_the_largest_by_less_than_one_rung(world: Any, wishes: list[Wish], spare: int) -> None:
+    cores = least(wishes) + spare
+
+    w = all_at_once(world, wishes, cores)
+
+    rungs = [rung.worth * rung.price for wish in wishes for rung in rungs_of(wish.units, Amdahl(wish.fraction))]
+    assert sum_of_worths(w, wishes) >= best(wishes, cores) - max(rungs, default=0.0) - 1e-9
+
+
+@given(st.lists(BY_ONE, min_size=2, max_size=5), st.integers(0, 12))
+def test_whoever_comes_later_takes_what_is_worth_clearly_more_to_it(world: Any, wishes: list[Wish], spare: int) -> None:
+    # Given actions that come one after the other, with room for all
+    w = world()
+    w.node(cores=least(wishes) + spare)
+    for number, wish in enumerate(wishes):
+        w.run(f"a{number}", wish.units, parallel=wish.fraction, work_s=LONG_S)
+
+    # Then no core is idle that somebody could use, and none would be worth WORTH_MORE times as much to another
+    below, above = [], []
+    for number, wish in enumerate(wishes):
+        rungs, at = rungs_of(wish.units, Amdahl(wish.fraction)), w.units[f"a{number}"]
+        below += [rung.worth for rung in rungs if rung.units <= at]
+        above += [rung.worth for rung in rungs if rung.units > at]
+    assert sum(w.units.values()) == least(wishes) + spare or not above
+    assert max(above, default=0.0) <= WORTH_MORE * min(below, default=math.inf) + 1e-9
+
+
+@given(st.lists(IN_POWERS, min_size=1, max_size=6), st.integers(1, 12))
+def test_what_ends_gives_its_cores_to_those_that_run_on(world: Any, wishes: list[Wish], spare: int) -> None:
+    # Given actions on too few cores
+    w = all_at_once(world, wishes, least(wishes) + spare)
+
+    # When all but one have ended
+    for number in range(1, len(wishes)):
+        w.finish(f"a{number}")
+
+    # Then that one has all that it can use
+    room = [amount for amount in wishes[0].units if amount <= least(wishes) + spare]
+    assert w.units == {"a0": room[-1]}
+
+
+WORK = st.sampled_from([0.01, 0.1, 1.0, 20.0])
+ARRIVALS = st.lists(st.tuples(IN_POWERS, WORK, st.sampled_from([0.0, 0.3, 2.0])), min_size=1, max_size=10)
+
+
+@settings(max_examples=60)
+@given(ARRIVALS, st.sampled_from([8, 12]), st.randoms(use_true_random=False))
+def test_a_resize_is_worth_its_while_and_no_core_is_taken_for_nobody(world: Any, arrivals: Any, cores: int, draw: Any) -> None:
+    w = world()
+    w.node(cores=cores)
+    for number, (wish, work_s, pause_s) in enumerate(arrivals):
+        w.now += pause_s
+        check_look(w, lambda n=number, a=wish, s=work_s: w.run(f"a{n}", a.units, parallel=a.fraction, work_s=s))
+        if draw.random() < 0.5 and w.grants:
+            check_look(w, lambda: w.finish(draw.choice(sorted(w.grants))))
+
+
+def check_look(w: Any, happen: Any) -> None:
+    before = dict(w.units)
+    left_s = {action_id: running.left_s(w.now) for action_id, running in w.core.state.running.items()}
+    seen = len(w.out)
+    happen()
+    resized = [command.id for command in w.out[seen:] if isinstance(command, Resize)]
+    assert len(set(resized)) == len(resized), "one look resizes an action once"
+    taken = [before[i] - w.units[i] for i in resized if w.units[i] < before[i]]
+    given_out = sum(w.units[i] - before.get(i, 0) for i in w.units if w.units[i] > before.get(i, 0))
+    assert not taken or given_out > sum(taken) - max(taken), "the last to shrink did so for nobody"
+    for action_id in resized:
+        if w.units[action_id] > before[action_id]:
+            curve = w.core.state.running[action_id].waiting.estimate.curve
+            saved_s = left_s[action_id] * (1 / curve.speedup(before[action_id]) - 1 / curve.speedup(w.units[action_id]))
+            assert saved_s >= LEAST_GAIN_S - 1e-9
+
+
+def long_ones_beside_short_ones(world: Any) -> Any:
+    w = world()
+    w.node(cores=8)
+    for name in ("x", "y"):
+        w.run(name, [1, 2, 4, 8], parallel=0.95, work_s=LONG_S)
+    assert w.units == {"x": 4, "y": 4}
+    return w
+
+
+def test_short_actions_that_queue_up_never_have_the_long_ones_resized_again(world: Any) -> None:
+    # Given two long elastic actions, and more short serial ones than there are cores for
+    w = long_ones_beside_short_ones(world)
+    for number in range(8):
+        w.run(f"s{number}", 1, work_s=0.2)
+    resized = len(w.of(Resize))
+
+    # When they end and come by the hundred, so that there are always some waiting
+    for number in range(8, 300):
+        w.now += 0.03
+        w.run(f"s{number}", 1, work_s=0.2)
+        w.finish(next(name for name in w.grants if name.startswith("s")))
+
+    # Then the long ones stay as they are
+    assert len(w.of(Resize)) == resized
+    assert w.units["x"] == w.units["y"] == 1
+
+
+def test_a_short_action_now_and_then_costs_two_resizes_and_no_more(world: Any) -> None:
+    # Given two long elastic actions that fill the node
+    w = long_ones_beside_short_ones(world)
+    resized = len(w.of(Resize))
+
+    # When short serial ones come, each after the one before it has ended
+    for number in range(50):
+        w.now += 0.5
+        w.run(f"s{number}", 1, work_s=0.2)
+        w.now += 0.2
+        w.finish(f"s{number}")
+
+    # Then one of the long ones makes room and takes it back, each time, and nothing else moves
+    assert len(w.of(Resize)) <= resized + 2 * 50
+    assert w.units == {"x": 4, "y": 4}
+
+
+def test_without_shrinking_whoever_has_cores_keeps_them(world: Any) -> None:
+    w = world(without=["shrinking"])
+    w.node(cores=8)
+    w.run("x", [1, 8], parallel=0.95, work_s=LONG_S)
+
+    w.run("s", 1)
+
+    assert w.waiting == ["s"]
+
+
+def test_without_resizing_what_runs_stays_as_it_began(world: Any) -> None:
+    w = world(without=["resizing"])
+    w.node(cores=8)
+    w.run("s", 4)
+    w.run("x", [1, 2, 4, 8], parallel=0.95, work_s=LONG_S)
+    assert w.units == {"s": 4, "x": 4}
+
+    w.finish("s")
+
+    assert w.units == {"x": 4}
+    assert w.of(Resize) == []
+
+
+def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
+    # Given an action that fills the node and is cancelled, but has not ended yet
+    w = world()
+    w.node(cores=4)
+    w.run("x", [1, 4], parallel=0.95, work_s=LONG_S)
+    w.handle(events.Cancelled(ids=("x",)))
+
+    # When another one comes
+    w.run("s", 1)
+
+    # Then it waits for the cores to be given back
+    assert w.waiting == ["s"]
+    w.finish("x", "cancelled")
+    assert "s" in w.grants
+
+
+def test_rungs_are_worth_ever_less_and_end_where_more_cores_do_nothing() -> None:
+    table = Table(((1, 1.0), (2, 0.5), (3, 0.9), (4, 0.6)))
+
+    assert [(rung.units, rung.price) for rung in rungs_of((1, 2, 3, 4), table)] == [(3, 2)]
+    worths = [rung.worth for rung in rungs_of((1, 2, 4, 8), Amdahl(0.9))]
+    assert worths == sorted(worths, reverse=True)
+    assert rungs_of((1, 2, 4), FLAT) == rungs_of((4,), Amdahl(0.9)) == rungs_of((1, 2), Amdahl(0.0)) == ()

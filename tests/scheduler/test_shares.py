@@ -1,0 +1,257 @@
+"""Fairness between jobs: what each holds and may hold, and what a job that floods the system does to the others."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.policies import make_policy
+from scheduler.shares import TOLERANCE, Shares
+from scheduler.simulate import Cluster, Simulation
+from scheduler.summary import RunRecord, summarise
+from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from tangram.elasticity import Amdahl, Elasticity
+
+# Who holds how much
+
+
+def shares_of(weights: dict[str, float] | None = None, **actions: int) -> Shares:
+    shares = Shares(weights or {})
+    shares.offer("cores", 100)
+    shares.offer("cells", 10)
+    for job, count in actions.items():
+        for _ in range(count):
+            shares.enter(job)
+    return shares
+
+
+def test_the_dominant_share_is_the_largest_of_a_jobs_parts() -> None:
+    shares = shares_of(a=1, b=1)
+
+    shares.hold("a", "cores", 20)
+    assert shares.dominant("a") == 0.2
+    shares.hold("a", "cells", 3)
+    assert shares.dominant("a") == 0.3
+    shares.hold("a", "quota:web", 50)
+    assert shares.dominant("a") == 0.3, "what nobody has bounded is no part of anything"
+    assert shares.dominant("b") == 0.0
+
+
+def test_a_job_is_over_only_beyond_the_tolerance_and_while_others_are_active() -> None:
+    shares = shares_of(a=2, b=1)
+    shares.hold("a", "cores", 50 * TOLERANCE - 1)
+    assert not shares.over("a")
+
+    shares.hold("a", "cores", 1)
+    assert shares.over("a")
+    shares.leave("b")
+    assert not shares.over("a")
+    assert shares.entitlement("a") == 1.0
+
+
+def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
+    shares = shares_of({"a": 3.0}, a=1, b=1)
+    assert (shares.entitlement("a"), shares.entitlement("b")) == (0.75, 0.25)
+
+    shares.enter("c")
+    assert shares.entitlement("a") == 0.6
+    shares.leave("a")
+    assert shares.entitlement("b") == 0.5
+
+
+def test_units_that_come_make_everybodys_part_smaller() -> None:
+    shares = shares_of(a=1, b=1)
+    shares.hold("a", "cores", 80)
+    assert shares.over("a")
+
+    shares.offer("cores", 100)
+
+    assert shares.dominant("a") == 0.4
+    assert not shares.over("a")
+
+
+def test_a_job_that_is_idle_holds_nothing() -> None:
+    shares = shares_of(a=1, b=1)
+    shares.hold("a", "cores", 80)
+    shares.leave("a")
+    shares.enter("a")
+
+    assert shares.dominant("a") == 0.0
+
+
+def test_cores_cells_and_requests_count(world: Any) -> None:
+    w = world(services=[ServiceSpec(name="rm")], quotas=[QuotaSpec(name="web", concurrency=4)])
+    w.node(cores=8, cells=4)
+    w.run("build", 4, job="a")
+    w.score("score", "rm", 1, job="b")
+    w.call("call", "web", job="c")
+    shares = w.core.state.shares
+    assert [shares.dominant(job) for job in "abc"] == [0.5, 0.25, 0.25]
+
+    for name in ("build", "score", "call"):
+        w.finish(name)
+    assert [shares.dominant(job) for job in "abc"] == [0.0, 0.0, 0.0]
+
+
+# Who goes first
+
+
+def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world: Any) -> None:
+    # Given a job that holds all cores and has more waiting
+    w = world()
+    w.node(cores=4)
+    for number in range(6):
+        w.run(f"many{number}", job="many")
+
+    # When another one comes
+    w.run("few", job="few")
+    w.finish("many0")
+
+    # Then that one goes first; without shares it waits its turn
+    assert w.started[-1] == "few"
+
+
+def test_without_shares_first_come_first_served_holds_between_jobs(world: Any) -> None:
+    w = world(without=["shares"])
+    w.node(cores=4)
+    for number in range(6):
+        w.run(f"many{number}", job="many")
+    w.run("few", job="few")
+    w.finish("many0")
+
+    assert w.started[-1] == "many4"
+
+
+def test_a_job_alone_may_have_everything(world: Any) -> None:
+    w = world()
+    w.node(cores=4)
+    for number in range(4):
+        w.run(f"a{number}", job="a")
+
+    assert len(w.grants) == 4
+
+
+def test_a_job_beyond_its_share_leaves_free_what_the_others_have_just_used(world: Any) -> None:
+    # Given a job that has used two cores a moment ago, uses one now, and another job beyond its share
+    w = world()
+    w.node(cores=8)
+    w.run("light0", job="light")
+    w.run("light1", job="light")
+    w.run("heavy", 5, job="heavy")
+    w.now = 1.0
+    w.finish("light0")
+
+    # When the one beyond its share wants the two cores that are free
+    w.run("more", 2, job="heavy")
+
+    # Then it has to leave one of them, and whoever it is left for starts at once
+    assert w.waiting == ["more"]
+    w.run("light2", job="light")
+    assert "light2" in w.grants
+
+
+def test_what_is_kept_for_others_is_not_grown_into_either(world: Any) -> None:
+    # Given a job beyond its share whose elastic action has one core, and another job that has used three
+    w = world()
+    w.node(cores=8)
+    for number in range(3):
+        w.run(f"light{number}", job="light")
+    w.run("fixed", 4, job="heavy")
+    w.run("elastic", [1, 3], parallel=0.99, work_s=100.0, job="heavy")
+
+    # When the other job uses but one
+    w.now = 1.0
+    w.finish("light0")
+    w.finish("light1")
+
+    # Then the two cores that it may want again stay free
+    assert w.units["elastic"] == 1
+
+
+def test_who_is_beyond_its_share_no_more_is_looked_at_again_wherever_it_waits(world: Any) -> None:
+    # Given a job that holds most of one node, and is therefore kept back on the other one
+    w = world()
+    w.node("n0", cores=12, labels=frozenset({"a"}))
+    w.node("n1", cores=4, labels=frozenset({"b"}))
+    w.now = 1.0
+    w.run("burst", 2, job="light", requires=("b",))
+    w.finish("burst")
+    w.run("light", 1, job="light", requires=("a",))
+    w.run("heavy", 11, job="heavy", requires=("a",))
+    w.run("wants", 4, job="heavy", requires=("b",))
+    assert w.waiting == ["wants"]
+
+    # When it holds nothing any more
+    w.finish("heavy")
+    w.finish("light")
+
+    # Then what it has on the idle node starts
+    assert w.waiting == []
+
+
+# A flood, in simulation
+
+
+def usual(name: str, count: int, draw: random.Random) -> list[Trajectory]:
+    """Return rollouts of a coding job: mostly short commands, now and then an elastic build."""
+    return [Trajectory(trajectory=f"{name}{n}", steps=steps_of(draw), job=name, arrival_s=draw.uniform(0, 30)) for n in range(count)]
+
+
+def steps_of(draw: random.Random) -> tuple[Step, ...]:
+    build = Elasticity(units=(1, 2, 4, 8), curve=Amdahl(0.9))
+    steps = []
+    for _ in range(draw.randint(10, 20)):
+        if draw.random() < 0.2:
+            one = TraceAction(kind="cpu.exec", work_s=draw.lognormvariate(math.log(8), 0.5), elasticity=build, action_class="build")
+        else:
+            one = TraceAction(kind="cpu.exec", work_s=draw.lognormvariate(0.0, 1.0), action_class="short")
+        steps.append(Step(actions=(one,), think_s=draw.expovariate(1 / 4.7)))
+    return tuple(steps)
+
+
+def flood(count: int, work_s: float, draw: random.Random) -> list[Trajectory]:
+    """Return rollouts that submit twenty commands at once, twice."""
+    rollouts = []
+    for number in range(count):
+        step = Step(actions=tuple(TraceAction(kind="cpu.exec", work_s=draw.lognormvariate(math.log(work_s), 0.5)) for _ in range(20)))
+        rollouts.append(Trajectory(trajectory=f"flood{number}", job="flood", arrival_s=draw.uniform(20, 40), steps=(step, step)))
+    return rollouts
+
+
+def replay(cores: int, light: int, flooding: Sequence[Trajectory] = (), *, without: Sequence[str] = ()) -> RunRecord:
+    draw = random.Random(3)
+    jobs = usual("light", light, draw) + usual("other", 3 * light, draw) + usual("third", 3 * light, draw)
+    kept = [rollout for rollout in jobs if not flooding or rollout.job != "third"]
+    return Simulation(Trace(trajectories=(*kept, *flooding)), make_policy("elastic", without=without), Cluster(cores=cores)).run()
+
+
+def act_of(run: RunRecord, job: str) -> float:
+    return float(summarise(run)["by_job"][job]["mean_act"])
+
+
+@pytest.mark.parametrize(("cores", "light", "work_s", "floods"), [(64, 8, 5.0, 60), (256, 24, 20.0, 60)])
+def test_a_flood_of_one_job_does_not_slow_down_the_lightest(cores: int, light: int, work_s: float, floods: int) -> None:
+    # Given three jobs of the same sort
+    calm = act_of(replay(cores, light), "light")
+
+    # When the third one floods the node instead, with many times its cores
+    flooding = flood(floods, work_s, random.Random(4))
+    run = replay(cores, light, flooding)
+
+    # Then the lightest job hardly feels it, which without shares it does very much
+    assert act_of(run, "light") <= 1.1 * calm
+    assert act_of(replay(cores, light, flooding, without=["shares"]), "light") > 2.0 * calm
+    # and the flood has its part of the node, all of it while it is alone
+    assert all(record.status == "succeeded" for record in run.actions)
+    assert throughput(run, "flood", 40.0, 80.0) >= cores / 3
+
+
+def throughput(run: RunRecord, job: str, since: float, until: float) -> float:
+    """Return the cores that a job has held on average between two times."""
+    spans = [(max(since, r.ended_at - r.execution_s), min(until, r.ended_at), r.units) for r in run.actions if r.job == job]
+    return sum(max(0.0, end - begin) * units for begin, end, units in spans) / (until - since)
