@@ -7,13 +7,15 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench bench-live bench-paper clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
 	@echo "make test    run all tests"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   what the system costs on top of plain Celery"
+	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
+	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
 	@echo "make clean   remove .venv and what demos left"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -21,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "building $(VENV) (once) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install -c constraints.txt -e '.[server,gpu,postgres,dev]'
+	@$(PIP) install -c constraints.txt -e '.[server,gpu,postgres,bench,dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -37,6 +39,13 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m bench.overhead
+
+bench-live: $(STAMP)
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[compare]'
+	@$(BIN)/python -m bench.live
+
+bench-paper: $(STAMP)
+	@$(BIN)/python -m bench.paper
 
 clean:
 	rm -rf $(VENV) .tangram

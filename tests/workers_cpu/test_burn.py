@@ -65,7 +65,20 @@ def test_the_parallel_part_runs_on_as_many_processes_as_the_dop(work_s: str, fra
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["1"], ["x", "1"], ["1", "1.5"], ["-1", "1"], ["nan", "1"], ["inf", "1"], ["1", "0"], ["1", "1", "2"], ["1"] * 4],
+    [
+        [],
+        ["1"],
+        ["x", "1"],
+        ["1", "1.5"],
+        ["-1", "1"],
+        ["nan", "1"],
+        ["inf", "1"],
+        ["1", "0"],
+        ["1", "1", "2"],
+        ["1", "2", "1", "1"],
+        ["1", "1", "1", "x"],
+        ["1"] * 5,
+    ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str]) -> None:
     # Given wrong arguments; when they are parsed; then there is one line of why

@@ -1,9 +1,16 @@
-"""Burn a known amount of CPU: `python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION]`, or `python -m workers.cpu.burn …`.
+"""Burn a known amount of CPU: `python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST]]`, or `python -m workers.cpu.burn …`.
 
-It stands in for a command when a trace without commands is replayed. By Amdahl's law, the share `1 - PARALLEL_FRACTION`
-of WORK_S runs on one process first, then the rest is divided evenly over DOP processes. Work is measured by the CPU time
-of each process, so on a core that is shared it takes longer, and never does less. This file is also run by its path:
-the standard library only, and no import that is slow.
+It stands in for a command when a trace without commands is replayed, and it is an elastic program. By Amdahl's law, the
+share `1 - PARALLEL_FRACTION` of WORK_S runs on one process first. The rest lies in a shared counter as small chunks, from
+which every process takes one after the other. How many processes there are:
+
+* DOP at the start; with MOST, which says that the caller holds the program to cores that may already have changed, more
+  if there are more cores;
+* once the cores that it may run on are others than at the start, as many as those, and at most MOST.
+
+Each process looks at its cores between two chunks. Work is measured by the CPU time of each process, so on a core that
+is shared it takes longer, and never does less. This file is also run by its path: the standard library only, and no
+import that is slow.
 """
 
 from __future__ import annotations
@@ -12,41 +19,99 @@ import os
 import sys
 import time
 
-USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION]"
+USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION [MOST]]"
 STEPS_BETWEEN_LOOKS = 2_000
+CHUNK_S = 0.01
+MOST_CHUNKS = 1_000_000
+UNLIMITED = sys.maxsize
 
 
-def burn(cpu_s: float) -> None:
-    """Use `cpu_s` seconds of CPU time in this thread."""
-    end = time.thread_time() + cpu_s
+def burn(until_s: float) -> None:
+    """Use CPU until this thread has used `until_s` seconds of it."""
     value = 1
-    while time.thread_time() < end:
+    while time.thread_time() < until_s:
         for _ in range(STEPS_BETWEEN_LOOKS):
             value = (value * 1_103_515_245 + 12_345) & 0x7FFFFFFF
 
 
-def burn_elastic(work_s: float, dop: int, parallel_fraction: float) -> bool:
-    """Use `work_s` core-seconds on up to `dop` processes; return False when one of them was killed."""
-    burn(work_s * (1.0 - parallel_fraction))
-    share_s = work_s * parallel_fraction / dop
-    helpers = []
-    for _ in range(dop - 1 if share_s > 0 else 0):
-        helper = os.fork()
-        if helper == 0:
-            burn(share_s)
-            os._exit(0)
-        helpers.append(helper)
-    burn(share_s)
-    return all([os.waitpid(helper, 0)[1] == 0 for helper in helpers])
+class Crew:
+    """The processes that share `work_s` core-seconds: the one that makes it, numbered 0, and its helpers."""
+
+    def __init__(self, work_s: float, dop: int, most: int | None) -> None:
+        count = min(MOST_CHUNKS, int(work_s / CHUNK_S) + 1)
+        self._chunk_s = work_s / count
+        # As a semaphore, its every read takes 1, in one step also between processes.
+        self._chunks = os.eventfd(count, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._most = UNLIMITED if most is None else most
+        self._cores = os.sched_getaffinity(0)
+        self._start = dop if most is None else max(dop, min(len(self._cores), most))
+        self._leader = os.getpid()
+        self._helpers: dict[int, int] = {}
+        self._intact = True
+
+    def work(self) -> bool:
+        """Do the work; return False when a helper was killed."""
+        self._take_chunks(0)
+        for number in list(self._helpers):
+            self._bury(number, 0)
+        return self._intact
+
+    def _wanted(self) -> int:
+        cores = os.sched_getaffinity(0)
+        return self._start if cores == self._cores else min(len(cores), self._most)
+
+    def _take_chunks(self, number: int) -> None:
+        """Take chunks as long as there are any and this process is wanted."""
+        due_s = time.thread_time()
+        while True:
+            wanted = self._wanted()
+            if number == 0:
+                self._call(wanted)
+            elif number >= wanted or os.getppid() != self._leader:
+                return
+            try:
+                os.eventfd_read(self._chunks)
+            except BlockingIOError:
+                return
+            # What one chunk took too long is taken off the next, so that the sum is right.
+            due_s += self._chunk_s
+            burn(due_s)
+
+    def _call(self, wanted: int) -> None:
+        """Fork the helpers that are wanted and not there."""
+        for number in range(1, wanted if self._intact else 0):
+            if number in self._helpers and not self._bury(number, os.WNOHANG):
+                continue
+            helper = os.fork()
+            if helper == 0:
+                self._take_chunks(number)
+                os._exit(0)
+            self._helpers[number] = helper
+
+    def _bury(self, number: int, options: int) -> bool:
+        """Take note of a helper's end; return whether it has ended."""
+        ended, status = os.waitpid(self._helpers[number], options)
+        if ended:
+            del self._helpers[number]
+            self._intact = self._intact and status == 0
+        return bool(ended)
 
 
-def parse(arguments: list[str]) -> tuple[float, int, float]:
-    """Return work in core-seconds, DoP and parallel fraction. Raises `ValueError` with one clear line."""
-    if len(arguments) not in (2, 3):
+def burn_elastic(work_s: float, dop: int, parallel_fraction: float, most: int | None = None) -> bool:
+    """Use `work_s` core-seconds on `dop` processes, or as many as there come to be cores; return False when one was killed."""
+    burn(time.thread_time() + work_s * (1.0 - parallel_fraction))
+    shared_s = work_s * parallel_fraction
+    return shared_s <= 0 or Crew(shared_s, dop, most).work()
+
+
+def parse(arguments: list[str]) -> tuple[float, int, float, int | None]:
+    """Return work in core-seconds, DoP, parallel fraction and the most processes. Raises `ValueError` with one clear line."""
+    if len(arguments) not in (2, 3, 4):
         raise ValueError(USAGE)
     try:
         work_s, dop = float(arguments[0]), int(arguments[1])
-        parallel_fraction = float(arguments[2]) if len(arguments) == 3 else 1.0
+        parallel_fraction = float(arguments[2]) if len(arguments) > 2 else 1.0
+        most = int(arguments[3]) if len(arguments) > 3 else None
     except ValueError as error:
         raise ValueError(f"{USAGE}: {error}") from None
     if not 0.0 <= work_s < float("inf"):
@@ -55,17 +120,19 @@ def parse(arguments: list[str]) -> tuple[float, int, float]:
         raise ValueError(f"DOP must be at least 1, not {dop}")
     if not 0.0 <= parallel_fraction <= 1.0:
         raise ValueError(f"PARALLEL_FRACTION must be between 0 and 1, not {arguments[2]}")
-    return work_s, dop, parallel_fraction
+    if most is not None and most < dop:
+        raise ValueError(f"MOST must be at least DOP, {dop}, not {most}")
+    return work_s, dop, parallel_fraction, most
 
 
 def main(arguments: list[str]) -> int:
     """Burn what the arguments ask for; return the exit code."""
     try:
-        work_s, dop, parallel_fraction = parse(arguments)
+        work_s, dop, parallel_fraction, most = parse(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0 if burn_elastic(work_s, dop, parallel_fraction) else 1
+    return 0 if burn_elastic(work_s, dop, parallel_fraction, most) else 1
 
 
 if __name__ == "__main__":

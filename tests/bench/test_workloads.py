@@ -1,0 +1,115 @@
+"""The generators draw what their dataclasses say, and the same again from the same seed."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from statistics import mean, pstdev
+
+import pytest
+
+from app.traces import read_trace_stream, write_trace
+from bench.workloads import SHELL, WORKLOADS, AiCoding, DeepSearch, Mopd, ai_coding, calibration, deepsearch, mixed, mopd, zipf_weights
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_same_seed_draws_the_same_and_another_seed_draws_another(name: str) -> None:
+    # Given a workload
+    draw = WORKLOADS[name]
+    # When it is drawn twice from a seed and once from another; then only the former are equal
+    assert draw(20, 7) == draw(20, 7)
+    assert draw(20, 7).trajectories != draw(20, 8).trajectories
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "mixed"])
+def test_a_smaller_batch_is_the_front_of_a_larger_one(name: str) -> None:
+    assert WORKLOADS[name](30, 1).trajectories[:10] == WORKLOADS[name](10, 1).trajectories
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_a_trace_like_any_other(name: str) -> None:
+    # Given a drawn workload, written as a trace
+    drawn = WORKLOADS[name](12, 3)
+    text = io.StringIO()
+    write_trace(drawn, text)
+    # When it is read again, with all the checks of a trace; then it is the same, and every action has a class
+    assert read_trace_stream(io.StringIO(text.getvalue())) == drawn
+    assert all(action.action_class for action in drawn.actions())
+
+
+def test_ai_coding_draws_turns_thinking_builds_and_a_test_run_at_the_end() -> None:
+    # Given
+    shape = AiCoding()
+    # When
+    trace = ai_coding(400, 1)
+    # Then
+    turns = [len(each.steps) - 1 for each in trace.trajectories]
+    assert (min(turns), max(turns)) == shape.turns
+    assert mean(turns) == pytest.approx(mean(shape.turns), rel=0.05)
+    thoughts = [step.think_s for each in trace.trajectories for step in each.steps]
+    assert mean(thoughts) == pytest.approx(shape.think_mean_s, rel=0.03)
+    builds = [action for action in trace.actions() if action.action_class == "build"]
+    assert len(builds) / sum(turns) == pytest.approx(shape.build_share, abs=0.02)
+    assert mean(action.work_s for action in builds) == pytest.approx(shape.build_mean_s, rel=0.06)
+    assert {action.elasticity.units for action in builds} == {shape.build_units}
+    assert all(
+        [action.action_class for action in each.actions()].index("pytest-full") == len(each.steps) - 1 for each in trace.trajectories
+    )
+    tests = [action for action in trace.actions() if action.action_class == "pytest-full"]
+    assert mean(action.work_s for action in tests) == pytest.approx(shape.test_mean_s, rel=0.06)
+    assert {action.elasticity.units for action in tests} == {shape.test_units}
+    assert {each.memory_mb for each in trace.trajectories} == set(shape.memory_mb)
+
+
+def test_short_commands_run_on_one_core_and_as_long_as_their_classes_say() -> None:
+    # Given / When
+    trace = ai_coding(400, 1)
+    short = [action for action in trace.actions() if action.action_class in {command.name for command in SHELL}]
+    # Then
+    assert {action.elasticity.units for action in short} == {(1,)}
+    counted = Counter(action.action_class for action in short)
+    for command in SHELL:
+        own = [action.work_s for action in short if action.action_class == command.name]
+        assert counted[command.name] / len(short) == pytest.approx(command.weight, abs=0.02)
+        assert mean(own) == pytest.approx(command.mean_s, rel=0.2)
+
+
+def test_ai_coding_comes_to_the_published_figures_for_pods_of_one_core() -> None:
+    found = calibration(ai_coding(1280, 1), pod_cores=1)
+    assert found.pod_use == pytest.approx(0.47, rel=0.05)
+    assert found.best_execution_s == pytest.approx(0.975, rel=0.05)
+
+
+def test_deepsearch_calls_under_a_quota_for_its_batch_and_ends_with_the_judge() -> None:
+    # Given / When
+    shape, trace = DeepSearch(), deepsearch(300, 1)
+    # Then
+    assert trace.quotas["search"].rate_per_s == pytest.approx(300 * shape.rate_per_s)
+    assert trace.quotas["search"].concurrency == 300 * shape.concurrency
+    assert all([action.kind for action in each.steps[-1].actions] == ["gpu.generate"] for each in trace.trajectories)
+    asked = [len(step.actions) for each in trace.trajectories for step in each.steps[:-1]]
+    assert mean(asked) == pytest.approx(mean(shape.calls), rel=0.05)
+    judged = [action.work_s for action in trace.actions() if action.service == "judge"]
+    assert mean(judged) == pytest.approx(shape.judge_mean_s, rel=0.1)
+
+
+def test_mopd_asks_different_teachers_by_zipfs_law_around_its_moment() -> None:
+    # Given / When
+    shape, trace = Mopd(), mopd(3000, 1)
+    # Then
+    when = [each.arrival_s + each.steps[0].think_s for each in trace.trajectories]
+    assert mean(when) == pytest.approx(shape.think_mean_s + shape.spread_s / 2, abs=2.0)
+    assert pstdev(when) == pytest.approx(shape.think_sd_s, rel=0.1)
+    assert all(len({action.service for action in each.actions()}) == len(list(each.actions())) for each in trace.trajectories)
+    counted = Counter(action.service for action in trace.actions())
+    weights = zipf_weights(shape.teachers, shape.zipf)
+    assert counted["teacher-0"] / counted.total() == pytest.approx(weights[0] / sum(weights), rel=0.1)
+    assert set(counted) == set(trace.services) and len(trace.services) == shape.teachers
+    assert {service.restore_s for service in trace.services.values()} == {shape.restore_s}
+
+
+def test_mixed_holds_its_share_of_each_as_jobs_of_their_own() -> None:
+    trace = mixed(100, 1)
+    assert Counter(each.job for each in trace.trajectories) == {"ai-coding": 50, "deepsearch": 25, "mopd": 25}
+    assert [each.arrival_s for each in trace.trajectories] == sorted(each.arrival_s for each in trace.trajectories)
+    assert set(trace.quotas) == {"search"} and len(trace.services) == 10

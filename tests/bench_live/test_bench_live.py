@@ -1,0 +1,127 @@
+"""The live comparison: every system gets the same work, and the verdict follows from the figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.live import Refused, chosen_systems, compare, main, text
+from bench.live_record import Act, Replayed
+from bench.live_trace import Workload
+from bench.ray_replay import amount
+from bench.ray_tasks import close_environment, open_environment, read_file, run_command, write_file
+from scheduler.trace import TraceAction
+from tangram.elasticity import Elasticity
+
+ROOT = Path(__file__).resolve().parents[2]
+PATH = "/usr/local/bin:/usr/bin:/bin"
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is an extra: compare")
+
+
+def replayed(system: str, mean_act: float, step_duration: float, failed: int = 0) -> Replayed:
+    acts = [Act(act_s=mean_act, execution_s=0.1, cpu_s=0.1, succeeded=number >= failed) for number in range(4)]
+    return Replayed.of(system, acts, step_duration, 1.0)
+
+
+def test_the_workload_keeps_what_runs_on_cores_and_all_think_time() -> None:
+    # Given as many trajectories as are bundled, each once
+    trace = Workload(trajectories=7).trace()
+    # When they are looked at; then all actions run on cores, and a step without any has left its thinking behind
+    assert {action.kind.partition(".")[0] for action in trace.actions()} == {"cpu"}
+    assert all(step.actions for trajectory in trace.trajectories for step in trajectory.steps)
+    survey = next(each for each in trace.trajectories if each.trajectory == "survey-corpus")
+    assert survey.steps[0].think_s == pytest.approx(2.9 + 6.1)
+    # And nobody goes first by priority
+    assert len({trajectory.priority for trajectory in trace.trajectories}) == 1
+
+
+def test_equal_words_give_equal_workloads() -> None:
+    # Given two processes with the same options; when they build the trace; then it is the same, arrivals included
+    assert Workload(trajectories=9, seed=3).trace() == Workload(trajectories=9, seed=3).trace()
+
+
+@pytest.mark.parametrize(("wanted", "cores", "granted"), [(1, 8, 1), (2, 8, 2), (3, 8, 2), (9, 8, 4), (9, 3, 2)])
+def test_a_fixed_amount_is_the_nearest_allowed_below(wanted: int, cores: int, granted: int) -> None:
+    # Given an action of 1, 2 or 4 cores; when an amount is wanted; then it gets what `fixed:N` would give
+    action = TraceAction(kind="cpu.exec", work_s=1.0, elasticity=Elasticity(units=(1, 2, 4)))
+    assert amount(action, wanted, cores) == granted
+
+
+def test_a_command_runs_in_its_folder_and_knows_its_cores(tmp_path: Path) -> None:
+    # Given an environment with a file
+    root = str(tmp_path / "e")
+    open_environment(root, {"a/b.txt": b"1"})
+    # When a command of two cores looks around
+    done = run_command(root, 'test "$(cat a/b.txt)$TANGRAM_DOP$OMP_NUM_THREADS" = 122 && test "$HOME" = "$PWD"', 2, 10.0, PATH)
+    # Then it finds the file, the number, and nothing else wrong
+    assert done.exit_code == 0
+    assert write_file(root, "c/d.txt", "2").exit_code == read_file(root, "c/d.txt").exit_code == 0
+    assert run_command(root, "cat c/d.txt; exit 3", 1, None, PATH).exit_code == 3
+    # When the environment is closed; then its folder is gone
+    close_environment(root)
+    assert not Path(root).exists()
+
+
+def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_path: Path) -> None:
+    # Given a command whose child holds its output; when its time is over; then it ends without an exit code
+    open_environment(str(tmp_path / "e"), {})
+    assert run_command(str(tmp_path / "e"), "sleep 300 & sleep 300", 1, 0.2, PATH).exit_code is None
+
+
+def test_elastic_is_first_only_with_both_medians() -> None:
+    # Given rounds in which another system is once, but not in the median, ahead
+    rounds = [
+        [replayed("elastic", 1.0, 10.0), replayed("fixed:1", 2.0, 11.0)],
+        [replayed("fixed:1", 0.5, 9.0), replayed("elastic", 1.0, 10.0)],
+        [replayed("elastic", 1.0, 10.0), replayed("fixed:1", 2.0, 12.0)],
+    ]
+    # When they are compared; then elastic is first, with the ratios of the medians
+    document = compare(rounds)
+    assert document["first"] is True
+    assert document["systems"]["fixed:1"]["ratio"] == {"mean_act": 2.0, "step_duration": pytest.approx(1.1)}
+    assert "fixed:1" in text(document) and "elastic is first in both" in text(document)
+    # When the other is ahead in one figure; then it is not
+    assert compare([[replayed("elastic", 1.0, 10.0), replayed("ray:1", 2.0, 9.0)]])["first"] is False
+
+
+def test_nobody_is_first_when_actions_failed() -> None:
+    # Given a run that lost an action; when it is compared; then there is no winner
+    document = compare([[replayed("elastic", 1.0, 10.0, failed=1), replayed("fixed:1", 2.0, 11.0)]])
+    assert document["first"] is False and document["systems"]["elastic"]["failed"] == 1
+
+
+def test_the_usual_systems_are_those_that_the_machine_can_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given Ray; when nothing is chosen; then no amount is above the cores
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert chosen_systems("", 2) == ["elastic", "fixed:1", "fixed:2", "ray:1", "ray:2"]
+    assert chosen_systems("fixed:4", 2) == ["elastic", "fixed:4"]
+    # Given no Ray; when it is wanted; then one line says what to do
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match="compare"):
+        chosen_systems("ray:1", 2)
+
+
+@pytest.mark.parametrize("arguments", [["--policies", "ray:x"], ["--policies", "best"], ["--rounds", "0"], ["--trajectories", "0"]])
+def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a wrong option; when it is run; then it ends with 2, one line on standard error, none on standard output
+    assert main([*arguments, *([] if "--policies" in arguments else ["--policies", "fixed:1"])]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 1
+
+
+@needs_ray
+def test_ray_replays_the_rollouts_without_a_failure() -> None:
+    # Given one rollout without thinking; when Ray replays it
+    argv = [sys.executable, "-m", "bench.ray_replay", "2", "--trajectories", "1", "--spread", "0", "--speed", "1000"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    # Then every command ended as it was recorded, and standard output is one document
+    document = json.loads(done.stdout)
+    assert document["failed"] == 0
+    assert document["actions"] == sum(1 for _ in Workload(trajectories=1).trace().actions())
+    assert 0 < document["mean_execution"] <= document["mean_act"]
