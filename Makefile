@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-live bench-paper clean
+.PHONY: help demo test lint bench bench-live bench-paper bench-scaling clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   what the system costs on top of plain Celery"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
+	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
 	@echo "make clean   remove .venv and what demos left"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -46,6 +47,9 @@ bench-live: $(STAMP)
 
 bench-paper: $(STAMP)
 	@$(BIN)/python -m bench.paper
+
+bench-scaling: $(STAMP)
+	@$(BIN)/python -m bench.scaling
 
 clean:
 	rm -rf $(VENV) .tangram

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.cpu.dop import with_dop
+from workers.cpu.dop import MOST_VARIABLE, with_dop
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ def run_command(root: str, command: str, units: int, timeout_s: float | None, se
     """Run a command in the work folder, told that it has `units` cores."""
     shell = shutil.which("bash", path=search_path) or "/bin/sh"
     own = {"PATH": search_path, "HOME": f"{root}/work", "TMPDIR": f"{root}/tmp", "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": shell}
+    own[MOST_VARIABLE] = str(units)
     used, began = _children_s(), time.perf_counter()
     exit_code: int | None
     with subprocess.Popen(

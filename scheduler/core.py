@@ -103,7 +103,8 @@ class Core:
         Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
         """
         times = [self._dispatcher.holds.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
-        times.extend(self.state.kept_back.values())
+        if self.state.kept_back:
+            times.append(self.state.kept_until)
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][1] not in self.state.waiting:
             heapq.heappop(deadlines)
@@ -206,7 +207,8 @@ class Core:
             else:
                 self._environments.not_opened(environment, reason or "it could not be opened", now)
         elif waiting.action.kind == "cpu.close":
-            self._environments.closed(environment, reason or "closed", now)
+            if environment.state == "closing":  # else it is a later one of the same name
+                self._environments.closed(environment, reason or "closed", now)
         else:
             self._environments.action_ended(waiting, environment, now)
 
@@ -292,7 +294,8 @@ class Core:
                 self._drop_waiting(waiting, "timed_out", waited, now)
         if limits.beat_s is not None:
             self._nodes.miss(limits.beat_s, now)
-        state.look_again(now)
+        if state.kept_until <= now:
+            state.look_again(at_all=True)
         self._environments.end_leases(now)
         self._environments.place(now)
         self._dispatcher.holds.open(now)

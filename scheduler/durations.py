@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -49,7 +50,7 @@ PRIOR: Final = 2.0
 FADING: Final = 0.998
 """Weight that an observation keeps for each one after it: some five hundred of them count."""
 
-OUTLIER: Final = 32.0
+OUTLIER: Final = 8.0
 """Medians of its class that one observation counts for at most, once `SETTLED` of them are known."""
 
 SETTLED: Final = 8
@@ -69,6 +70,9 @@ BUSY_UNITS: Final = 1.5
 """Units from which on core-seconds say something about parallelism."""
 
 INTENSITY_BINS: Final = 16
+
+MOST_CLASSES: Final = 20_000
+"""Classes that are remembered, some 2 kB each; beyond them, those that nobody has asked for longest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,7 @@ class Distribution:
     total: float = 0.0
     scale: float = 1.0
     most_s: float = math.inf
+    soonest_s: float = 0.0
     until_looked: int = SETTLED
 
     def add(self, work_s: float) -> None:
@@ -111,6 +116,9 @@ class Distribution:
         self.until_looked -= 1
         if self.until_looked <= 0:
             self.most_s, self.until_looked = OUTLIER * self.quantile(0.5), SETTLED
+            self.soonest_s = self._soonest_s()
+        elif self.most_s == math.inf:  # while there are few, each counts
+            self.soonest_s = self._soonest_s()
         if self.scale > 1e12:
             self._rescale()
 
@@ -124,6 +132,22 @@ class Distribution:
     def mean_s(self) -> float:
         """Return the mean work; there must be an observation."""
         return self.total / (self.scale * self.count)
+
+    def _soonest_s(self) -> float:
+        """Return the least price in seconds, over all patiences t, of one end: `E[min(X, t)] / P(X <= t)`.
+
+        It is the inverse of the Gittins index of work that has not begun, and the order by it is the one with the least
+        mean time where durations are only known as distributions (Gittins 1979). A class that is mostly quick and
+        sometimes very long goes before one that is always middling.
+        """
+        ended = spent = 0.0
+        soonest, all_of_them = math.inf, self.scale * self.count
+        for weight, amount in zip(self.weights, self.sums, strict=True):
+            if weight:
+                ended += weight
+                spent += amount
+                soonest = min(soonest, (spent + amount / weight * (all_of_them - ended)) / ended)
+        return soonest
 
     def quantile(self, part: float) -> float:
         """Return the mean of the bin in which the quantile lies."""
@@ -199,6 +223,11 @@ class Estimate:
     record: ClassRecord | None = None
     declared: bool = True
 
+    @property
+    def soonest_s(self) -> float:
+        """The work by which it is ordered: that of its class by Gittins's rule, else what is expected."""
+        return self.record.work.soonest_s if self.record is not None else self.work_s
+
     def left_s(self, done_s: float) -> float:
         """Return the work that is expected to be left after `done_s` of it."""
         if self.record is not None:
@@ -224,7 +253,7 @@ class Durations:
 
     def __init__(self, *, learning: bool, history: Sequence[Observation] = ()) -> None:
         self._learning = learning
-        self._classes: dict[tuple[object, ...], ClassRecord] = {}
+        self._classes: OrderedDict[tuple[object, ...], ClassRecord] = OrderedDict()
         self._errors: list[int] = [0] * 161
         for observation in history if learning else ():
             self._take_history(observation)
@@ -278,8 +307,17 @@ class Durations:
 
     def _records(self, job: str, kind: str, name: str | None, most_units: int) -> tuple[ClassRecord, ClassRecord]:
         """Return the records of the class in its job and of the same class in all jobs."""
-        own, wide = (job, kind, name, most_units), (kind, name, most_units)
-        return self._classes.setdefault(own, ClassRecord()), self._classes.setdefault(wide, ClassRecord())
+        return self._record((job, kind, name, most_units)), self._record((kind, name, most_units))
+
+    def _record(self, key: tuple[object, ...]) -> ClassRecord:
+        record = self._classes.get(key)
+        if record is None:
+            record = self._classes[key] = ClassRecord()
+            if len(self._classes) > MOST_CLASSES:
+                self._classes.popitem(last=False)
+        else:
+            self._classes.move_to_end(key)
+        return record
 
 
 def expected_s(estimate: Estimate, units: Iterable[int]) -> tuple[float, ...]:

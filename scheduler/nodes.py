@@ -98,7 +98,8 @@ class Nodes:
             if environment.state in ("open", "closing"):
                 self._environments.forget(environment, "lost", f"node {name} was lost: {reason}", now)
         self._dispatcher.forget_node(node)
-        state.kept_back.pop(node.cores, None)
+        for groups in state.kept_back.values():
+            groups.pop(node.cores, None)
         self._environments.place(now)
 
     def lose(self, running: Running, reason: str, now: float) -> None:

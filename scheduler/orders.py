@@ -131,13 +131,13 @@ class Orders:
 
     def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
         """Return what a message for a node carries of its grant (`tangram.wire.WireGrant`)."""
-        running, grows = self._core.state.running.get(action_id), self._core.state.policy.resizes
+        running = self._core.state.running.get(action_id)
         return {
             "node": grant.node,
             "attempt": grant.attempt,
             "epoch": self._epoch,
             "units": grant.units,
-            "most_units": max(grant.units, running.waiting.best) if running is not None and grows else grant.units,
+            "most_units": self._most_units(action_id, grant),
             "core_ids": list(grant.core_ids),
             "share": grant.share,
             "cell_ids": list(grant.cell_ids),
@@ -147,6 +147,15 @@ class Orders:
             "received_at": running.waiting.received_at if running is not None else granted_at,
             "granted_at": granted_at,
         }
+
+    def _most_units(self, action_id: str, grant: Grant) -> int:
+        """Return what a grant may grow to on its node."""
+        state = self._core.state
+        running, node = state.running.get(action_id), state.nodes.get(grant.node)
+        if running is None or node is None or not state.policy.resizes or not grant.core_ids:
+            return grant.units
+        waiting = running.waiting
+        return max((amount for amount in waiting.units if amount <= min(waiting.best, node.spec.cores)), default=grant.units)
 
     def _resize(self, command: commands.Resize, now: float) -> None:
         self.resizes += 1

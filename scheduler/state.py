@@ -7,6 +7,7 @@ the same events lead to the same decisions.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -72,8 +73,10 @@ class State:
         self.out: list[Command] = []
         self.room_returned = False
         self.dirty: dict[CoreGroup | CellGroup | QuotaState, None] = {}
-        self.kept_back: dict[CoreGroup, float] = {}
-        """Groups with actions of a job beyond its share that had to wait, and when to look at them again in any case."""
+        self.kept_back: dict[str, dict[CoreGroup, None]] = {}
+        """Jobs beyond their share, and where actions of theirs had to wait for that."""
+        self.kept_until = math.inf
+        """When to look at all of those again in any case."""
         self._seq = 0
         for quota in quotas:
             self.shares.offer(f"{QUOTA_PREFIX}{quota.name}", quota.concurrency or 0)
@@ -227,11 +230,18 @@ class State:
             if len(quota.queue):
                 self.touch(quota)
 
-    def look_again(self, until: float = float("inf")) -> None:
-        """Have those looked at that were kept back, as far as they are due by `until`: shares have changed, or time has passed."""
-        for group in [group for group, due in self.kept_back.items() if due <= until]:
-            del self.kept_back[group]
-            self.touch(group)
+    def keep_back(self, job: str, group: CoreGroup, until: float) -> None:
+        """Remember that actions of a job wait at a group because it holds more than its share."""
+        self.kept_back.setdefault(job, {})[group] = None
+        self.kept_until = min(self.kept_until, until)
+
+    def look_again(self, *, at_all: bool = False) -> None:
+        """Have the groups looked at of jobs that were kept back and no longer hold more than their share."""
+        for job in [job for job in self.kept_back if at_all or not self.shares.over(job)]:
+            for group in self.kept_back.pop(job):
+                self.touch(group)
+        if not self.kept_back:
+            self.kept_until = math.inf
 
     def touch(self, group: CoreGroup | CellGroup | QuotaState) -> None:
         """Have the group looked at before the current event is done."""

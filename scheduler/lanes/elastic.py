@@ -29,7 +29,7 @@ from scheduler.lanes.cores import could_run, unqueue
 from scheduler.model import Grant, Running, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.ladder import Climber, Entry, Rung, rungs_of
+from scheduler.resources.ladder import Climber, Entry, Rung, rungs_within
 from scheduler.resources.queue import Walk
 from scheduler.state import Node, State, own_memory
 from tangram.action import CORES
@@ -80,7 +80,6 @@ class ElasticCores:
 
     def look(self, group: CoreGroup, node: Node, now: float) -> None:
         """Give out the cores of a group anew."""
-        self._state.kept_back.pop(group, None)
         look = Look(group, node, now, group.free)
         self._feed_hungry(look)
         blocked = self._admit(look)
@@ -114,7 +113,7 @@ class ElasticCores:
             over = self._over(waiting)
             if not self._find_room(look, waiting, over):
                 if over and isinstance(walk, Walk):
-                    self._state.kept_back[group] = look.now + KEPT_BACK_S
+                    self._state.keep_back(waiting.action.job, group, look.now + KEPT_BACK_S)
                     walk.skip(waiting.action.job)
                     continue
                 return True
@@ -168,7 +167,7 @@ class ElasticCores:
         return True
 
     def _enter(self, look: Look, waiting: Waiting) -> None:
-        climber = Climber(waiting, rungs_of(waiting.units, waiting.estimate.curve))
+        climber = Climber(waiting, rungs_within(waiting, look.group.capacity))
         look.starting.append(climber)
         look.free -= waiting.least
         # Held from now on, so that the rest of this look knows; the start itself holds it anew.
@@ -258,18 +257,27 @@ class ElasticCores:
             if climber is None:
                 break
             rung = climber.rungs[climber.at]
-            if not self._saves(climber, rung, look.now):
+            if not self._could_afford(look, climber, rung):
+                if not look.free:
+                    break
+                aside.append(ladder.set_aside())
+            elif not self._saves(climber, rung, look.now):
                 ladder.rest(climber, look.now + REST_S)
             elif self._affords(look, climber, rung):
                 look.note(climber)
                 look.free -= rung.price
                 ladder.climb(climber)
-            elif not look.free:
-                break
             else:
                 aside.append(ladder.set_aside())
         for entry in aside:
             ladder.put_back(entry)
+
+    def _could_afford(self, look: Look, climber: Climber, rung: Rung) -> bool:
+        """Say whether there may be the units for a rung: a look that costs nothing, before those that do."""
+        if look.free >= rung.price:
+            return True
+        other = look.group.ladder.best_down() if self._policy.shrinks else None
+        return other is not None and other.rungs[other.at - 1].worth * WORTH_MORE <= rung.worth
 
     def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether there are the units for a rung; for jobs within their share they may be taken from others."""

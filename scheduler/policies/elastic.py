@@ -12,9 +12,9 @@
 The order: an action's place is the time it came in, put forward or back by bounded amounts, in units of the *window*
 (`Limits.window_s`):
 
-    received + min(SHORT_FIRST * expected work, window) - window * priority - min(age of its trajectory, window)
+    received + min(SHORT_FIRST * work, window) - window * priority - min(age of its trajectory, window)
 
-the last only with `tail_first`. Places are fixed when an action comes in, so a queue is never sorted anew; and nothing
+where the work is that of the action's class by Gittins's rule (`Estimate.soonest_s`), and the last only with `tail_first`. Places are fixed when an action comes in, so a queue is never sorted anew; and nothing
 starves: within its job an action is overtaken only by those that come in at most one window later, one more for each
 class of priority that they are above it, and one more with `tail_first`.
 """
@@ -61,7 +61,7 @@ class Elastic(Policy):
         window_s = limits.window_s
         place = waiting.received_at - window_s * waiting.action.priority
         if self.short_first:
-            place += min(SHORT_FIRST * waiting.estimate.work_s, window_s)
+            place += min(SHORT_FIRST * waiting.estimate.soonest_s, window_s)
         if limits.tail_first:
             place -= min(under_way_s, window_s)
         return (place, waiting.seq)

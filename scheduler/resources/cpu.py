@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from scheduler.model import Running
 from scheduler.policies.abstract import Group, Release
-from scheduler.resources.ladder import Climber, Ladder, rungs_of
+from scheduler.resources.ladder import Climber, Ladder, rungs_within
 from scheduler.resources.queue import WaitQueue
 
 PEAK_S = 60.0
@@ -90,7 +90,7 @@ class CoreGroup(Group):
     def adopt(self, running: Running, now: float, *, resizes: bool) -> None:
         """Note what an earlier scheduler had started here, and put it on the rung that it stands on where it may be resized."""
         waiting = running.waiting
-        rungs = rungs_of(waiting.units, waiting.estimate.curve) if resizes else ()
+        rungs = rungs_within(waiting, self.capacity) if resizes else ()
         at = sum(rung.units <= running.units for rung in rungs)
         climber = Climber(waiting, rungs, running, at)
         if rungs and climber.units == running.units == len(running.grant.core_ids):

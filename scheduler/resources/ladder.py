@@ -44,6 +44,12 @@ def rungs_of(units: tuple[int, ...], curve: Curve) -> tuple[Rung, ...]:
     return tuple(Rung(worth, price, units[target]) for worth, target, price in steps)
 
 
+def rungs_within(waiting: Waiting, units: int) -> tuple[Rung, ...]:
+    """Return an action's rungs as far as they lead to at most `units`."""
+    rungs = rungs_of(waiting.units, waiting.estimate.curve)
+    return rungs if not rungs or rungs[-1].units <= units else tuple(rung for rung in rungs if rung.units <= units)
+
+
 @dataclass(slots=True, eq=False)
 class Climber:
     """An elastic action on its ladder; `at` rungs are below it. It may not have started yet."""

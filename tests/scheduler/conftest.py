@@ -70,7 +70,7 @@ class World:
 
     def open(self, environment: str, *, finish: bool = True, **fields: Any) -> None:
         """Submit `cpu.open` under the id `open-<environment>`, and have it succeed at once where it started."""
-        cost = {key: fields.pop(key) for key in ("memory_mb", "cores") if key in fields}
+        cost: dict[str, Any] = {key: fields.pop(key) for key in ("memory_mb", "cores") if key in fields}
         self.submit(f"open-{environment}", "cpu.open", cost=cost, environment=environment, **fields)
         if finish and f"open-{environment}" in self.grants:
             self.finish(f"open-{environment}")

@@ -132,17 +132,22 @@ def check_entries(ladder: Ladder, climber: Climber) -> None:
 
 
 def check_no_idling(state: State, node: Node) -> None:
-    """Under `elastic`, the first in the queue of a node waits only where even the extra units of others are too few."""
+    """Under `elastic`, the first in the queue of a node waits only where even the extra units of others are too few.
+
+    Who is the first may change by what happens elsewhere: by what jobs hold there, or because another node starts the
+    first. A node that is busy is then looked at when next something happens on it, so only idle ones are checked.
+    """
     policy, group = state.policy, node.cores
-    if not isinstance(policy, Elastic) or group in state.kept_back:
+    elsewhere = len(state.nodes) > 1 or (state.shares.contended and policy.shares)
+    kept_back = any(group in groups for groups in state.kept_back.values())
+    if not isinstance(policy, Elastic) or kept_back or (elsewhere and group.running):
         return
     for waiting in state.in_order([group.queue, state.floating_cores]):
         action = waiting.action
         if action.environment is None and not (node.offers("cpu", action.requires) and waiting.least <= group.capacity):
             continue
-        if own_memory(action) or action.cost.quotas or (policy.shares and state.shares.over(action.job)):
+        if own_memory(action) or action.cost.quotas:
             return
         extra = sum(c.units - c.waiting.least for c in group.climbers.values() if c.running is not None and not c.running.stopping)
         assert group.free + (extra if policy.shrinks else 0) < waiting.least, f"{waiting.id} waits beside free cores"
-        assert waiting.share == 1.0 or all(room < waiting.share for room in group.room.values())
         return

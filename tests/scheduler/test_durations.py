@@ -122,11 +122,11 @@ def test_jobs_kinds_classes_and_amounts_are_told_apart() -> None:
 
 
 def test_what_has_outlived_the_short_ones_is_expected_to_be_a_long_one() -> None:
-    estimate = learned(*[1.0, 1.0, 1.0, 20.0] * 25).expect(action())
+    estimate = learned(*[2.0, 2.0, 2.0, 14.0] * 25).expect(action())
 
-    assert estimate.work_s == pytest.approx(5.75, rel=0.1)
-    assert estimate.left_s(0.0) == pytest.approx(5.75, rel=0.1)
-    assert estimate.left_s(5.0) == pytest.approx(15.0, rel=0.02)
+    assert estimate.work_s == pytest.approx(5.0, rel=0.1)
+    assert estimate.left_s(0.0) == pytest.approx(5.0, rel=0.1)
+    assert estimate.left_s(5.0) == pytest.approx(9.0, rel=0.02)
 
 
 @given(st.integers(0, 1000))
@@ -137,7 +137,7 @@ def test_what_is_left_is_the_mean_of_what_is_left_of_those_that_took_longer(seed
 
     # Half an octave to a bin, so the truth lies between those beyond this bin and those beyond the next one
     for done_s in (0.5, 2.0, 5.0):
-        beyond = [min(work_s, 32 * math.e) for work_s in work if work_s > done_s * 2]
+        beyond = [min(work_s, OUTLIER * math.e) for work_s in work if work_s > done_s * 2]
         if len(beyond) > 20:
             assert estimate.left_s(done_s) <= 1.1 * (math.fsum(beyond) / len(beyond) - done_s)
             assert estimate.left_s(done_s) > 0

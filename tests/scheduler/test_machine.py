@@ -6,7 +6,6 @@ with them in inside.py.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -14,45 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler import commands, events
-from scheduler.core import Core
-from scheduler.durations import SETTLED, Observation
 from scheduler.model import Limits, NodeSpec
-from scheduler.policies import PARTS, make_policy
 from tangram.action import CELLS, CORES, MEMORY_MB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 
 from .inside import check_inside
-from .ledger import QUOTAS, SERVICES, Book, Ledger
-
-POLICIES = ("elastic", *(f"elastic without {part}" for part in PARTS), "paper", "fcfs", "fixed:2", "static:2")
-JOBS = ("j1", "j2", "j3")
-TRAJECTORIES = ("t1", "t2")
-ENVIRONMENTS = ("e1", "e2", "e3")
-NODES = ("n0", "n1", "n2")
-
-
-BUSY = {"eighth": 0.05, "quarter": 0.12, "half": 0.2, "busy": 1.0}
-"""Classes of which it is known from the start how much of a core they need: the first three can share one."""
-
-
-def history() -> list[Observation]:
-    """Return so many observations of each class and job that it is settled; `serial` uses one core of what it declares."""
-    seen = []
-    for job, kind in product(JOBS, ("cpu.exec", "build")):
-        fields: dict[str, Any] = {"job": job, "kind": kind, "service": None, "curve": Amdahl(0.9), "execution_s": 3.0}
-        for name, busy in BUSY.items():
-            seen += [Observation(action_class=name, units=(1,), held_units=1.0, cpu_s=3.0 * busy, **fields)] * SETTLED
-        seen += [Observation(action_class="serial", units=(1, 2, 4), held_units=4.0, cpu_s=3.0, **fields)] * SETTLED
-    return seen
-
-
-HISTORY = history()
-CLASSES = st.sampled_from([None, "unknown", "serial", *BUSY, "eighth", "quarter", "half"])
-
-
-def make_core(policy: str, limits: Limits) -> Core:
-    name, _, part = policy.partition(" without ")
-    return Core(make_policy(name, without=[part] if part else []), limits=limits, services=SERVICES, quotas=QUOTAS, history=HISTORY)
+from .ledger import SERVICES, Book, Ledger
+from .scene import CLASSES, ENVIRONMENTS, JOBS, NODES, POLICIES, SELDOM, TRAJECTORIES, make_core
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -74,12 +41,22 @@ class CoreMachine(RuleBasedStateMachine):
         weights=st.sampled_from([{}, {"j1": 4.0}]),
         window_s=st.sampled_from([60.0, 0.0]),
         tail_first=st.booleans(),
+        nodes=st.sampled_from([1, 2, 0]),
+        cores=st.sampled_from([8, 4]),
     )
-    def begin(self, policy: str, **limits: Any) -> None:
+    def begin(self, policy: str, nodes: int, cores: int, **limits: Any) -> None:
         self.policy = policy
         self.limits = Limits(**limits)
         self.core = make_core(policy, self.limits)
         self.ledger = Ledger(self.limits, shares=policy.startswith("static"))
+        for name in NODES[:nodes]:
+            self.handle(events.NodeJoined(node=NodeSpec(name=name, pools=("cpu", "gpu", "api"), cores=cores, cells=2, memory_mb=1000)))
+        for environment, job in zip(ENVIRONMENTS, JOBS, strict=True):
+            if nodes:
+                self.submit(Action(kind="cpu.open", environment=environment, job=job))
+                self.wake()
+        for action_id, book in self.ledger.running().items():
+            self.handle(events.Finished(id=action_id, attempt=book.grant.attempt, status="succeeded"))
 
     def handle(self, event: events.Event) -> None:
         out = self.core.handle(event, self.now)
@@ -119,19 +96,22 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(NODES),
-        cores=st.sampled_from([0, 1, 2, 4]),
+        cores=st.sampled_from([0, 1, 2, 4, 8]),
         cells=st.sampled_from([0, 1, 2, 4]),
         memory_mb=st.sampled_from([100, 1000]),
         cell_memory_mb=st.sampled_from([50, 200]),
         labels=st.sampled_from([frozenset(), frozenset({"x"})]),
-        pools=st.sampled_from([("cpu",), ("gpu",), ("api",), ("cpu", "gpu", "api")]),
+        pools=st.sampled_from([("cpu",), ("gpu",), ("api",), ("cpu", "gpu", "api"), ("cpu", "gpu", "api")]),
+        again=SELDOM,
     )
-    def node_joins(self, **spec: Any) -> None:
-        self.handle(events.NodeJoined(node=NodeSpec(**spec)))
+    def node_joins(self, again: bool, **spec: Any) -> None:
+        if again or spec["name"] not in self.ledger.nodes:
+            self.handle(events.NodeJoined(node=NodeSpec(**spec)))
 
-    @rule(name=st.sampled_from(NODES), left=st.booleans())
-    def node_is_lost(self, name: str, left: bool) -> None:
-        self.handle(events.NodeLost(name=name, reason="gone", left=left))
+    @rule(name=st.sampled_from(NODES), left=st.booleans(), seldom=SELDOM)
+    def node_is_lost(self, name: str, left: bool, seldom: bool) -> None:
+        if seldom:
+            self.handle(events.NodeLost(name=name, reason="gone", left=left))
 
     @rule(name=st.sampled_from(NODES), honest=st.booleans())
     def node_beats(self, name: str, honest: bool) -> None:
@@ -145,7 +125,7 @@ class CoreMachine(RuleBasedStateMachine):
         job=st.sampled_from(JOBS),
         trajectory=st.sampled_from(TRAJECTORIES),
         cost=st.sampled_from([{}, {MEMORY_MB: 60}, {MEMORY_MB: 500}, {CORES: 3}]),
-        requires=st.sampled_from([(), (), ("x",)]),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
         queue_timeout_s=st.sampled_from([None, 5.0]),
     )
     def open(self, cost: dict[str, int], **fields: Any) -> None:
@@ -174,9 +154,10 @@ class CoreMachine(RuleBasedStateMachine):
             amounts[MEMORY_MB] = (memory_mb,)
         self.submit(Action(kind=kind, cost=Cost(amounts), curve=Amdahl(0.9), **fields), late_s=0.5)
 
-    @rule(environment=st.sampled_from(ENVIRONMENTS), job=st.sampled_from(JOBS))
-    def close(self, environment: str, job: str) -> None:
-        self.submit(Action(kind="cpu.close", environment=environment, job=job))
+    @rule(environment=st.sampled_from(ENVIRONMENTS), job=st.sampled_from(JOBS), seldom=SELDOM)
+    def close(self, environment: str, job: str, seldom: bool = True) -> None:
+        if seldom:
+            self.submit(Action(kind="cpu.close", environment=environment, job=job))
 
     @rule(
         cost=st.sampled_from(
@@ -195,7 +176,7 @@ class CoreMachine(RuleBasedStateMachine):
         curve=st.sampled_from([FLAT, Amdahl(0.95)]),
         job=st.sampled_from(JOBS),
         trajectory=st.sampled_from(TRAJECTORIES),
-        requires=st.sampled_from([(), (), ("x",)]),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
         work_s=st.sampled_from([None, 3.0]),
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
@@ -207,10 +188,26 @@ class CoreMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.submit(Action(kind="build", cost=Cost(cost), **fields))
 
-    @rule(job=st.sampled_from(JOBS), name=st.sampled_from(["eighth", "quarter", "half"]), times=st.integers(1, 6))
-    def run_lightly(self, job: str, name: str, times: int) -> None:
+    @rule(
+        job=st.sampled_from(JOBS),
+        name=st.sampled_from(["eighth", "quarter", "half", "busy"]),
+        times=st.integers(1, 6),
+        environment=st.sampled_from([None, *ENVIRONMENTS]),
+    )
+    def run_on_a_core(self, job: str, name: str, times: int, environment: str | None) -> None:
+        kind = "build" if environment is None else "cpu.exec"
         for _ in range(times):
-            self.submit(Action(kind="build", cost=Cost.of(cores=1), job=job, action_class=name))
+            self.submit(Action(kind=kind, cost=Cost.of(cores=1), job=job, action_class=name, environment=environment, idempotent=True))
+
+    @rule(
+        job=st.sampled_from(JOBS),
+        units=st.sampled_from([(1, 2, 4), (1, 2, 3, 4), (1, 8), (2, 3, 8)]),
+        fraction=st.sampled_from([0.98, 0.9, 0.5]),
+        times=st.integers(1, 3),
+    )
+    def run_elastically(self, job: str, units: tuple[int, ...], fraction: float, times: int) -> None:
+        for _ in range(times):
+            self.submit(Action(kind="build", cost=Cost.of(cores=units), curve=Amdahl(fraction), job=job, work_s=50.0))
 
     @rule(
         service=st.sampled_from([*(spec.name for spec in SERVICES), "unheard-of"]),
@@ -218,7 +215,7 @@ class CoreMachine(RuleBasedStateMachine):
         other=st.sampled_from([{}, {}, {MEMORY_MB: (60,)}, {"quota:narrow": (1,)}]),
         job=st.sampled_from(JOBS),
         trajectory=st.sampled_from(TRAJECTORIES),
-        requires=st.sampled_from([(), (), ("x",)]),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
     )
@@ -240,7 +237,7 @@ class CoreMachine(RuleBasedStateMachine):
         ),
         job=st.sampled_from(JOBS),
         trajectory=st.sampled_from(TRAJECTORIES),
-        requires=st.sampled_from([(), (), ("x",)]),
+        requires=st.sampled_from([(), (), (), (), ("x",)]),
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
     )
@@ -263,7 +260,7 @@ class CoreMachine(RuleBasedStateMachine):
         execution_s=st.sampled_from([0.0, 0.5, 3.0, 1e9]),
         cpu_s=st.sampled_from([0.0, 0.1, 0.5, 20.0]),
     )
-    def finishes(self, pick: int, status: Any, **fields: float) -> None:
+    def finishes(self, pick: int, status: Any, **fields: Any) -> None:
         chosen = self.some_running(pick)
         if chosen is not None:
             attempt = chosen[1].grant.attempt
@@ -279,7 +276,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.handle(events.Used(id=chosen[0], attempt=attempt, cpu_s=cpu_s, at=self.now))
             assert not stale or self.log[-1][2] == []
 
-    @rule(pick=st.integers(0, 200), attempt=st.sampled_from([0, 7]))
+    @rule(pick=st.integers(0, 60), attempt=st.sampled_from([0, 7]))
     def a_stale_report_changes_nothing(self, pick: int, attempt: int) -> None:
         action_id = f"a{pick % (self.number + 2)}"
         self.handle(events.Finished(id=action_id, attempt=attempt, status="succeeded"))
@@ -293,20 +290,23 @@ class CoreMachine(RuleBasedStateMachine):
             action_id = live[pick % len(live)]
             self.handle(events.Submitted(id=action_id, action=self.ledger.actions[action_id].action, submitted_at=self.now))
 
-    @rule(picks=st.lists(st.integers(1, 60), max_size=4))
+    @rule(picks=st.lists(st.integers(1, 60), max_size=2))
     def cancel_some(self, picks: list[int]) -> None:
         self.handle(events.Cancelled(ids=tuple(f"a{pick}" for pick in picks)))
 
-    @rule(job=st.sampled_from(JOBS), trajectory=st.sampled_from([None, *TRAJECTORIES]))
-    def cancel_trajectory(self, job: str, trajectory: str | None) -> None:
+    @rule(job=st.sampled_from(JOBS), trajectory=st.sampled_from([None, *TRAJECTORIES]), seldom=SELDOM)
+    def cancel_trajectory(self, job: str, trajectory: str | None, seldom: bool) -> None:
+        if not seldom:
+            return
         self.handle(events.Cancelled(job=job, trajectory=trajectory))
         for book in self.ledger.actions.values():
             mine = book.action.job == job and trajectory in (None, book.action.trajectory)
             assert not (mine and book.state == "waiting" and book.action.kind != "cpu.close")
 
-    @rule(environment=st.sampled_from(ENVIRONMENTS))
-    def environment_closed(self, environment: str) -> None:
-        self.handle(events.EnvironmentClosed(id=environment, reason="it is no more"))
+    @rule(environment=st.sampled_from(ENVIRONMENTS), seldom=SELDOM)
+    def environment_closed(self, environment: str, seldom: bool) -> None:
+        if seldom:
+            self.handle(events.EnvironmentClosed(id=environment, reason="it is no more"))
 
     @invariant()
     def books_are_in_order(self) -> None:
@@ -315,9 +315,11 @@ class CoreMachine(RuleBasedStateMachine):
             check_inside(self.core, self.ledger)
 
     @precondition(lambda self: len(self.ledger.actions) > 3)
-    @rule()
-    def everything_drains(self) -> None:
+    @rule(seldom=SELDOM)
+    def everything_drains(self, seldom: bool) -> None:
         """With every running action ended, every environment closed and time enough, only the impossible waits."""
+        if not seldom:
+            return
         for _ in range(200):
             before = len(self.log)
             for action_id, book in list(self.ledger.running().items()):
@@ -374,7 +376,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=150,
+    max_examples=250,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

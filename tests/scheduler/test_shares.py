@@ -173,6 +173,22 @@ def test_what_is_kept_for_others_is_not_grown_into_either(world: Any) -> None:
     assert w.units["elastic"] == 1
 
 
+def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_within_theirs(world: Any) -> None:
+    # Given a full node, on which a job beyond its share and one within each have an extra unit
+    w = world()
+    w.node(cores=8)
+    w.run("light", [1, 2], parallel=0.5, work_s=100.0, job="light")
+    w.run("own", [1, 2], parallel=0.99, work_s=100.0, job="heavy")
+    w.run("fixed", 4, job="heavy")
+    assert w.units == {"light": 2, "own": 2, "fixed": 4}
+
+    # When it wants more, it gets its own back, although that is worth more; then it waits
+    w.run("more", 1, job="heavy")
+    assert w.units == {"light": 2, "own": 1, "fixed": 4, "more": 1}
+    w.run("still-more", 1, job="heavy")
+    assert w.waiting == ["still-more"]
+
+
 def test_who_is_beyond_its_share_no_more_is_looked_at_again_wherever_it_waits(world: Any) -> None:
     # Given a job that holds most of one node, and is therefore kept back on the other one
     w = world()

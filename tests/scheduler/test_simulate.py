@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -53,6 +54,7 @@ def simulate(trace: Trace, policy: str = "elastic", cluster: Cluster | None = No
 
 ACTIONS = st.one_of(
     st.builds(cpu, st.sampled_from([0.0, 0.3, 2.0, 8.0]), st.sampled_from([(1,), (2,), (1, 2, 4)]), st.sampled_from([None, 0.9])),
+    st.builds(cpu, st.sampled_from([2.0, 8.0]), cpu_s=st.just(0.1), action_class=st.just("waits")),
     st.builds(gpu, st.sampled_from(["rm", "judge"]), st.sampled_from([0.0, 0.6])),
     st.builds(api, st.sampled_from([0.0, 0.8])),
     st.builds(TraceAction, kind=st.just("cpu.read_file"), work_s=st.just(0.01)),
@@ -86,7 +88,11 @@ def test_every_action_has_one_record_whose_parts_are_what_it_took(drawn: Any, po
 
 
 def check_capacity(run: RunRecord, cluster: Cluster) -> None:
-    """No more was used than there was, as far as records tell; calls kept to their quota."""
+    """No more was granted than there was, and in the end nothing; no more was used, as far as records tell; calls kept to their quota."""
+    granted = [cores for _, cores in run.cores_granted]
+    assert all(0.0 <= cores <= cluster.cores * cluster.nodes for cores in granted)
+    assert granted[-1:] in ([], [0.0])
+    assert [at for at, _ in run.cores_granted] == sorted(at for at, _ in run.cores_granted)
     span_s = max(0.0, run.last_result_s - run.first_arrival_s)
     for prefix, capacity in (("cpu.exec", cluster.cores), ("gpu.", cluster.gpus)):
         used = sum(record.unit_seconds for record in run.actions if record.kind.startswith(prefix))
@@ -263,6 +269,50 @@ def test_an_unused_sandbox_whose_lease_is_over_makes_room() -> None:
     assert [record.status for record in slow] == ["succeeded", "failed"]
     assert {record.status for record in run.actions if record.trajectory == "next"} == {"succeeded"}
     assert max(record.ended_at for record in run.actions if record.trajectory == "next") < 100.0
+
+
+def waiting_trace() -> Trace:
+    """Ten times as many commands as cores, all of which wait for most of their time."""
+    return trace_of(*(rollout(f"t{n}", *[cpu(4.0, cpu_s=0.2, action_class="waits")] * 10) for n in range(40)))
+
+
+def test_cores_are_granted_in_parts_where_they_are_shared_and_never_beyond_what_there_is() -> None:
+    run = simulate(waiting_trace())
+
+    check_capacity(run, Cluster(cores=4))
+    assert any(cores % 1.0 for _, cores in run.cores_granted)
+    assert {record.status for record in run.actions} == {"succeeded"}
+
+
+def test_the_cores_granted_are_the_unit_seconds_of_the_actions() -> None:
+    run = simulate(coding_trace(20, 10, seed=5), cluster=Cluster(cores=16))
+
+    held = sum(cores * (later - at) for (at, cores), (later, _) in pairwise(run.cores_granted))
+    assert held == pytest.approx(sum(record.unit_seconds for record in run.actions))
+
+
+@pytest.mark.parametrize(("policy", "told"), [("elastic", False), ("paper", True), ("fcfs", True), ("fixed:2", True), ("static:2", True)])
+def test_a_policy_is_told_the_recorded_durations_or_learns_them(policy: str, told: bool) -> None:
+    trace = coding_trace(20, 10, seed=5)
+
+    run = simulate(trace, policy, Cluster(cores=16))
+
+    # Every end is compared with what was expected of it, that of a command with work at least
+    assert run.prediction is not None
+    assert run.prediction.predictions >= len(run.actions)
+    assert (run.prediction.factor_p90 == 1.0) == told
+    again = simulate(trace, policy, Cluster(cores=16), told=told)
+    assert again.actions == run.actions
+
+
+def test_elastic_that_is_told_expects_what_comes() -> None:
+    trace = coding_trace(20, 10, seed=5)
+
+    told, untold = (simulate(trace, "elastic", Cluster(cores=16), told=told).prediction for told in (True, False))
+
+    assert told is not None and untold is not None
+    assert (told.factor_p50, told.factor_p90) == (1.0, 1.0)
+    assert untold.factor_p90 > untold.factor_p50 > 1.0
 
 
 def coding_trace(trajectories: int, steps: int, seed: int) -> Trace:

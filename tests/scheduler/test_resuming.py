@@ -1,0 +1,147 @@
+"""A scheduler that goes on where another one stopped: it takes up every grant as it was, and shares out anew from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import events
+from scheduler.commands import Resize
+from scheduler.core import Core
+from scheduler.model import Grant, Limits, NodeSpec
+from scheduler.resources.cpu import CoreGroup
+from tangram.action import Action, Cost
+from tangram.elasticity import FLAT, Amdahl
+
+from .inside import check_inside
+from .ledger import Book, Ledger
+from .scene import make_core
+
+NODE = NodeSpec(name="n0", cores=8)
+WISHES = st.tuples(
+    st.sampled_from([((1,), "eighth"), ((1,), "half"), ((1,), "busy"), ((3,), "busy"), ((1, 2, 4), None), ((1, 8), None)]),
+    st.sampled_from("ab"),
+    st.booleans(),
+)
+
+
+class Succession:
+    """A core with its books, which one after it inherits."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy, self.now = policy, 0.0
+        self.ledger = Ledger(Limits(), shares=False)
+        self.core = make_core(policy, Limits())
+        self.ledger.nodes[NODE.name], self.ledger.resident[NODE.name] = NODE, {}
+        self.handle(events.NodeJoined(node=NODE))
+
+    def handle(self, event: events.Event) -> None:
+        for command in self.core.handle(event, self.now):
+            self.ledger.take(command, self.now)
+
+    def submit(self, wish: Any) -> None:
+        (units, name), job, _ = wish
+        action = Action(
+            kind="build",
+            cost=Cost.of(cores=units),
+            curve=FLAT if len(units) == 1 else Amdahl(0.95),
+            job=job,
+            action_class=name,
+            work_s=60.0,
+        )
+        action_id = f"a{len(self.ledger.actions)}"
+        self.ledger.actions[action_id] = Book(action)
+        self.handle(events.Submitted(id=action_id, action=action, submitted_at=self.now))
+
+    def finish_first(self) -> None:
+        for action_id, book in list(self.ledger.running().items())[:1]:
+            self.handle(events.Finished(id=action_id, attempt=book.attempt, status="succeeded", execution_s=1.0, cpu_s=0.1))
+
+    def hand_over(self) -> None:
+        """Have another core take everything up, as the service tells it: nodes, what runs, what waits."""
+        before = {action_id: book.grant for action_id, book in self.ledger.running().items()}
+        waiting = {action_id: book for action_id, book in self.ledger.actions.items() if book.state == "waiting"}
+        self.core = make_core(self.policy, Limits())
+        self.handle(events.NodeJoined(node=NODE))
+        for action_id, grant in before.items():
+            self.handle(resumed(action_id, self.ledger.actions[action_id].action, grant))
+        assert {action_id: book.grant for action_id, book in self.ledger.running().items()} == before
+        for action_id, book in waiting.items():
+            self.handle(events.Submitted(id=action_id, action=book.action, submitted_at=0.0, received_at=0.0))
+        self.handle(events.Tick())
+
+
+def resumed(action_id: str, action: Action, grant: Grant) -> events.Resumed:
+    return events.Resumed(id=action_id, action=action, submitted_at=0.0, received_at=0.0, granted_at=0.0, grant=grant)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wishes=st.lists(WISHES, min_size=1, max_size=16),
+    later=st.lists(WISHES, max_size=6),
+    policy=st.sampled_from(["elastic", "elastic", "elastic without resizing", "elastic without shrinking", "fcfs"]),
+)
+def test_whatever_runs_is_taken_up_and_comes_to_its_end(wishes: list[Any], later: list[Any], policy: str) -> None:
+    # Given a scheduler with actions of all sorts running and waiting, some of them on shared cores
+    life = Succession(policy)
+    for wish in wishes:
+        life.submit(wish)
+        if wish[2]:
+            life.finish_first()
+
+    # When another one goes on, and more of them come
+    life.now = 5.0
+    life.hand_over()
+    check_books(life)
+    for wish in later:
+        life.submit(wish)
+        check_books(life)
+
+    # Then all of them come to their ends, and nothing is held any more
+    for _ in range(200):
+        life.finish_first()
+        check_books(life)
+    assert {book.state for book in life.ledger.actions.values()} == {"succeeded"}
+    group = life.core.state.nodes["n0"].cores
+    assert (group.free, group.room, group.ladder.extra) == (8, {}, 0)
+
+
+def check_books(life: Succession) -> None:
+    life.ledger.check()
+    check_inside(life.core, life.ledger)
+
+
+def test_cores_that_two_grants_name_belong_to_the_first_and_are_counted_once() -> None:
+    # Given a journal that missed a resize, so that two grants name the same core
+    core = Core(make_core("elastic", Limits()).state.policy)
+    core.handle(events.NodeJoined(node=NODE), 0.0)
+    action = Action(kind="build", cost=Cost.of(cores=(1, 2)), curve=Amdahl(0.9), job="a")
+    core.handle(resumed("first", action, Grant(node="n0", units=2, core_ids=(0, 1))), 0.0)
+    core.handle(resumed("second", action, Grant(node="n0", units=2, core_ids=(1, 2))), 0.0)
+    core.handle(resumed("third", action, Grant(node="n0", core_ids=(2,), share=0.5)), 0.0)
+
+    # Then what a job holds is what it got
+    group: CoreGroup = core.state.nodes["n0"].cores
+    assert [one.grant.core_ids for one in group.running.values()] == [(0, 1), (2,), ()]
+    assert core.state.shares._held["a"]["cores"] == 3.0
+    core.handle(events.Submitted(id="other", action=action, submitted_at=0.0), 0.0)
+    for name in ("first", "second", "third"):
+        core.handle(events.Finished(id=name, attempt=1, status="succeeded"), 1.0)
+    assert core.state.shares._held["a"]["cores"] == 2.0
+    assert group.free == 6
+
+
+def test_without_resizing_what_was_taken_up_stays_as_it_is() -> None:
+    # Given an elastic action on one core that an earlier scheduler started
+    core = make_core("elastic without resizing", Limits())
+    core.handle(events.NodeJoined(node=NODE), 0.0)
+    action = Action(kind="build", cost=Cost.of(cores=(1, 2, 4)), curve=Amdahl(0.95), work_s=100.0)
+    core.handle(resumed("old", action, Grant(node="n0", units=1, core_ids=(0,))), 0.0)
+
+    # When another one starts
+    out = core.handle(events.Submitted(id="next", action=Action(kind="build", cost=Cost.of(cores=1)), submitted_at=0.0), 0.0)
+
+    # Then the first does not grow
+    assert not any(isinstance(command, Resize) for command in out)
