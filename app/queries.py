@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Engine, Row, Select, func, select
 from app.database import database_errors
 from app.models import NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, table
 from app.runs import RunRecord
-from scheduler.durations import Observation
+from scheduler.durations import MEASURED, Observation
 from scheduler.stats import Summary, mean, summary
 from tangram.action import CELLS, CORES
 from tangram.action import Action as Declared
@@ -187,7 +187,7 @@ def _observation(row: Row[*tuple[Any, ...]]) -> Observation:
         curve=elasticity.curve,
         held_units=row.unit_s / held_s if known else float(row.units),
         execution_s=row.execution_s,
-        cpu_s=row.cpu_s,
+        cpu_s=row.cpu_s if action.kind == MEASURED else None,
     )
 
 

@@ -48,7 +48,7 @@ class Dispatcher:
         return looked
 
     def _quota(self, quota: QuotaState, now: float) -> None:
-        for waiting in list(self._state.in_order([quota.queue])):
+        for waiting in list(self._state.in_order([quota.queue], now)):
             if self.holds.held(waiting, quota, now):
                 if quota.opens_at(now) != now:
                     return

@@ -71,13 +71,19 @@ BUSY_UNITS: Final = 1.5
 
 INTENSITY_BINS: Final = 16
 
+MEASURED: Final = "cpu.exec"
+"""The kind whose core-seconds are measured; of all others nobody knows them."""
+
 MOST_CLASSES: Final = 20_000
 """Classes that are remembered, some 2 kB each; beyond them, those that nobody has asked for longest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One action that succeeded: what it declared, the units it held on average, its seconds and its core-seconds."""
+    """One action that succeeded: what it declared, the units it held on average, its seconds and its core-seconds.
+
+    `cpu_s` is None where nobody measured it (`MEASURED`).
+    """
 
     job: str
     kind: str

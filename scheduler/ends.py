@@ -9,6 +9,7 @@ from __future__ import annotations
 from scheduler import events
 from scheduler.commands import Finish
 from scheduler.dispatch import Dispatcher
+from scheduler.durations import MEASURED
 from scheduler.lifecycle import End
 from scheduler.model import Running
 from scheduler.resources.cpu import CoreGroup
@@ -66,8 +67,7 @@ class Ends:
         # Once resized, what was done is the sum over its grants; else it is what the worker timed.
         resized = running.since > running.granted_at and running.done_s > 0
         work_s = running.done_at(running.held_since) if resized else execution_s * running.speed
-        # Only commands are measured; of all others 0 core-seconds mean that nobody knows.
-        cpu_s = finished.cpu_s if waiting.action.kind == "cpu.exec" else None
+        cpu_s = finished.cpu_s if waiting.action.kind == MEASURED else None
         self._state.durations.observe(
             waiting.action, waiting.estimate, work_s=work_s, held_units=held_units, execution_s=execution_s, cpu_s=cpu_s
         )

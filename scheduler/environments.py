@@ -40,7 +40,7 @@ class Environments:
             since=now,
             last_used=now,
         )
-        self._state.environments[environment.id] = environment
+        self._state.keep_environment(environment)
         self._state.opens.add(waiting)
         self._state.note(environment)
         self.place(now)
@@ -146,12 +146,12 @@ class Environments:
         elif node is None:
             environment.state = "opening"
             environment.pod_core_ids = ()
-            self._state.environments[environment.id] = environment
+            self._state.keep_environment(environment)
         else:
             self._occupy(environment, node)
 
     def _occupy(self, environment: Environment, node: Node) -> None:
-        self._state.environments[environment.id] = environment
+        self._state.keep_environment(environment)
         environment.state, environment.node = "opening", node.spec.name
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
@@ -290,7 +290,7 @@ class Environments:
                 node.cores.give_back(environment.pod_core_ids)
             self._state.touch(node.cores)
         self._state.pods.pop(environment.id, None)
-        self._state.environments.pop(environment.id, None)
+        self._state.forget_environment(environment)
         environment.state = "lost" if state == "lost" else "closed"
         self._state.note(environment, reason)
 

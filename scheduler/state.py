@@ -24,6 +24,9 @@ from scheduler.resources.quota import QuotaState
 from scheduler.shares import Shares
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action
 
+PATIENT_WINDOWS = 10
+"""Windows (`Limits.window_s`) after which an action comes last no longer, however much its job holds."""
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -151,14 +154,18 @@ class State:
         self.shares.offer(CORES, sign * spec.cores)
         self.shares.offer(CELLS, sign * spec.cells)
 
-    def in_order(self, queues: Sequence[WaitQueue]) -> Iterator[Waiting]:
+    def in_order(self, queues: Sequence[WaitQueue], now: float) -> Iterator[Waiting]:
         """Walk queues in order; where shares count, jobs beyond theirs come last."""
         filled = [queue for queue in queues if len(queue)]
         if not filled:
             return iter(())
         if self.policy.shares and self.shares.contended:
-            return Walk(filled, self.shares.over)
+            return Walk(filled, lambda waiting: self.comes_last(waiting, now))
         return merged(filled)
+
+    def comes_last(self, waiting: Waiting, now: float) -> bool:
+        """Say whether an action comes after others because its job holds more than its share; not for ever."""
+        return self.shares.over(waiting.action.job) and now - waiting.received_at < PATIENT_WINDOWS * self.limits.window_s
 
     def start(self, waiting: Waiting, grant: Grant, now: float, expected_s: float) -> Running:
         """Turn a waiting action, already out of its queue, into a running one."""
@@ -194,6 +201,17 @@ class State:
                 unit_s=waiting.unit_s,
             )
         )
+
+    def keep_environment(self, environment: Environment) -> None:
+        """Take in an environment."""
+        if environment.id not in self.environments:
+            self.shares.settle(environment.job, 1)
+        self.environments[environment.id] = environment
+
+    def forget_environment(self, environment: Environment) -> None:
+        """Forget an environment that is gone."""
+        if self.environments.pop(environment.id, None) is not None:
+            self.shares.settle(environment.job, -1)
 
     def note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""

@@ -25,7 +25,7 @@ class Cells:
             return
         needing: list[Waiting] = []
         reserved = 0
-        for waiting in self._for_cells(group, node):
+        for waiting in self._for_cells(group, node, now):
             if own_memory(waiting.action) > node.memory_free or self._holds.held(waiting, group, now):
                 continue
             instance = group.place_on(waiting.action.service or "", waiting.units)
@@ -44,11 +44,11 @@ class Cells:
             for choice in self._state.policy.choose(needing, [], group.free, group, now):
                 self._bring_and_start(choice, group, node, now)
 
-    def _for_cells(self, group: CellGroup, node: Node) -> list[Waiting]:
+    def _for_cells(self, group: CellGroup, node: Node, now: float) -> list[Waiting]:
         """Return the waiting actions that the cells could run, were they all free."""
         return [
             w
-            for w in self._state.in_order([self._state.floating_cells])
+            for w in self._state.in_order([self._state.floating_cells], now)
             if could_run(w, node, "gpu", group) and self._fits_service(w, group)
         ]
 
@@ -96,7 +96,7 @@ class Cells:
         """Serve each service from its own share of the cells, which it keeps for good and never restores."""
         state = self._state
         share = sum(n.cells.capacity for n in state.nodes.values()) // max(1, len(state.services))
-        for waiting in self._for_cells(group, node):
+        for waiting in self._for_cells(group, node, now):
             if own_memory(waiting.action) > node.memory_free or self._holds.held(waiting, group, now):
                 continue
             service = waiting.action.service or ""

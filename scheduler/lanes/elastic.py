@@ -88,6 +88,8 @@ class ElasticCores:
         if not blocked:
             self._part(look)
         self._carry_out(look)
+        if blocked and look.whole:
+            self._state.touch(group)  # the shares that they gave back are room that this look has not offered
 
     def _feed_hungry(self, look: Look) -> None:
         for running in look.group.sharing.values():
@@ -110,7 +112,7 @@ class ElasticCores:
                 continue
             if waiting.action.cost.quotas and self._holds.held(waiting, group, look.now):
                 continue
-            over = self._over(waiting)
+            over = self._over(waiting, look.now)
             if not self._find_room(look, waiting, over):
                 if over and isinstance(walk, Walk):
                     self._state.keep_back(waiting.action.job, group, look.now + KEPT_BACK_S)
@@ -125,26 +127,35 @@ class ElasticCores:
         queues = [look.group.queue]
         if look.group is look.node.cores:
             queues.append(self._state.floating_cores)
-        return self._state.in_order(queues)
+        return self._state.in_order(queues, look.now)
 
-    def _kept(self, look: Look) -> float:
-        """Return the cores that jobs beyond their share leave free: what each of the others has used at peak, as far as it is entitled."""
+    def _kept(self, look: Look, waiting: Waiting) -> int:
+        """Return the cores that an action of a job beyond its share leaves free here.
+
+        That is what each of the others that are present has used at peak, as far as it is entitled to it; but nothing
+        where the job holds less than its own part of this node, so that what is kept for some starves nobody.
+        """
+        shares, group, job = self._state.shares, look.group, waiting.action.job
+        own = shares.entitlement(job) * group.capacity
+        if group.used_by(job) + waiting.least <= max(own, waiting.least):
+            return 0
         if look.kept is None:
-            shares, group = self._state.shares, look.group
             group.forget_peaks(look.now)
-            within = [(job, peak) for job, peak in group.peaks.items() if not shares.over(job)]
-            kept = (min(peak.most(look.now), shares.entitlement(job) * group.capacity) - peak.used for job, peak in within)
+            within = [(other, peak) for other, peak in group.peaks.items() if shares.present(other) and not shares.over(other)]
+            kept = (min(peak.most(look.now), shares.entitlement(other) * group.capacity) - peak.used for other, peak in within)
             look.kept = sum(max(0.0, unused) for unused in kept)
-        return look.kept
+        return math.floor(min(look.kept, group.capacity - own))
 
-    def _over(self, waiting: Waiting) -> bool:
-        return self._policy.shares and self._state.shares.contended and self._state.shares.over(waiting.action.job)
+    def _over(self, waiting: Waiting, now: float) -> bool:
+        """Say whether an action comes after those of other jobs; once it has waited for very long, it does not."""
+        state = self._state
+        return self._policy.shares and state.shares.contended and state.comes_last(waiting, now)
 
     def _find_room(self, look: Look, waiting: Waiting, over: bool) -> bool:
         """Take what an action needs at least; False, and nothing taken, where there is no room for it."""
         group = look.group
         if over:
-            if not self._shrink_for(look, math.ceil(waiting.least + self._kept(look)), over_only=True):
+            if not self._shrink_for(look, waiting.least + self._kept(look, waiting), over_only=True):
                 return False
             self._enter(look, waiting)
             return True
@@ -281,8 +292,8 @@ class ElasticCores:
 
     def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether there are the units for a rung; for jobs within their share they may be taken from others."""
-        if self._over(climber.waiting):
-            return look.free - self._kept(look) >= rung.price
+        if self._over(climber.waiting, look.now):
+            return look.free - self._kept(look, climber.waiting) >= rung.price
         return look.free >= rung.price or self._take_for(look, rung)
 
     def _saves(self, climber: Climber, rung: Rung, now: float) -> bool:
@@ -294,21 +305,44 @@ class ElasticCores:
         return left_s / climber.speed - left_s / after >= LEAST_GAIN_S
 
     def _take_for(self, look: Look, rung: Rung) -> bool:
-        """Take units for a rung from those to whom they are worth clearly less; False, and nothing taken, if there are too few."""
+        """Take units for a rung from those to whom they are worth clearly less; False, and nothing taken, otherwise.
+
+        A rung down may free more than is needed. What is left over counts for what it is worth to those next in line.
+        """
         if not self._policy.shrinks:
             return False
-        ladder, taken, free = look.group.ladder, list[Climber](), look.free
+        ladder, taken, free, lost = look.group.ladder, list[Climber](), look.free, 0.0
         while free < rung.price:
             climber = ladder.best_down()
             if climber is None or climber.rungs[climber.at - 1].worth * WORTH_MORE > rung.worth:
-                for undone in reversed(taken):
-                    ladder.climb(undone)
-                return False
+                break
             look.note(climber)
             taken.append(climber)
+            lost += climber.rungs[climber.at - 1].worth * climber.rungs[climber.at - 1].price
             free += ladder.descend(climber)
-        look.free = free
-        return True
+        gain = rung.worth * rung.price
+        if free >= rung.price and (gain >= WORTH_MORE * lost or gain + self._worth_of(look, free - rung.price) >= WORTH_MORE * lost):
+            look.free = free
+            return True
+        for undone in reversed(taken):
+            ladder.climb(undone)
+        return False
+
+    def _worth_of(self, look: Look, units: int) -> float:
+        """Return what some units are worth to those who come after the best."""
+        ladder, worth = look.group.ladder, 0.0
+        if not units or ladder.best_up() is None:
+            return 0.0
+        aside = [ladder.set_aside()]
+        while units and len(aside) <= TRIES and (climber := ladder.best_up()) is not None:
+            rung = climber.rungs[climber.at]
+            if rung.price <= units:
+                units -= rung.price
+                worth += rung.worth * rung.price
+            aside.append(ladder.set_aside())
+        for entry in aside:
+            ladder.put_back(entry)
+        return worth
 
     # Commands
 

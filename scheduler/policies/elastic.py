@@ -14,9 +14,10 @@ The order: an action's place is the time it came in, put forward or back by boun
 
     received + min(SHORT_FIRST * work, window) - window * priority - min(age of its trajectory, window)
 
-where the work is that of the action's class by Gittins's rule (`Estimate.soonest_s`), and the last only with `tail_first`. Places are fixed when an action comes in, so a queue is never sorted anew; and nothing
-starves: within its job an action is overtaken only by those that come in at most one window later, one more for each
-class of priority that they are above it, and one more with `tail_first`.
+where the work is that of the action's class by Gittins's rule (`Estimate.soonest_s`), and the last only with `tail_first`.
+Places are fixed when an action comes in, so a queue is never sorted anew; and nothing starves: within its job an action is
+overtaken only by those that come in at most one window later, one more for each class of priority that they are above it,
+and one more with `tail_first`.
 """
 
 from __future__ import annotations

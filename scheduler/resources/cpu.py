@@ -181,6 +181,11 @@ class CoreGroup(Group):
         """Change the capacity by cores that pods take out of the group or bring back."""
         self.capacity += capacity_delta
 
+    def used_by(self, job: str) -> float:
+        """Return the cores that a job uses here."""
+        peak = self.peaks.get(job)
+        return peak.used if peak is not None else 0.0
+
     def forget_peaks(self, now: float) -> None:
         """Forget the jobs that have used nothing lately."""
         for job in [job for job, peak in self.peaks.items() if peak.used <= 0 and peak.most(now) <= 0]:

@@ -76,39 +76,49 @@ def merged(queues: Sequence[WaitQueue]) -> Iterator[Waiting]:
 
 
 class Walk:
-    """A walk over queues in which jobs that hold more than their share come last, however that changes on the way.
+    """A walk over queues in which the actions of jobs that hold more than their share come last, as that changes on the way.
 
-    `over` says whether a job holds more than its share now; `skip` leaves a job out for the rest of the walk. Take
-    nothing out of the queues before the walk is over.
+    `last` says whether an action does; `skip` leaves a job out for the rest of the walk. Take nothing out of the queues
+    before the walk is over.
     """
 
-    def __init__(self, queues: Sequence[WaitQueue], over: Callable[[str], bool]) -> None:
-        self._over = over
+    def __init__(self, queues: Sequence[WaitQueue], last: Callable[[Waiting], bool]) -> None:
+        self._last = last
         self._lines: dict[str, Iterator[Waiting]] = {}
         jobs = dict.fromkeys(job for queue in queues for job in queue.lines)
         for job in jobs:
             lines = [queue.lines[job].items for queue in queues if job in queue.lines]
             self._lines[job] = iter(lines[0]) if len(lines) == 1 else heapq.merge(*lines, key=lambda waiting: waiting.key)
-        self._heads = {job: next(line) for job, line in self._lines.items()}
+        self._heads = [self._entry(job, next(line)) for job, line in self._lines.items()]
+        heapq.heapify(self._heads)
 
     def __iter__(self) -> Iterator[Waiting]:
         return self
 
     def __next__(self) -> Waiting:
         """Return the next action."""
-        if not self._heads:
-            raise StopIteration
-        if len(self._heads) == 1:
-            job, head = next(iter(self._heads.items()))
-        else:
-            job, head = min(self._heads.items(), key=lambda entry: (self._over(entry[0]), entry[1].key))
-        following = next(self._lines[job], None)
-        if following is None:
-            del self._heads[job]
-        else:
-            self._heads[job] = following
-        return head
+        while self._heads:
+            _, _, job, head = self._heads[0]
+            if job not in self._lines:
+                heapq.heappop(self._heads)
+                continue
+            # What is taken changes the standing of its own job only, so no other head has to be looked at again.
+            entry = self._entry(job, head)
+            if entry[0] != self._heads[0][0]:
+                heapq.heapreplace(self._heads, entry)
+                continue
+            following = next(self._lines[job], None)
+            if following is None:
+                heapq.heappop(self._heads)
+                del self._lines[job]
+            else:
+                heapq.heapreplace(self._heads, self._entry(job, following))
+            return head
+        raise StopIteration
+
+    def _entry(self, job: str, head: Waiting) -> tuple[bool, tuple[float, ...], str, Waiting]:
+        return self._last(head), head.key, job, head
 
     def skip(self, job: str) -> None:
         """Leave the rest of a job's actions out."""
-        self._heads.pop(job, None)
+        self._lines.pop(job, None)

@@ -106,6 +106,8 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["replay", "trace.jsonl", "--simulate", "--policy", "best"], "best"),
         (["replay", "trace.jsonl", "--simulate", "--policy", "fixed:0"], "fixed:0"),
         (["replay", "trace.jsonl", "--simulate", "--policy", "static:x"], "static:x"),
+        (["replay", "trace.jsonl", "--simulate", "--without", "magic"], "magic"),
+        (["replay", "trace.jsonl", "--simulate", "--policy", "fcfs", "--without", "resizing"], "resizing"),
         (["replay", "trace.jsonl", "--simulate", "--speed", "0"], "--speed"),
         (["replay", "trace.jsonl", "--simulate", "--speed", "nan"], "--speed"),
         (["replay", "trace.jsonl", "--simulate", "--spread", "-1"], "--spread"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tangram import Action, Client, InvalidAction, Settings, calls
+from tangram.elasticity import FLAT, Amdahl
 
 PLACE = calls.Place("j", "t", "env-1")
 
@@ -124,3 +125,16 @@ def test_a_handle_keeps_its_client_alive(peer: Any, settings: Settings) -> None:
     peer.until(lambda: peer.seen)
     peer.store(handle.id, 3)
     assert handle.result(10) == 3
+
+
+def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_else_is_said() -> None:
+    # Given commands with and without a curve
+    hoped = calls.execute(PLACE, "CI=1 pytest -q", units=[1, 2, 4])
+    said = calls.execute(PLACE, "make", units=[1, 2, 4], efficiency={1: 1.0, 2: 0.5, 4: 0.25})
+    single = calls.execute(PLACE, "ls")
+
+    # Then only the one that says nothing of its amounts is hoped for, and its class is its first word
+    assert hoped.curve == Amdahl(calls.HOPED_PARALLEL_FRACTION)
+    assert (hoped.action_class, single.action_class) == ("pytest", "ls")
+    assert said.curve.speedup(4) == 1.0
+    assert single.curve == FLAT

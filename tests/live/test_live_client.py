@@ -140,6 +140,20 @@ def test_the_program_is_told_its_dop_and_held_to_it(client: Client) -> None:
             assert (done.dop, done.stdout) == (units, f"{units} {units} {units}\n")
 
 
+def test_a_program_is_told_what_it_may_grow_to(client: Client) -> None:
+    # Given a node of as many cores as there are, and a command that could use more than there ever will be
+    available = len(os.sched_getaffinity(0))
+    amounts = [1, available] if available > 1 else [1]
+
+    # When it runs
+    with client.open(trajectory="t") as env:
+        done = env.exec("echo $TANGRAM_DOP_MAX", units=[*amounts, available + 1])
+        fixed = env.exec("echo $TANGRAM_DOP_MAX", units=[1])
+
+    # Then it is told the largest of its amounts that the node has
+    assert (done.stdout, fixed.stdout) == (f"{available}\n", "1\n")
+
+
 def test_an_environment_that_is_closed_is_gone(client: Client) -> None:
     env = client.open(trajectory="t")
     env.close()

@@ -142,7 +142,7 @@ def check_no_idling(state: State, node: Node) -> None:
     kept_back = any(group in groups for groups in state.kept_back.values())
     if not isinstance(policy, Elastic) or kept_back or (elsewhere and group.running):
         return
-    for waiting in state.in_order([group.queue, state.floating_cores]):
+    for waiting in state.in_order([group.queue, state.floating_cores], 0.0):
         action = waiting.action
         if action.environment is None and not (node.offers("cpu", action.requires) and waiting.least <= group.capacity):
             continue

@@ -231,3 +231,16 @@ def test_rungs_are_worth_ever_less_and_end_where_more_cores_do_nothing() -> None
     worths = [rung.worth for rung in rungs_of((1, 2, 4, 8), Amdahl(0.9))]
     assert worths == sorted(worths, reverse=True)
     assert rungs_of((1, 2, 4), FLAT) == rungs_of((4,), Amdahl(0.9)) == rungs_of((1, 2), Amdahl(0.0)) == ()
+
+
+def test_a_small_rung_does_not_tear_down_a_large_one(world: Any) -> None:
+    # Given an action that has one core or eight, and a core beside it
+    w = world()
+    w.node(cores=9)
+    w.run("large", [1, 8], parallel=0.99, work_s=800.0)
+
+    # When one comes that has a little more from a second core than an eighth of what the large one loses
+    w.run("small", [1, 2], parallel=0.9, work_s=2000.0)
+
+    # Then seven cores are not freed for the sake of one
+    assert w.units == {"large": 8, "small": 1}

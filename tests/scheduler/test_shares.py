@@ -190,7 +190,7 @@ def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_withi
 
 
 def test_who_is_beyond_its_share_no_more_is_looked_at_again_wherever_it_waits(world: Any) -> None:
-    # Given a job that holds most of one node, and is therefore kept back on the other one
+    # Given a job that holds most of one node and its part of the other, where it is therefore kept back
     w = world()
     w.node("n0", cores=12, labels=frozenset({"a"}))
     w.node("n1", cores=4, labels=frozenset({"b"}))
@@ -199,7 +199,8 @@ def test_who_is_beyond_its_share_no_more_is_looked_at_again_wherever_it_waits(wo
     w.finish("burst")
     w.run("light", 1, job="light", requires=("a",))
     w.run("heavy", 11, job="heavy", requires=("a",))
-    w.run("wants", 4, job="heavy", requires=("b",))
+    w.run("part", 2, job="heavy", requires=("b",))
+    w.run("wants", 2, job="heavy", requires=("b",))
     assert w.waiting == ["wants"]
 
     # When it holds nothing any more
@@ -208,6 +209,49 @@ def test_who_is_beyond_its_share_no_more_is_looked_at_again_wherever_it_waits(wo
 
     # Then what it has on the idle node starts
     assert w.waiting == []
+
+
+def test_a_job_beyond_its_share_may_hold_its_part_of_any_node(world: Any) -> None:
+    # Given nodes of one core, most of them held by one job, and a core that another job uses now and then
+    w = world()
+    for number in range(4):
+        w.node(f"n{number}", cores=1, labels=frozenset({f"l{number}"}))
+    w.now = 1.0
+    w.open("there", job="light", requires=("l3",))
+    w.exec("now-and-then", "there", job="light")
+    w.finish("now-and-then")
+    for number in range(3):
+        w.run(f"heavy{number}", 1, job="heavy", requires=(f"l{number}",))
+
+    # When it has something for that core, too
+    w.run("wants", 1, job="heavy", requires=("l3",))
+
+    # Then it is not kept back beside an idle core
+    assert "wants" in w.grants
+
+
+def test_nothing_comes_last_for_ever(world: Any) -> None:
+    # Given a core, a job beyond its share and one that always has something waiting
+    w = world(window_s=6.0)
+    w.node("n0", cores=8, labels=frozenset({"a"}))
+    w.node("n1", cores=1, labels=frozenset({"b"}))
+    w.run("heavy", 8, job="heavy", requires=("a",))
+    w.run("first", 1, job="light", requires=("b",), work_s=1.0)
+    w.run("wants", 1, job="heavy", requires=("b",), work_s=1.0)
+    running = "first"
+
+    # When that goes on for ten windows and what comes in meanwhile
+    for second in range(70):
+        w.run(f"next{second}", 1, job="light", requires=("b",), work_s=1.0)
+        w.tick(1.0)
+        w.finish(running)
+        running = w.started[-1]
+        if running == "wants":
+            break
+
+    # Then it has had its turn
+    assert "wants" in w.grants
+    assert 60.0 <= w.now <= 66.0
 
 
 # A flood, in simulation
