@@ -63,6 +63,7 @@ class Look:
     on_shares: list[tuple[Waiting, int]] = field(default_factory=list)
     whole: list[Running] = field(default_factory=list)
     kept: float | None = None
+    entered: dict[str, int] = field(default_factory=dict)
 
     def note(self, climber: Climber) -> None:
         """Remember on how many units a running action was before this look."""
@@ -137,7 +138,7 @@ class ElasticCores:
         """
         shares, group, job = self._state.shares, look.group, waiting.action.job
         own = shares.entitlement(job) * group.capacity
-        if group.used_by(job) + waiting.least <= max(own, waiting.least):
+        if group.used_by(job) + look.entered.get(job, 0) + waiting.least <= max(own, waiting.least):
             return 0
         if look.kept is None:
             group.forget_peaks(look.now)
@@ -182,7 +183,9 @@ class ElasticCores:
         look.starting.append(climber)
         look.free -= waiting.least
         # Held from now on, so that the rest of this look knows; the start itself holds it anew.
-        self._state.shares.hold(waiting.action.job, CORES, waiting.least)
+        job = waiting.action.job
+        self._state.shares.hold(job, CORES, waiting.least)
+        look.entered[job] = look.entered.get(job, 0) + waiting.least
         if climber.rungs:
             look.group.ladder.enter(climber)
 

@@ -230,6 +230,28 @@ def test_a_job_beyond_its_share_may_hold_its_part_of_any_node(world: Any) -> Non
     assert "wants" in w.grants
 
 
+def test_a_job_beyond_its_share_takes_no_more_than_its_part_at_once(world: Any) -> None:
+    # Given a node on which one job used four cores a moment ago, and another job that holds most of the rest of the system
+    w = world()
+    w.node("n0", cores=32, labels=frozenset({"a"}))
+    w.node("n1", cores=8, labels=frozenset({"b"}))
+    w.now = 1.0
+    w.open("there", job="light", requires=("b",))
+    w.exec("peak", "there", cores=4, job="light")
+    w.finish("peak")
+    w.run("light", 1, job="light", requires=("a",))
+    w.run("heavy", 31, job="heavy", requires=("a",))
+
+    # When that other one wants all of the node at one moment, while nobody else does
+    w.run("blocker", 8, job="light", requires=("b",))
+    for number in range(8):
+        w.run(f"more{number}", 1, job="heavy", requires=("b",))
+    w.finish("blocker")
+
+    # Then it gets no more than leaves the others what they are entitled to
+    assert sum(name.startswith("more") for name in w.grants) == 4
+
+
 def test_nothing_comes_last_for_ever(world: Any) -> None:
     # Given a core, a job beyond its share and one that always has something waiting
     w = world(window_s=6.0)
