@@ -48,17 +48,20 @@ class Dispatcher:
         return looked
 
     def _quota(self, quota: QuotaState, now: float) -> None:
-        for waiting in list(self._state.in_order([quota.queue], now)):
+        started = []
+        for waiting in self._state.in_order([quota.queue], now):
             if self.holds.held(waiting, quota, now):
                 if quota.opens_at(now) != now:
-                    return
+                    break
                 continue
             node = self._least_busy("api", waiting)
             if node is None:
                 continue
-            quota.queue.remove(waiting)
             self.holds.take(waiting, now)
             self.start_without_units(waiting, node, now)
+            started.append(waiting)
+        for waiting in started:  # not before: the walk must not see the queue change
+            quota.queue.remove(waiting)
 
     def forget_node(self, node: Node) -> None:
         """Look no more at the groups of a node that has gone."""

@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     without: str = Field(default="", description="Comma-separated parts of the policy `elastic` to go without.")
     shares: str = Field(default="", description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
     order_window_s: float = Field(
-        default=60.0, ge=0, description="Seconds by which one action may overtake another of its priority, at most."
+        default=60.0, ge=0, allow_inf_nan=False, description="Seconds by which one action may overtake another of its priority, at most."
     )
     tail_first: bool = Field(default=False, description="Within that bound, trajectories that have been under way for longest go first.")
     history: int = Field(default=20_000, ge=0, description="Actions of the journal from which a starting scheduler learns durations.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scheduler.holds import Holds
 from scheduler.lanes.cores import could_run
 from scheduler.model import Grant, Waiting
@@ -17,12 +19,22 @@ class Cells:
         self._state = state
         self._holds = holds
         self._static_cells: dict[str, int] = {}
+        self._started: list[Waiting] = []
 
     def look(self, group: CellGroup, node: Node, now: float) -> None:
         """Start what can start on the cells of a node."""
+        if not group.has_room:
+            return
         if self._state.policy.pod_cores():
             self._static_shares(group, node, now)
-            return
+        else:
+            self._share_out(group, node, now)
+        # Not before: the walk over the queue must not see it change.
+        for waiting in self._started:
+            self._state.floating_cells.remove(waiting)
+        self._started.clear()
+
+    def _share_out(self, group: CellGroup, node: Node, now: float) -> None:
         needing: list[Waiting] = []
         reserved = 0
         for waiting in self._for_cells(group, node, now):
@@ -44,13 +56,11 @@ class Cells:
             for choice in self._state.policy.choose(needing, [], group.free, group, now):
                 self._bring_and_start(choice, group, node, now)
 
-    def _for_cells(self, group: CellGroup, node: Node, now: float) -> list[Waiting]:
-        """Return the waiting actions that the cells could run, were they all free."""
-        return [
-            w
-            for w in self._state.in_order([self._state.floating_cells], now)
-            if could_run(w, node, "gpu", group) and self._fits_service(w, group)
-        ]
+    def _for_cells(self, group: CellGroup, node: Node, now: float) -> Iterator[Waiting]:
+        """Walk the waiting actions that the cells could run, were they all free."""
+        for waiting in self._state.in_order([self._state.floating_cells], now):
+            if could_run(waiting, node, "gpu", group) and self._fits_service(waiting, group):
+                yield waiting
 
     def _bring_and_start(self, choice: Choice, group: CellGroup, node: Node, now: float) -> None:
         waiting = choice.waiting
@@ -77,7 +87,7 @@ class Cells:
         evict: tuple[str, ...] = (),
         restore_s: float | None = None,
     ) -> None:
-        self._state.floating_cells.remove(waiting)
+        self._started.append(waiting)
         instance.active[waiting.id] = None
         instance.last_used = now
         self._holds.take(waiting, now)

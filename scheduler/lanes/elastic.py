@@ -26,6 +26,7 @@ from scheduler.commands import Resize
 from scheduler.durations import speed_on
 from scheduler.holds import Holds
 from scheduler.lanes.cores import could_run, unqueue
+from scheduler.lanes.kept import kept_for_others
 from scheduler.model import Grant, Running, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
@@ -102,7 +103,7 @@ class ElasticCores:
 
     def _admit(self, look: Look) -> bool:
         """Find room for waiting actions in order; return whether one is left without."""
-        group, memory = look.group, look.node.memory_free
+        group, memory, blocked = look.group, look.node.memory_free, False
         walk = self._walk(look)
         for waiting in walk:
             if waiting.action.environment is None and not could_run(waiting, look.node, "cpu", group):
@@ -114,15 +115,18 @@ class ElasticCores:
             if waiting.action.cost.quotas and self._holds.held(waiting, group, look.now):
                 continue
             over = self._over(waiting, look.now)
-            if not self._find_room(look, waiting, over):
-                if over and isinstance(walk, Walk):
-                    self._state.keep_back(waiting.action.job, group, look.now + KEPT_BACK_S)
-                    walk.skip(waiting.action.job)
-                    continue
-                return True
-            self._holds.take(waiting, look.now)
-            memory -= own
-        return False
+            if self._find_room(look, waiting, over):
+                self._holds.take(waiting, look.now)
+                memory -= own
+                continue
+            blocked = True
+            # For a while a job that waits for more room than there is holds up itself and nobody else.
+            if not isinstance(walk, Walk) or not (over or look.now - waiting.received_at < self._state.limits.window_s):
+                break
+            if over:
+                self._state.keep_back(waiting.action.job, group, look.now + KEPT_BACK_S)
+            walk.skip(waiting.action.job)
+        return blocked
 
     def _walk(self, look: Look) -> Iterator[Waiting]:
         queues = [look.group.queue]
@@ -141,10 +145,7 @@ class ElasticCores:
         if group.used_by(job) + look.entered.get(job, 0) + waiting.least <= max(own, waiting.least):
             return 0
         if look.kept is None:
-            group.forget_peaks(look.now)
-            within = [(other, peak) for other, peak in group.peaks.items() if shares.present(other) and not shares.over(other)]
-            kept = (min(peak.most(look.now), shares.entitlement(other) * group.capacity) - peak.used for other, peak in within)
-            look.kept = sum(max(0.0, unused) for unused in kept)
+            look.kept = kept_for_others(shares, group, look.now)
         return math.floor(min(look.kept, group.capacity - own))
 
     def _over(self, waiting: Waiting, now: float) -> bool:

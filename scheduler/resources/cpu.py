@@ -67,6 +67,9 @@ class CoreGroup(Group):
         self.room: dict[int, float] = {}
         """What is left of each shared core."""
         self.peaks: dict[str, Peak] = {}
+        self.kept = 0.0
+        """Cores that are kept for jobs within their share, as worked out last; to be worked out anew from `kept_until` on."""
+        self.kept_until = 0.0
 
     @property
     def free(self) -> int:

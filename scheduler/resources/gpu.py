@@ -64,6 +64,11 @@ class CellGroup(Group):
             if ends:
                 yield Release(max(ends), len(instance.cell_ids))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether any action could start here: on free cells, or at a free place of a resident instance."""
+        return self.free > 0 or any(len(instance.active) < instance.places for instance in self.instances)
+
     def place_on(self, service: str, units: tuple[int, ...]) -> Instance | None:
         """Return a resident instance with a place free for the action: a busy one first, then the last used."""
         fitting = [i for i in self.instances if i.service == service and len(i.cell_ids) in units and len(i.active) < i.places]

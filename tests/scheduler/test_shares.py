@@ -252,6 +252,25 @@ def test_a_job_beyond_its_share_takes_no_more_than_its_part_at_once(world: Any) 
     assert sum(name.startswith("more") for name in w.grants) == 4
 
 
+def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: Any) -> None:
+    # Given a node on which one job has a core and wants all of them
+    w = world(window_s=30.0)
+    w.node(cores=8)
+    w.run("long", 1, job="wide")
+    w.run("all", 8, job="wide")
+
+    # When another job comes with short actions
+    w.run("short", 1, job="narrow")
+
+    # Then it does not wait for that
+    assert "short" in w.grants
+
+    # But after a window, those that come wait for the one that has waited for so long
+    w.tick(31.0)
+    w.run("later", 1, job="narrow")
+    assert w.waiting == ["all", "later"]
+
+
 def test_nothing_comes_last_for_ever(world: Any) -> None:
     # Given a core, a job beyond its share and one that always has something waiting
     w = world(window_s=6.0)
