@@ -35,9 +35,14 @@ class Settings(BaseSettings):
     without: str = Field(default="", description="Comma-separated parts of the policy `elastic` to go without.")
     shares: str = Field(default="", description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
     order_window_s: float = Field(
-        default=60.0, ge=0, allow_inf_nan=False, description="Seconds by which one action may overtake another of its priority, at most."
+        default=60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Bound on how much sooner expected work, and again a trajectory's age, let an action go.",
     )
-    tail_first: bool = Field(default=False, description="Within that bound, trajectories that have been under way for longest go first.")
+    tail_first: bool = Field(
+        default=False, description="Let the age of a trajectory count in full, so that those that hold up a step go first."
+    )
     history: int = Field(default=20_000, ge=0, description="Actions of the journal from which a starting scheduler learns durations.")
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")

@@ -12,12 +12,12 @@
 The order: an action's place is the time it came in, put forward or back by bounded amounts, in units of the *window*
 (`Limits.window_s`):
 
-    received + min(SHORT_FIRST * work, window) - window * priority - min(age of its trajectory, window)
+    received + min(SHORT_FIRST * work, window) - window * priority - min(SENIORITY * age of its trajectory, window)
 
-where the work is that of the action's class by Gittins's rule (`Estimate.soonest_s`), and the last only with `tail_first`.
-Places are fixed when an action comes in, so a queue is never sorted anew; and nothing starves: within its job an action is
-overtaken only by those that come in at most one window later, one more for each class of priority that they are above it,
-and one more with `tail_first`.
+where the work is that of the action's class by Gittins's rule (`Estimate.soonest_s`); with `tail_first`, the age counts
+in full. Places are fixed when an action comes in, so a queue is never sorted anew; and nothing starves: within its job an
+action is overtaken only by those that come in at most two windows later, and one more for each class of priority that
+they are above it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ from scheduler.policies.allocation import Demand, allocate
 PARTS: Final = ("resizing", "shrinking", "fractions", "learning", "short-first", "shares")
 """What `elastic` is made of, each of which it can go without, so that its worth can be measured."""
 
-SHORT_FIRST: Final = 10.0
+SHORT_FIRST: Final = 20.0
 """Seconds that an action is put back for each second of its expected work."""
+
+SENIORITY: Final = 0.3
+"""Seconds that an action is put forward for each second that its trajectory has been under way. A trajectory waits for one
+action after the other, so the sum of all waits is least when trajectories are finished one by one, not all at the end."""
 
 FRACTIONS: Final = (0.125, 0.25, 0.5)
 """The shares that a core can be divided into."""
@@ -63,8 +67,8 @@ class Elastic(Policy):
         place = waiting.received_at - window_s * waiting.action.priority
         if self.short_first:
             place += min(SHORT_FIRST * waiting.estimate.soonest_s, window_s)
-        if limits.tail_first:
-            place -= min(under_way_s, window_s)
+        if limits.tail_first or self.short_first:
+            place -= min((1.0 if limits.tail_first else SENIORITY) * under_way_s, window_s)
         return (place, waiting.seq)
 
     def share_of_core(self, units: tuple[int, ...], estimate: Estimate) -> float:

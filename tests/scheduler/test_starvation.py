@@ -133,12 +133,12 @@ def test_in_an_endless_stream_of_short_actions_a_long_one_starts_within_the_wind
 
 
 @pytest.mark.parametrize("tail_first", [True, False])
-def test_tail_first_puts_a_trajectory_that_is_long_under_way_forward_by_a_window_at_most(world: Any, tail_first: bool) -> None:
-    # Given an environment that has stood for an hour, one that is fresh, and a full node
+def test_a_trajectory_under_way_is_put_forward_by_a_part_of_its_age_and_by_all_of_it_tail_first(world: Any, tail_first: bool) -> None:
+    # Given an environment that has stood for a window, one that is fresh, and a full node
     w = world(window_s=WINDOW_S, tail_first=tail_first)
     w.node(cores=1)
     w.open("old")
-    w.now = 3600.0
+    w.now = WINDOW_S
     w.open("fresh")
     w.exec("busy", "fresh")
 
@@ -151,7 +151,7 @@ def test_tail_first_puts_a_trajectory_that_is_long_under_way_forward_by_a_window
     for _ in range(4):
         w.finish(next(iter(w.grants)))
 
-    # Then only what came within the window goes first
+    # Then what came within its age goes first, if all of that counts
     order = [name for name in w.started if name[-2:] in ("-1", "-2")]
     assert order == (["old-1", "fresh-1", "old-2"] if tail_first else ["fresh-1", "old-1", "old-2"])
 
