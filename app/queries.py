@@ -174,7 +174,6 @@ def status(engine: Engine, now: float) -> Status:
 
 def _observation(row: Row[*tuple[Any, ...]]) -> Observation:
     action = Declared.from_header(row.header)
-    elasticity = action.elasticity
     held_s = row.ended_at - row.granted_at if row.granted_at is not None else 0.0
     # What earlier tries held is in `unit_s`, too, but not for how long.
     known = row.attempts == 1 and row.unit_s and held_s > 0
@@ -183,8 +182,8 @@ def _observation(row: Row[*tuple[Any, ...]]) -> Observation:
         kind=action.kind,
         action_class=action.action_class,
         service=action.service,
-        units=elasticity.units,
-        curve=elasticity.curve,
+        units=action.units,
+        curve=action.curve,
         held_units=row.unit_s / held_s if known else float(row.units),
         execution_s=row.execution_s,
         cpu_s=row.cpu_s if action.kind == MEASURED else None,

@@ -165,7 +165,9 @@ class State:
 
     def comes_last(self, waiting: Waiting, now: float) -> bool:
         """Say whether an action comes after others because its job holds more than its share; not for ever."""
-        return self.shares.over(waiting.action.job) and now - waiting.received_at < PATIENT_WINDOWS * self.limits.window_s
+        if not self.policy.shares or now - waiting.received_at >= PATIENT_WINDOWS * self.limits.window_s:
+            return False
+        return self.shares.over(waiting.action.job)
 
     def start(self, waiting: Waiting, grant: Grant, now: float, expected_s: float) -> Running:
         """Turn a waiting action, already out of its queue, into a running one."""

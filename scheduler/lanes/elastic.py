@@ -114,7 +114,7 @@ class ElasticCores:
                 continue
             if waiting.action.cost.quotas and self._holds.held(waiting, group, look.now):
                 continue
-            over = self._over(waiting, look.now)
+            over = self._state.comes_last(waiting, look.now)
             if self._find_room(look, waiting, over):
                 self._holds.take(waiting, look.now)
                 memory -= own
@@ -147,11 +147,6 @@ class ElasticCores:
         if look.kept is None:
             look.kept = kept_for_others(shares, group, look.now)
         return math.floor(min(look.kept, group.capacity - own))
-
-    def _over(self, waiting: Waiting, now: float) -> bool:
-        """Say whether an action comes after those of other jobs; once it has waited for very long, it does not."""
-        state = self._state
-        return self._policy.shares and state.shares.contended and state.comes_last(waiting, now)
 
     def _find_room(self, look: Look, waiting: Waiting, over: bool) -> bool:
         """Take what an action needs at least; False, and nothing taken, where there is no room for it."""
@@ -296,7 +291,7 @@ class ElasticCores:
 
     def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether there are the units for a rung; for jobs within their share they may be taken from others."""
-        if self._over(climber.waiting, look.now):
+        if self._state.comes_last(climber.waiting, look.now):
             return look.free - self._kept(look, climber.waiting) >= rung.price
         return look.free >= rung.price or self._take_for(look, rung)
 

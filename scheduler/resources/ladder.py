@@ -4,8 +4,8 @@ Each elastic action stands on a ladder. A *rung* leads from one of its amounts t
 `ln(speed after / speed before)` per unit. Giving every unit to the highest rung there is makes the product of all
 speeds largest (proportional fairness; F. Kelly 1997). Why that, and not the least sum of remaining seconds, which the
 paper's programme finds: that sum favours long actions, since they have most seconds to save, while units given to the
-action that is soonest done come back soonest. In the replays of `bench/` the product comes out lower in mean ACT, with a
-fifth of the resizes, and it needs no duration to be known: a rung's worth does not change with time.
+action that is soonest done come back soonest. And it needs no duration to be known: a rung's worth does not change with
+time.
 
 So the order is kept, not computed: a decision costs what it changes, O(log n) a rung, however many actions run.
 Entries of the heaps are not removed when an action moves on; each bears the turn it was made in.
