@@ -28,7 +28,7 @@ from redis import Redis, RedisError
 
 from app.action_task import Call
 from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode
-from workers.cpu.abstract import Usage
+from workers.cpu.abstract import Holding, Usage
 from workers.reporter import Reporter
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class Node:
         self,
         call: Call,
         on_stop: Callable[[str], None],
-        on_resize: Callable[[tuple[int, ...]], None] | None = None,
+        on_resize: Callable[[Holding], None] | None = None,
         meter: Callable[[], Usage | None] | None = None,
     ) -> None:
         """Say how a running call is stopped, resized and measured; orders that came before are carried out now."""
@@ -186,11 +186,11 @@ class Node:
             if meter is not None and call.grant["core_ids"]:
                 self._meters[call.id] = meter
             stop = call.cancel_reason
-            cores = tuple(call.grant["core_ids"])
+            holding = Holding(tuple(call.grant["core_ids"]), call.grant["share"])
         if stop:
             on_stop(stop)
-        if on_resize is not None and cores:
-            on_resize(cores)
+        if on_resize is not None and holding.cores:
+            on_resize(holding)
 
     def stop(self, action_id: str, attempt: int, reason: str) -> None:
         """Stop a running call, or the one that is about to be claimed; attempt 0 means any that runs."""
@@ -219,7 +219,7 @@ class Node:
             call.grant = _on_cores(call.grant, core_ids, share)
             on_resize = call.on_resize
         if on_resize is not None:
-            on_resize(core_ids)
+            on_resize(Holding(core_ids, share))
 
     def still_holds(self, call: Call) -> bool:
         """Say whether a call's result still counts: not where the scheduler took this node for lost meanwhile."""

@@ -11,9 +11,9 @@ from workers.cpu.process.sandbox import ProcessSandbox
 
 def main() -> None:
     environment = ProcessSandbox(Path(sys.argv[1])).open(EnvironmentSpec(id="e1"))
-    environment.start(ExecRequest(action_id="a1", command="touch file; setsid sleep 300.59375 &", cores=())).wait()
+    environment.start(ExecRequest(action_id="a1", command="touch file; setsid sleep 300.59375 &")).wait()
     print("running", flush=True)
-    environment.start(ExecRequest(action_id="a2", command="sleep 300.59375", cores=())).wait()
+    environment.start(ExecRequest(action_id="a2", command="sleep 300.59375")).wait()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -27,7 +27,7 @@ def admit(
     request = ExecRequest(
         action_id="a1",
         command=command,
-        cores=cores,
+        holding=Holding(cores),
         session=session,
         timeout_s=timeout_s,
         output_timeout_s=output_timeout_s,

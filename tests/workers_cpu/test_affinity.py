@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.cpu.abstract import Holding
+from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
-from workers.cpu.process.cores import CoreMap
 from workers.cpu.process.environment import ProcessEnvironment
 
 from .support import admit, printed, processes_with, run, until
@@ -78,7 +79,7 @@ def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment)
         pids = processes_with("300.15625")
         assert all(mask == {HERE[0]} for mask in masks(pids))
         # When it is resized to the second
-        execution.resize((HERE[1],))  # type: ignore[attr-defined]
+        execution.resize(Holding((HERE[1],)))  # type: ignore[attr-defined]
         # Then every thread of every process is there
         assert all(mask == {HERE[1]} for mask in masks(pids))
 
@@ -89,7 +90,7 @@ def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironme
     with running(env, "while :; do setsid sleep 0.28125 & sleep 0.002; done", (HERE[0],)) as execution:
         assert until(lambda: len(processes_with("0.28125")) > 5)
         # When it is resized; then no process is left behind on the old core, nor starts there
-        execution.resize((HERE[1],))  # type: ignore[attr-defined]
+        execution.resize(Holding((HERE[1],)))  # type: ignore[attr-defined]
         for _ in range(5):
             for pid in processes_with("0.28125"):
                 try:

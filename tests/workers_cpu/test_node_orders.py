@@ -9,7 +9,7 @@ from celery import Celery
 from redis import Redis
 
 from tangram.wire import WireGrant, WireNode
-from workers.cpu.abstract import Usage
+from workers.cpu.abstract import Holding, Usage
 from workers.node import Node
 
 DESCRIPTION: WireNode = {
@@ -41,7 +41,7 @@ def test_a_running_call_has_the_share_of_its_last_resize(node: Node) -> None:
     # Given a call on a quarter of a core
     call = node.claim("a", GRANT, {})
     assert call is not None
-    asked: list[tuple[int, ...]] = []
+    asked: list[Holding] = []
     node.attach(call, lambda reason: None, asked.append)
     # When it gets two cores, then half of one of them
     node.resize("a", 1, (2, 3), 1.0)
@@ -50,7 +50,7 @@ def test_a_running_call_has_the_share_of_its_last_resize(node: Node) -> None:
     # Then it has that, its process tree was told each time, and a resize of another try changes nothing
     node.resize("a", 2, (0, 1), 1.0)
     assert held(call.grant) == ([3], 1, 0.5)
-    assert asked == [(2,), (2, 3), (3,)]
+    assert asked == [Holding((2,), 0.25), Holding((2, 3)), Holding((3,), 0.5)]
 
 
 def test_a_resize_that_overtakes_the_grant_is_kept_for_it(node: Node) -> None:

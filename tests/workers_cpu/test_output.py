@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.output import Capture, Drain, StreamFifo
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.shell.output import Capture, Drain, StreamFifo
 
 from .support import admit, open_one, printed, run, until
 

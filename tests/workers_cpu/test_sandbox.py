@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tangram.errors import InvalidAction
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, SandboxInUse, SessionUnavailable
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -65,15 +65,13 @@ def test_ids_that_are_no_safe_file_name_are_refused(name: str) -> None:
     with pytest.raises(InvalidAction, match="environment"):
         EnvironmentSpec(id=name)
     with pytest.raises(InvalidAction, match="session"):
-        ExecRequest(action_id="a", command="true", cores=(), session=name)
+        ExecRequest(action_id="a", command="true", session=name)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("command", "a\0b"),
-        ("cores", (-1,)),
-        ("cores", (True,)),
         ("timeout_s", 0.0),
         ("timeout_s", -1.0),
         ("timeout_s", float("nan")),
@@ -85,9 +83,18 @@ def test_ids_that_are_no_safe_file_name_are_refused(name: str) -> None:
 )
 def test_requests_that_make_no_sense_are_refused(field: str, value: object) -> None:
     # Given a request with one wrong value; when it is made; then the error names the field
-    good: dict[str, object] = {"action_id": "a", "command": "true", "cores": (0,)}
+    good: dict[str, object] = {"action_id": "a", "command": "true"}
     with pytest.raises(InvalidAction, match=f"^{field}: "):
         ExecRequest(**{**good, field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cores", "share", "field"), [((-1,), 1.0, "cores"), ((True,), 1.0, "cores"), ((0,), 0.0, "share"), ((0,), 1.5, "share")]
+)
+def test_grants_that_make_no_sense_are_refused(cores: tuple[int, ...], share: float, field: str) -> None:
+    # Given a grant with one wrong value; when it is made; then the error names the field
+    with pytest.raises(InvalidAction, match=f"^{field}: "):
+        Holding(cores, share)
 
 
 def test_closing_ends_every_process_and_removes_every_file(sandbox: ProcessSandbox) -> None:

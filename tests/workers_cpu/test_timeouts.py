@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from workers.cpu.abstract import Holding
 from workers.cpu.process.environment import ProcessEnvironment
 
 from .support import admit, printed, processes_with, run, until
@@ -177,7 +178,7 @@ def test_a_kill_or_resize_after_the_end_changes_nothing(env: ProcessEnvironment)
     outcome = execution.wait()
     # When it is killed and resized
     execution.kill("late")
-    execution.resize((0,))
+    execution.resize(Holding((0,)))
     # Then the outcome and the process stand
     assert execution.wait() is outcome
     assert outcome.status == "succeeded"

@@ -53,19 +53,40 @@ class EnvironmentSpec:
         _check_positive("memory_mb", self.memory_mb)
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a command may use: the ids of cores, and, where it is one that others use too, the share of it, 0 < share ≤ 1.
+
+    No cores at all leaves open which, and how many, are used.
+    """
+
+    cores: tuple[int, ...] = ()
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse ids below 0 and shares outside of (0, 1]."""
+        for core in self.cores:
+            if isinstance(core, bool) or not isinstance(core, int) or core < 0:
+                raise InvalidAction("cores", f"ids must be whole and at least 0, not {core!r}")
+        if not 0 < self.share <= 1:
+            raise InvalidAction("share", f"must be above 0 and at most 1, not {self.share!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
     """One command for one session of an environment.
 
-    `cores` are the ids granted; an empty tuple leaves the affinity as it is and tells the program a DoP of 1.
+    Without cores in `holding`, the program is told a DoP of 1. With `fence`, whatever earlier commands left running in the
+    environment is ended first; commands that other sessions are running go on.
     `output_timeout_s` is how long the command may print nothing. `output_limit_bytes` holds for each stream.
     `variables` are environment variables of this command alone.
     """
 
     action_id: str
     command: str
-    cores: tuple[int, ...]
+    holding: Holding = field(default_factory=Holding)
     session: str = "main"
+    fence: bool = False
     timeout_s: float | None = None
     output_timeout_s: float | None = None
     output_limit_bytes: int = 1_048_576
@@ -76,7 +97,6 @@ class ExecRequest:
         _check_name("session", self.session)
         _check_positive("timeout_s", self.timeout_s)
         _check_positive("output_timeout_s", self.output_timeout_s)
-        check_cores(self.cores)
         if "\0" in self.command:
             raise InvalidAction("command", "must not contain NUL characters")
         if self.output_limit_bytes < 0:
@@ -86,13 +106,6 @@ class ExecRequest:
                 raise InvalidAction("variables", f"{name!r} is no name of an environment variable")
             if "\0" in value:
                 raise InvalidAction("variables", f"{name} must not contain NUL characters")
-
-
-def check_cores(cores: tuple[int, ...]) -> None:
-    """Raise `InvalidAction` unless every core id is a whole number of at least 0."""
-    for core in cores:
-        if isinstance(core, bool) or not isinstance(core, int) or core < 0:
-            raise InvalidAction("cores", f"ids must be whole and at least 0, not {core!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +147,8 @@ class Execution(ABC):
         """
 
     @abstractmethod
-    def resize(self, cores: tuple[int, ...]) -> None:
-        """Hold the command's process tree to `cores` from now on; nothing happens once it is over."""
+    def resize(self, holding: Holding) -> None:
+        """Hold all of the command's processes to `holding` from now on; nothing happens once it is over."""
 
     @abstractmethod
     def used(self) -> Usage | None:

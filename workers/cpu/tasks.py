@@ -16,7 +16,7 @@ from app.celery import app
 from tangram.errors import ActionCancelled, ActionFailed
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
-from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest, Holding
 from workers.cpu.dop import MOST_VARIABLE
 
 
@@ -62,9 +62,14 @@ def write_file(self: PayloadTask, environment: str, path: str, data: Any, mode: 
 
 @app.task(name="cpu.exec", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
 def execute(
-    self: PayloadTask, environment: str, command: Any, session: str = "main", variables: Mapping[str, str] | None = None
+    self: PayloadTask,
+    environment: str,
+    command: Any,
+    session: str = "main",
+    variables: Mapping[str, str] | None = None,
+    fence: bool = False,
 ) -> dict[str, Any]:
-    """Run a command on the cores of the grant."""
+    """Run a command on the cores of the grant; with `fence`, after ending what earlier ones left running."""
     node = this_node()
     call = node.call(self.request.id)
     limits = call.header
@@ -72,7 +77,8 @@ def execute(
         request = ExecRequest(
             action_id=call.id,
             command=cpu().blobs.get_text(command),
-            cores=tuple(call.grant["core_ids"]),
+            holding=Holding(tuple(call.grant["core_ids"]), call.grant["share"]),
+            fence=fence,
             session=session,
             timeout_s=limits.get("timeout_s") or cpu().settings.timeout_s,
             output_timeout_s=limits.get("output_timeout_s"),

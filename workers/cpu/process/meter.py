@@ -13,25 +13,22 @@ from collections.abc import Collection
 
 from workers.cpu.abstract import Usage
 from workers.cpu.process import tree
+from workers.cpu.shell.warden import Meter
 
 FIRST_SAMPLE_S = 0.02
 SAMPLE_GROWTH = 3.0
 LONGEST_SAMPLE_S = 0.5
 
 
-class Meter:
-    """Counts what runs below `keeper`, apart from `spared` processes of earlier commands.
-
-    `usage` is what the last look found, None before the first; it may be read by any thread.
-    """
+class TreeMeter(Meter):
+    """Counts what runs below `keeper`, apart from `spared` processes of earlier commands."""
 
     def __init__(self, keeper: int, shell: int, spared: Collection[tree.Identity]) -> None:
+        super().__init__()
         self._keeper, self._shell = keeper, shell
         self._spared = dict.fromkeys(spared, 0.0)
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(shell)) else [])
-        self.usage: Usage | None = None
-        self.max_rss_mb = 0.0
         self._interval_s = FIRST_SAMPLE_S
 
     def next_interval_s(self) -> float:
@@ -43,20 +40,9 @@ class Meter:
     def sample(self) -> None:
         """Look at every living process once."""
         living = tree.descendants(self._keeper, self._spared)
-        self._note_rss(sum(process.rss_bytes for process in living) / (1 << 20))
+        self.note_rss(sum(process.rss_bytes for process in living) / (1 << 20))
         # A child that has ended is in nobody's count until its parent has waited for it.
         self.usage = Usage(cpu_s=max(self.last_s, self._total_s(living)), at=time.time())
-
-    @property
-    def last_s(self) -> float:
-        """The core-seconds as of the last look."""
-        return self.usage.cpu_s if self.usage is not None else 0.0
-
-    def over(self, ended_rss_mb: float = 0.0) -> float:
-        """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what the keeper buried."""
-        self._note_rss(ended_rss_mb)
-        self.sample()
-        return self.last_s
 
     def _total_s(self, living: Collection[tree.Process]) -> float:
         keeper = tree.read_process(self._keeper)
@@ -74,6 +60,3 @@ class Meter:
             else:
                 added_s += self._spared[identity]
         return added_s
-
-    def _note_rss(self, rss_mb: float) -> None:
-        self.max_rss_mb = max(self.max_rss_mb, rss_mb)

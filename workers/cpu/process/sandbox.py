@@ -17,22 +17,23 @@ Between two actions, processes that a command left behind are *parked*: they get
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from workers.cpu.abstract import EnvironmentSpec, Sandbox
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxInUse
-from workers.cpu.process.cores import CoreMap
-from workers.cpu.process.dialect import Dialect
-from workers.cpu.process.environment import ProcessEnvironment, remove_tree
+from workers.cpu.base import take_base
+from workers.cpu.cores import CoreMap
+from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft
+from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.nursery import Nursery
-from workers.cpu.process.output import Drain
-from workers.cpu.process.session import SessionSetup
+from workers.cpu.process.warden import KeeperWardens, ShellSetup
+from workers.cpu.shell.dialect import Dialect
+from workers.cpu.shell.output import Drain
+from workers.cpu.shell.session import SessionSetup
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
 
@@ -72,7 +73,7 @@ class ProcessSandbox(Sandbox):
         self._limits = limits or ProcessLimits()
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
-        self._base_lock = _take_base(self._base)
+        self._base_lock = take_base(self._base, ("environments", "control"))
         self._core_map = CoreMap.of_this_process()
         self._nursery, self._drain = Nursery(), Drain()
         self._lock = threading.Lock()
@@ -103,17 +104,19 @@ class ProcessSandbox(Sandbox):
         files = Files(root, root / "work", self._max_file_bytes)
         for folder in (root, files.work, root / "tmp"):
             folder.mkdir(mode=0o700)
+        home, control = str(files.work), self._base / "control"
+        limits = self._limits.as_rlimits(spec.memory_mb)
+        shells = ShellSetup(dialect=self._dialect, home=home, variables=self._shell_variables(root), limits=limits)
         setup = SessionSetup(
-            nursery=self._nursery,
+            wardens=KeeperWardens(self._nursery, shells, self._core_map),
             drain=self._drain,
             dialect=self._dialect,
-            control_folder=self._base / "control",
-            home=files.work,
-            variables=self._shell_variables(root),
-            limits=self._limits.as_rlimits(spec.memory_mb),
+            control_folder=control,
+            control_inside=str(control),
+            home=home,
             start_timeout_s=self._start_timeout_s,
         )
-        return ProcessEnvironment(spec, files, setup, self._core_map, self._forget)
+        return ProcessEnvironment(spec, files, setup, self._forget)
 
     def _shell_variables(self, root: Path) -> dict[str, str]:
         return {
@@ -169,19 +172,3 @@ class ProcessSandbox(Sandbox):
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))
-
-
-def _take_base(base: Path) -> int:
-    """Lock `base` for this sandbox, clear what a dead one left in it, and return the lock's descriptor."""
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise SandboxInUse(f"{base} belongs to another sandbox") from None
-    for name in ("environments", "control"):
-        if (base / name).exists():
-            remove_tree(base / name)
-        (base / name).mkdir(mode=0o700)
-    return lock

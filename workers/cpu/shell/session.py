@@ -2,11 +2,11 @@
 
 | state     | meaning                                             | next                                  |
 |-----------|-----------------------------------------------------|---------------------------------------|
-| unstarted | no keeper yet                                       | first command: starting               |
-| starting  | keeper and shell are asked for, bounded in time     | ready: idle; else dead                |
+| unstarted | no warden yet                                       | first command: starting               |
+| starting  | warden and shell are asked for, bounded in time     | ready: idle; else dead                |
 | idle      | the shell waits on its FIFO                         | a command: busy                       |
 | busy      | one execution has the turn                          | reported: idle; shell ended: dead     |
-| dead      | the shell has ended; the keeper holds what is left  | next command: starting, state restored |
+| dead      | the shell has ended; the warden holds what is left  | next command: starting, state restored |
 | closed    | the environment is closed                           |                                       |
 
 A shell that starts again finds the folder, the exported variables and the functions of the last report; unexported
@@ -15,7 +15,6 @@ variables and shell options are lost with the shell. Only the execution that has
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import select
@@ -23,40 +22,39 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from workers.cpu.errors import ProcessesLeft, SessionUnavailable
-from workers.cpu.process.dialect import Control, Dialect
-from workers.cpu.process.link import Exited, HungUp, KeeperLink, Refused, Spawned
-from workers.cpu.process.nursery import Nursery
-from workers.cpu.process.output import Drain, StreamFifo
+from workers.cpu.shell.dialect import Control, Dialect
+from workers.cpu.shell.output import Drain, StreamFifo
+from workers.cpu.shell.warden import Exited, HungUp, Refused, Spawned, Warden, Wardens
 
 CLOSE_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """What a session is made of; the same for all sessions of an environment."""
+    """What a session is made of; the same for all sessions of an environment.
 
-    nursery: Nursery
+    `control_folder` holds the folders of sessions, and shells see it as `control_inside`; they start in `home`.
+    """
+
+    wardens: Wardens
     drain: Drain
     dialect: Dialect
     control_folder: Path
-    home: Path
-    variables: Mapping[str, str]
-    limits: Mapping[str, int]
+    control_inside: str
+    home: str
     start_timeout_s: float
 
 
 @dataclass(slots=True)
 class Shell:
-    """A living shell: its process ids and its keeper."""
+    """A living shell: its process id and its warden."""
 
-    link: KeeperLink
+    warden: Warden
     pid: int
-    keeper: int
 
 
 class Turn:
@@ -71,12 +69,13 @@ class Session:
 
     def __init__(self, setup: SessionSetup) -> None:
         self.setup = setup
-        self.control = Control(setup.control_folder / secrets.token_hex(8))
+        name = secrets.token_hex(8)
+        self.control = Control(setup.control_folder / name, f"{setup.control_inside}/{name}")
         self._turns = threading.Condition()
         self._queue: deque[Turn] = deque()
-        self._link: KeeperLink | None = None
+        self._warden: Warden | None = None
         self._shell: Shell | None = None
-        self._cwd = str(setup.home)
+        self._cwd = setup.home
         self._streams: tuple[StreamFifo, StreamFifo] | None = None
         self.closed = False
 
@@ -94,6 +93,11 @@ class Session:
         with self._turns:
             self._queue.remove(turn)
             self._turns.notify_all()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody has the turn, or waits for it."""
+        return bool(self._queue)
 
     def abandon(self, turn: Turn) -> None:
         """Make a waiting `turn` give up."""
@@ -129,48 +133,45 @@ class Session:
         return self._shell
 
     def _notice_end(self) -> None:
-        """Take note of a shell or keeper that ended between two commands."""
-        if self._link is None:
+        """Take note of a shell or warden that ended between two commands."""
+        if self._warden is None:
             return
-        for event in self._link.events():
+        for event in self._warden.events():
             match event:
                 case Exited(shell=pid) if self._shell is not None and pid == self._shell.pid:
                     self._shell = None
                 case HungUp():
-                    self.lose_keeper()
+                    self.lose_warden()
 
     def _start(self, wake: int) -> Shell:
         if self._streams is None:
-            self.control.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.mkfifo(self.control.go, 0o600)
-            os.mkfifo(self.control.done, 0o600)
+            self.control.make()
             self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
-        link = self._connected()
+        warden = self._connected()
         done = os.open(self.control.done, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            setup = self.setup
-            link.spawn(setup.dialect.argv(self.control), setup.variables, (self._cwd, str(setup.home)), setup.limits)
-            return self._await_shell(link, done, wake)
+            warden.spawn(self.control, self._cwd)
+            return self._await_shell(warden, done, wake)
         except SessionUnavailable:
-            self._end_all(link)
+            self._end_all(warden)
             raise
         finally:
             os.close(done)
 
-    def _connected(self) -> KeeperLink:
-        if self._link is None:
-            link = KeeperLink(self.setup.nursery.keeper())
+    def _connected(self) -> Warden:
+        if self._warden is None:
+            warden = self.setup.wardens.warden()
             with self._turns:
                 if self.closed:
-                    link.close()
+                    warden.close()
                     raise SessionUnavailable("the environment is closed")
-                self._link = link
-        return self._link
+                self._warden = warden
+        return self._warden
 
-    def _await_shell(self, link: KeeperLink, done: int, wake: int) -> Shell:
+    def _await_shell(self, warden: Warden, done: int, wake: int) -> Shell:
         deadline = time.monotonic() + self.setup.start_timeout_s
         poller = select.poll()
-        for descriptor in (done, wake, link.fileno()):
+        for descriptor in (done, wake, warden.fileno()):
             poller.register(descriptor, select.POLLIN)
         shell: Shell | None = None
         reported = False
@@ -183,62 +184,79 @@ class Session:
                 raise SessionUnavailable("the start of the shell was interrupted")
             if done in ready:
                 reported = os.read(done, 4096).startswith(b"ready ")
-            for event in link.events():
+            for event in warden.events():
                 match event:
-                    case Spawned(pid, keeper):
-                        shell = Shell(link, pid, keeper)
+                    case Spawned(pid):
+                        shell = Shell(warden, pid)
                     case Refused(reason):
                         raise SessionUnavailable(reason)
                     case Exited(code=code):
                         raise SessionUnavailable(f"the shell ended with code {code} while it started")
                     case HungUp():
-                        raise SessionUnavailable("the session's keeper ended while it started a shell")
+                        raise SessionUnavailable("what holds the session ended while it started a shell")
         return shell
 
-    def _end_all(self, link: KeeperLink) -> None:
-        """End a shell that did not come up, by ending its keeper and all below it."""
-        link.hang_up()
-        if link.has_ended(CLOSE_LIMIT_S):
-            self.lose_keeper()
+    def _end_all(self, warden: Warden) -> None:
+        """End a shell that did not come up, by ending its warden and all that it holds."""
+        warden.hang_up()
+        if warden.has_ended(CLOSE_LIMIT_S):
+            self.lose_warden()
 
     def reset(self) -> None:
         """End everything and forget the protocol's files, which somebody has damaged; the next command starts afresh."""
-        if self._link is not None:
-            self._end_all(self._link)
+        if self._warden is not None:
+            self._end_all(self._warden)
         shutil.rmtree(self.control.folder, ignore_errors=True)
         self._streams = None
 
     def remember_folder(self) -> None:
         """Note where the shell is, for a successor."""
         if self._shell is not None:
-            with contextlib.suppress(OSError):
-                self._cwd = os.readlink(f"/proc/{self._shell.pid}/cwd")
+            self._cwd = self._shell.warden.folder() or self._cwd
 
     def lose_shell(self) -> None:
-        """Take note that the shell has ended; its keeper goes on."""
+        """Take note that the shell has ended; its warden goes on."""
         self._shell = None
 
-    def lose_keeper(self) -> None:
-        """Take note that the keeper is gone, and return once nothing of it is left."""
+    def lose_warden(self) -> None:
+        """Take note that the warden is gone, and return once nothing of it is left."""
         self._shell = None
         with self._turns:
-            link, self._link = self._link, None
+            warden, self._warden = self._warden, None
             if self.closed:
-                self._link = link  # `close` still watches it
+                self._warden = warden  # `close` still watches it
                 return
-        if link is not None:
-            link.close()
-        self.setup.nursery.fence()
+        if warden is not None:
+            warden.close()
+        self.setup.wardens.fence()
+
+    def sweep_if_free(self) -> None:
+        """End every process of the session unless a command is running or waits."""
+        turn = Turn()
+        with self._turns:
+            if self.closed or self._queue:
+                return
+            self._queue.append(turn)
+        try:
+            self.sweep()
+        finally:
+            self.release(turn)
+
+    def sweep(self) -> None:
+        """End every process of a session that nobody uses; the next command finds what it exported and where it was."""
+        self.remember_folder()
+        if self._warden is not None:
+            self._end_all(self._warden)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Begin to close: wake who waits, and tell the keeper to end everything."""
+        """Begin to close: wake who waits, and tell the warden to end everything."""
         with self._turns:
             self.closed = True
             self._turns.notify_all()
-            if self._link is not None:
-                self._link.hang_up()
+            if self._warden is not None:
+                self._warden.hang_up()
 
     def close(self) -> None:
         """End all processes of the session and remove its control folder.
@@ -248,13 +266,13 @@ class Session:
 
         """
         self.hang_up()
-        link = self._link
-        ended = link is None or link.has_ended(CLOSE_LIMIT_S)
+        warden = self._warden
+        ended = warden is None or warden.has_ended(CLOSE_LIMIT_S)
         with self._turns:
             ended = self._turns.wait_for(lambda: not self._queue, CLOSE_LIMIT_S) and ended
-            self._link = None
+            self._warden = None
         if not ended:
             raise ProcessesLeft("a session's processes could not be ended")
-        if link is not None:
-            link.close()
+        if warden is not None:
+            warden.close()
         shutil.rmtree(self.control.folder, ignore_errors=True)

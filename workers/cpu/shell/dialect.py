@@ -58,11 +58,20 @@ _POSIX = " ".join(
 )
 
 
+READ_BY_SHELL, WRITTEN_BY_SHELL = 0o644, 0o666
+"""Modes of files and FIFOs in the folder of a session."""
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The folder of a session's protocol files."""
+    """The folder of a session's protocol files, and where the shell sees it.
+
+    Shells that run as another user than the worker can do with each file what they must, and no more: they cannot
+    remove one, nor write what only the worker writes.
+    """
 
     folder: Path
+    inside: str
 
     @property
     def go(self) -> str:
@@ -84,6 +93,32 @@ class Control:
         """Return the file with the exported variables and the functions, as of the last report."""
         return str(self.folder / "state")
 
+    def seen(self, path: str) -> str:
+        """Return one of these files as the shell sees it."""
+        return f"{self.inside}/{os.path.basename(path)}"
+
+    def make(self) -> None:
+        """Make the folder and the FIFOs for turns."""
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_fifo(self.go, READ_BY_SHELL)
+        make_fifo(self.done, WRITTEN_BY_SHELL)
+
+    def keep_state(self) -> None:
+        """Make the file of the state, which the shell rewrites after each turn."""
+        make_file(self.state, WRITTEN_BY_SHELL)
+
+
+def make_fifo(path: str, mode: int) -> None:
+    """Make a FIFO of just this mode, whatever the umask."""
+    os.mkfifo(path, 0o600)
+    os.chmod(path, mode)
+
+
+def make_file(path: str, mode: int) -> None:
+    """Make an empty file of just this mode, whatever the umask."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    os.chmod(path, mode)
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -91,6 +126,11 @@ class Dialect:
 
     program: str
     is_bash: bool
+
+    @classmethod
+    def of(cls, program: str) -> Dialect:
+        """Return the dialect of a program, told by its name."""
+        return cls(program, os.path.basename(program) == "bash")
 
     @classmethod
     def find(cls, program: str | None) -> Dialect:
@@ -104,12 +144,12 @@ class Dialect:
         found = shutil.which(wanted)
         if found is None:
             raise SessionUnavailable(f"no shell: {wanted} is not an executable file")
-        return cls(os.path.abspath(found), os.path.basename(found) == "bash")
+        return cls.of(os.path.abspath(found))
 
     def argv(self, control: Control) -> list[str]:
         """Return the command line of a session's shell."""
         template = _BASH if self.is_bash else _POSIX
-        names = {name: shlex.quote(getattr(control, name)) for name in ("go", "done", "text", "state")}
+        names = {name: shlex.quote(control.seen(getattr(control, name))) for name in ("go", "done", "text", "state")}
         driver = template.format(**names)
         flags = ["--norc", "--noprofile"] if self.is_bash else []
         return [self.program, *flags, "-c", driver, os.path.basename(self.program)]

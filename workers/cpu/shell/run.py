@@ -1,7 +1,7 @@
 """The loop that serves one command in a shell: output, report, deadlines, kill.
 
 It holds no lock and shares nothing with other threads but the descriptor that wakes it. It ends on the first of: the
-shell's report for this turn, the end of the shell, the end of a kill, the end of the keeper.
+shell's report for this turn, the end of the shell, the end of a kill, the end of the warden.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from dataclasses import dataclass
 
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Status
 from workers.cpu.dop import with_dop
-from workers.cpu.process import tree
-from workers.cpu.process.link import Event, Exited, Gone, HungUp
-from workers.cpu.process.meter import Meter
-from workers.cpu.process.output import Capture
-from workers.cpu.process.session import Session, Shell
+from workers.cpu.shell.output import Capture
+from workers.cpu.shell.session import Session, Shell
+from workers.cpu.shell.warden import Event, Exited, Gone, HungUp
 
 GRACE_S = 0.2
 NEVER = float("inf")
@@ -48,10 +46,9 @@ class Run:
         session: Session,
         request: ExecRequest,
         shell: Shell,
-        spared: frozenset[tree.Identity],
         hooks: tuple[Callable[[], str | None], Callable[[], None]],
     ) -> None:
-        self._session, self._request, self._shell, self._spared = session, request, shell, spared
+        self._session, self._request, self._shell = session, request, shell
         self._killed, self._on_ending = hooks
         self._name = secrets.token_hex(8)
         self._descriptors = contextlib.ExitStack()
@@ -60,7 +57,7 @@ class Run:
             self._go, self._done = map(self._open, (session.control.go, session.control.done))
             self._captures = [self._capture(fifo.path) for fifo in session.streams]
             self._descriptors = self._descriptors.pop_all()
-        self.meter = Meter(shell.keeper, shell.pid, spared)
+        self.meter = shell.warden.meter()
         self._poller = select.poll()
         self._report = b""
         self._kill: tuple[Status, str] | None = None
@@ -85,7 +82,7 @@ class Run:
 
     def hand_over(self, dop: int) -> None:
         """Give the command to the shell, told that its DoP is `dop`."""
-        out, err = (fifo.path for fifo in self._session.streams)
+        out, err = (self._session.control.seen(fifo.path) for fifo in self._session.streams)
         variables = with_dop(max(1, dop), self._request.variables)
         with open(self._session.control.text, "wb", buffering=0) as file:
             file.write(self._session.setup.dialect.text(self._request.command, variables, out, err))
@@ -99,8 +96,8 @@ class Run:
             NotBegun: the shell had ended, by something that an earlier command set up, before it took this one.
 
         """
-        link = self._shell.link
-        for descriptor in (wake, self._done, link.fileno(), *(capture.descriptor for capture in self._captures)):
+        warden = self._shell.warden
+        for descriptor in (wake, self._done, warden.fileno(), *(capture.descriptor for capture in self._captures)):
             self._poller.register(descriptor, select.POLLIN)
         captures = {capture.descriptor: capture for capture in self._captures}
         while self._ending is None:
@@ -113,7 +110,7 @@ class Run:
                     self._poller.unregister(wake)
                     self._end("cancelled", self._killed() or "killed")
                 else:
-                    for event in link.events():
+                    for event in warden.events():
                         self._take(event)
             self._look_at_clock()
         return self._outcome(self._ending)
@@ -143,6 +140,8 @@ class Run:
         elif now >= self._sample_at:
             self.meter.sample()
             self._sample_at = now + self.meter.next_interval_s()
+            if self._kill is None and (trespass := self.meter.trespass()):
+                self._end("failed", trespass)
 
     def _pull(self, capture: Capture, events: int) -> None:
         if capture.pull():
@@ -160,12 +159,12 @@ class Run:
                 self._ending = Ending("succeeded", int(status), "", self.meter.over())
 
     def _end(self, status: Status, reason: str) -> None:
-        """Have the keeper kill the command's processes, unless that is under way."""
+        """Have the command's processes killed, unless that is under way."""
         if self._kill is None and self._ending is None:
             self._kill = (status, reason)
             self._on_ending()
             self._session.remember_folder()
-            self._shell.link.kill(self._spared, GRACE_S)
+            self._shell.warden.kill(GRACE_S)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -174,7 +173,7 @@ class Run:
                 if not any(capture.was_opened() for capture in self._captures):
                     self._not_begun()
                     return
-                # A shell that a closing environment ended is followed by the end of its keeper.
+                # A shell that a closing environment ended is followed by the end of its warden.
                 if self._kill is None and not self._session.closed:
                     cpu_s = self.meter.over(event.max_rss_mb)
                     self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
@@ -184,22 +183,22 @@ class Run:
                 note = f"; processes that cannot be killed: {', '.join(map(str, left))}" if left else ""
                 cpu_s = self.meter.over(event.max_rss_mb)
                 self._ending = Ending(status, None, reason + note, cpu_s)
-            case HungUp():
-                self._ending = self._without_keeper()
+            case HungUp(reason=reason):
+                self._ending = self._without_warden(reason)
 
     def _not_begun(self) -> None:
         """Give the command back, unless a kill or a closing environment, whose own end follows, was the reason."""
         if self._kill is None and not self._session.closed:
             raise NotBegun
 
-    def _without_keeper(self) -> Ending:
+    def _without_warden(self, reason: str) -> Ending:
         closed = self._session.closed
-        self._session.lose_keeper()
+        self._session.lose_warden()
         if self._kill is not None:
             return Ending(self._kill[0], None, self._kill[1], self.meter.last_s)
         if closed:
             return Ending("cancelled", None, "the environment was closed", self.meter.last_s)
-        return Ending("failed", None, "the session's keeper process was killed", self.meter.last_s)
+        return Ending("failed", None, reason or "what held the session's processes was killed", self.meter.last_s)
 
     def _outcome(self, ending: Ending) -> ExecOutcome:
         execution_s = time.monotonic() - self._began
@@ -213,7 +212,7 @@ class Run:
             stdout=out.data,
             stderr=err.data,
             truncated=out.truncated or err.truncated,
-            reason=ending.reason,
+            reason="; ".join(filter(None, (ending.reason, self.meter.remark()))),
             execution_s=execution_s,
             cpu_s=ending.cpu_s,
             max_rss_mb=self.meter.max_rss_mb,

@@ -1,10 +1,10 @@
-"""One command carried out in a session of a process environment.
+"""One command carried out in a shell session.
 
 | phase   | meaning                                             | next                                                   |
 |---------|-----------------------------------------------------|--------------------------------------------------------|
 | waiting | the session is not free, or its shell starts        | shell ready: running; killed or no shell: over         |
 | running | the shell evaluates the command                     | reported or shell ended: over; timeout or kill: ending |
-| ending  | the keeper kills the command's processes            | none is left: over                                     |
+| ending  | the warden ends the command's processes             | none is left: over                                     |
 | over    | the outcome stands                                  |                                                        |
 
 A timeout or a kill ends the shell too: were only its child killed, the shell would go on with the rest of the command.
@@ -17,32 +17,31 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from typing import Literal
 
-from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Status, Usage, check_cores
+from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Holding, Status, Usage
 from workers.cpu.errors import SandboxError
-from workers.cpu.process import tree
-from workers.cpu.process.cores import CoreMap
-from workers.cpu.process.meter import Meter
-from workers.cpu.process.run import NotBegun, Run
-from workers.cpu.process.session import Session, Shell, Turn
+from workers.cpu.shell.run import NotBegun, Run
+from workers.cpu.shell.session import Session, Shell, Turn
+from workers.cpu.shell.warden import Meter, Warden
 
 Phase = Literal["waiting", "running", "ending", "over"]
 
 
-class ProcessExecution(Execution):
-    """A command for `session`, with its cores on the machine that `core_map` describes."""
+class ShellExecution(Execution):
+    """A command for `session`; `fence` is called, where it is asked for, when its turn has come."""
 
-    def __init__(self, session: Session, request: ExecRequest, core_map: CoreMap) -> None:
-        self._session, self._request, self._core_map = session, request, core_map
+    def __init__(self, session: Session, request: ExecRequest, fence: Callable[[Session], None]) -> None:
+        self._session, self._request, self._fence = session, request, fence
         self._turn = Turn()
         self._waiting = threading.Lock()
         self._outcome: ExecOutcome | None = None
         self._lock = threading.Lock()
         self._phase: Phase = "waiting"
-        self._cores = request.cores
+        self._holding = request.holding
         self._killed: str | None = None
-        self._keeper = 0
+        self._warden: Warden | None = None
         self._meter: Meter | None = None
         self._wake = -1
 
@@ -53,13 +52,12 @@ class ProcessExecution(Execution):
                 self._outcome = self._carry_out()
             return self._outcome
 
-    def resize(self, cores: tuple[int, ...]) -> None:
-        """Hold the command to `cores`; see the base class."""
-        check_cores(cores)
+    def resize(self, holding: Holding) -> None:
+        """Hold the command to another grant; see the base class."""
         with self._lock:
-            self._cores = cores
-            if self._phase == "running" and cores:
-                tree.pin(self._keeper, self._core_map.real(cores))
+            self._holding = holding
+            if self._phase == "running" and self._warden is not None:
+                self._warden.hold(holding)
 
     def used(self) -> Usage | None:
         """Return what the command has used; see the base class."""
@@ -107,38 +105,30 @@ class ProcessExecution(Execution):
 
     def _try_shells(self, wake: int) -> ExecOutcome:
         """Run the command in the session's shell, or in a fresh one when that ends without having begun it."""
+        if self._request.fence:
+            self._fence(self._session)
         for _ in range(2):
             with contextlib.suppress(NotBegun):
                 return self._run(self._session.ready_shell(wake))
         return self._not_run("failed", "the session's shell ended twice before the command began")
 
     def _run(self, shell: Shell) -> ExecOutcome:
-        spared = self._begin(shell)
+        self._begin(shell.warden)
         try:
-            with Run(self._session, self._request, shell, spared, (lambda: self._killed, self._note_ending)) as run:
+            with Run(self._session, self._request, shell, (lambda: self._killed, self._note_ending)) as run:
                 self._meter = run.meter
-                run.hand_over(len(self._cores))
+                run.hand_over(len(self._holding.cores))
                 return run.pump(self._wake)
         finally:
             with self._lock:
                 self._phase = "over"
-            tree.park(shell.keeper, shell.pid, self._core_map.available)
+            shell.warden.park()
 
-    def _begin(self, shell: Shell) -> frozenset[tree.Identity]:
-        """Apply the grant to the session's processes and return those of earlier commands."""
-        before = [process for process in tree.descendants(shell.keeper) if process.pid != shell.pid]
+    def _begin(self, warden: Warden) -> None:
+        """Apply the grant to the session's processes."""
         with self._lock:
-            self._keeper = shell.keeper
-            self._phase = "running"
-            cores = self._core_map.real(self._cores)
-            if before:
-                tree.unpark(shell.keeper)
-                if cores:
-                    tree.pin(shell.keeper, cores)
-            elif cores:
-                # A shell that waits has one thread and starts nothing: no walk is needed.
-                os.sched_setaffinity(shell.pid, cores)
-        return frozenset(process.identity for process in before)
+            self._warden, self._phase = warden, "running"
+            warden.begin(self._holding)
 
     def _note_ending(self) -> None:
         """Note that the command is being killed; a resize has no effect any more."""

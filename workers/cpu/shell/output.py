@@ -16,6 +16,8 @@ import termios
 import threading
 from pathlib import Path
 
+from workers.cpu.shell.dialect import WRITTEN_BY_SHELL, make_fifo
+
 CHUNK_BYTES = 65_536
 DRAIN_PAUSE_S = 0.01
 
@@ -29,7 +31,7 @@ class StreamFifo:
 
     def _make(self) -> str:
         path = str(self._folder / f"{self._name}.{self._count}")
-        os.mkfifo(path, 0o600)
+        make_fifo(path, WRITTEN_BY_SHELL)
         return path
 
     def renew(self) -> None:

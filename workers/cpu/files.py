@@ -1,0 +1,88 @@
+"""Files of an environment as they pass in and out: only regular ones, up to a size, with errors that say which file.
+
+How a path is opened without leaving the environment is for each kind of sandbox to say.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from abc import ABC, abstractmethod
+
+from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+
+# O_NONBLOCK: opening a FIFO must not wait for its other end.
+FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class RegularFiles(ABC):
+    """Reads and writes whole files, at most `max_bytes` in one piece."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+
+    @abstractmethod
+    def open_to_read(self, path: str) -> int:
+        """Return a descriptor for reading. Raises `OSError`, or an error of the project's."""
+
+    @abstractmethod
+    def open_to_write(self, path: str) -> int:
+        """Return a descriptor for writing, the folders above made where they are missing. Raises `OSError`, or ours."""
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes; errors as in `Environment.read_file`."""
+        check_path(path)
+        try:
+            with open(self.open_to_read(path), "rb") as file:
+                _check_regular(path, file.fileno())
+                # A file of /proc or one that grows may be longer than its size says.
+                data = file.read(self._max_bytes + 1)
+        except OSError as error:
+            raise _explained(path, error) from error
+        self._check_size(path, len(data))
+        return data
+
+    def write(self, path: str, data: bytes, mode: int | None) -> None:
+        """Write a file; errors as in `Environment.write_file`."""
+        check_path(path)
+        self._check_size(path, len(data))
+        try:
+            with open(self.open_to_write(path), "wb", buffering=0) as file:
+                _check_regular(path, file.fileno())
+                file.truncate(0)
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
+        except OSError as error:
+            raise _explained(path, error) from error
+
+    def _check_size(self, path: str, size: int) -> None:
+        if size > self._max_bytes:
+            raise FileTooLarge(f"{path} is larger than {self._max_bytes} bytes, the most that passes in one piece")
+
+
+def check_path(path: str) -> None:
+    """Refuse what no system can name."""
+    if not path or "\0" in path:
+        raise FileUnusable(f"{path!r} is no path")
+
+
+def _check_regular(path: str, descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise PathIsDirectory(f"{path} is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise FileUnusable(f"{path} is no regular file")
+
+
+def _explained(path: str, error: OSError) -> SandboxError:
+    """Return the project's error for one of the operating system."""
+    if isinstance(error, SandboxError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return NoSuchFile(f"{path} does not exist")
+    if isinstance(error, IsADirectoryError):
+        return PathIsDirectory(f"{path} is a folder")
+    return FileUnusable(f"{path}: {error.strerror}")

@@ -1,0 +1,158 @@
+"""The warden of a process session: a keeper, which owns the processes, and what is done to them from here.
+
+Messages to the keeper and its answers are in `keeper.py`. A grant is the affinity of the process tree; a share of a core
+is that core's affinity, and the kernel's fair scheduling divides it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from workers.cpu.abstract import Holding
+from workers.cpu.cores import CoreMap
+from workers.cpu.process import tree
+from workers.cpu.process.meter import TreeMeter
+from workers.cpu.process.nursery import Nursery
+from workers.cpu.shell.dialect import Control, Dialect
+from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawned, Warden, Wardens
+
+MESSAGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellSetup:
+    """What every shell of an environment is started with."""
+
+    dialect: Dialect
+    home: str
+    variables: Mapping[str, str]
+    limits: Mapping[str, int]
+
+
+class KeeperWarden(Warden):
+    """A connection to one keeper, on the machine that `core_map` describes."""
+
+    def __init__(self, channel: socket.socket, setup: ShellSetup, core_map: CoreMap) -> None:
+        self._channel, self._setup, self._core_map = channel, setup, core_map
+        self._keeper = self._shell = 0
+        self._spared: frozenset[tree.Identity] = frozenset()
+        channel.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is an event."""
+        return self._channel.fileno()
+
+    def spawn(self, control: Control, cwd: str) -> None:
+        """Ask for a shell; see the base class."""
+        setup = self._setup
+        argv = setup.dialect.argv(control)
+        self._say(do="spawn", argv=argv, env=dict(setup.variables), cwd=cwd, home=setup.home, limits=dict(setup.limits))
+
+    def begin(self, holding: Holding) -> None:
+        """Apply a grant; see the base class."""
+        before = [process for process in tree.descendants(self._keeper) if process.pid != self._shell]
+        self._spared = frozenset(process.identity for process in before)
+        cores = self._core_map.real(holding.cores)
+        if before:
+            tree.unpark(self._keeper)
+            if cores:
+                tree.pin(self._keeper, cores)
+        elif cores:
+            # A shell that waits has one thread and starts nothing: no walk is needed.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(self._shell, cores)
+
+    def hold(self, holding: Holding) -> None:
+        """Change the affinity of the whole tree; see the base class."""
+        if holding.cores:
+            tree.pin(self._keeper, self._core_map.real(holding.cores))
+
+    def park(self) -> None:
+        """Leave what has outlived the command only time that nobody else wants; see the base class."""
+        tree.park(self._keeper, self._shell, self._core_map.available)
+
+    def meter(self) -> TreeMeter:
+        """Return a meter of the tree; see the base class."""
+        return TreeMeter(self._keeper, self._shell, self._spared)
+
+    def kill(self, grace_s: float) -> None:
+        """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""
+        self._say(do="kill", spared=[list(identity) for identity in self._spared], grace_s=grace_s)
+
+    def folder(self) -> str | None:
+        """Return the folder that the shell is in; see the base class."""
+        try:
+            return os.readlink(f"/proc/{self._shell}/cwd")
+        except OSError:
+            return None
+
+    def _say(self, **message: object) -> None:
+        try:
+            self._channel.send(json.dumps(message).encode())
+        except (ConnectionError, BrokenPipeError):
+            return  # The end of the channel follows as an event.
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events that have come; `HungUp` is the last one."""
+        while True:
+            try:
+                message = self._channel.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                message = b""
+            if not message:
+                yield HungUp("the session's keeper process was killed")
+                return
+            yield self._parse(json.loads(message))
+
+    def _parse(self, said: dict[str, object]) -> Event:
+        match said:
+            case {"event": "spawned", "pid": int(shell), "keeper": int(keeper)}:
+                self._keeper, self._shell = keeper, shell
+                return Spawned(shell)
+            case {"event": "refused", "reason": str(reason)}:
+                return Refused(reason)
+            case {"event": "exited", "pid": int(shell), "code": int(code), "max_rss_mb": float(rss_mb)}:
+                return Exited(shell, code, rss_mb)
+            case {"event": "gone", "max_rss_mb": float(rss_mb), "left": list(left)}:
+                return Gone(rss_mb, tuple(left))
+        raise ValueError(f"no event of a keeper: {said}")
+
+    def hang_up(self) -> None:
+        """Tell the keeper to end everything below it."""
+        try:
+            self._channel.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # It has gone already.
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait until the keeper is gone; see the base class."""
+        poller = select.poll()
+        poller.register(self._channel, 0)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._channel.close()
+
+
+class KeeperWardens(Wardens):
+    """Keepers from the sandbox's nursery, for the sessions of one environment."""
+
+    def __init__(self, nursery: Nursery, setup: ShellSetup, core_map: CoreMap) -> None:
+        self._nursery, self._setup, self._core_map = nursery, setup, core_map
+
+    def warden(self) -> KeeperWarden:
+        """Return a fresh keeper; see the base class."""
+        return KeeperWarden(self._nursery.keeper(), self._setup, self._core_map)
+
+    def fence(self) -> None:
+        """Have the nursery end what a killed keeper left; see the base class."""
+        self._nursery.fence()

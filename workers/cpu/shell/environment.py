@@ -1,0 +1,124 @@
+"""An environment made of shell sessions and files, whatever holds the processes.
+
+| state   | meaning                                                      | next                                  |
+|---------|--------------------------------------------------------------|---------------------------------------|
+| open    | commands and files are taken                                 | `hang_up`, or what holds it is gone   |
+| closing | nothing more is taken, everything that runs is being ended   | all has ended, and its room is free   |
+| closed  | it is off the books                                          |                                       |
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest
+from workers.cpu.errors import EnvironmentGone, ProcessesLeft
+from workers.cpu.shell.execution import ShellExecution
+from workers.cpu.shell.session import Session, SessionSetup
+
+
+class FileAccess(Protocol):
+    """Reads and writes the files of one environment; errors as in `Environment.read_file` and `write_file`."""
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes."""
+
+    def write(self, path: str, data: bytes, mode: int | None) -> None:
+        """Write a file."""
+
+
+class ShellEnvironment(Environment):
+    """Sessions by name, and the closing of all that belongs to them; `forget` takes the environment off its sandbox's books."""
+
+    def __init__(self, spec: EnvironmentSpec, files: FileAccess, setup: SessionSetup, forget: Callable[[str], None]) -> None:
+        self._spec, self._files, self._setup, self._forget = spec, files, setup, forget
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._closed = False
+        self._closing = threading.Lock()
+        self._cleared = False
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """Return what the environment was opened with."""
+        return self._spec
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command runs in it, or waits."""
+        with self._lock:
+            return any(session.is_taken for session in self._sessions.values())
+
+    def start(self, request: ExecRequest) -> ShellExecution:
+        """Admit a command; see the base class."""
+        with self._lock:
+            self._check_open()
+            session = self._sessions.get(request.session)
+            if session is None:
+                session = self._sessions[request.session] = Session(self._setup)
+        return ShellExecution(session, request, self._fence)
+
+    def _fence(self, asking: Session) -> None:
+        """End what commands left running; `asking` has the turn of its session, others keep what is running now."""
+        with self._lock:
+            sessions = [session for session in self._sessions.values() if session is not asking]
+        asking.sweep()
+        for session in sessions:
+            session.sweep_if_free()
+
+    def read_file(self, path: str) -> bytes:
+        """Return a file's bytes; see the base class."""
+        self._check_open()
+        return self._files.read(path)
+
+    def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
+        """Write a file; see the base class."""
+        self._check_open()
+        self._files.write(path, data, mode)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EnvironmentGone(f"environment {self._spec.id} is closed")
+
+    def hang_up(self) -> None:
+        """Begin to close: refuse commands, and tell every session to end. Returns at once."""
+        with self._lock:
+            self._closed = True
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.hang_up()
+
+    def close(self) -> None:
+        """End every process and remove every file; see the base class.
+
+        Raises:
+            ProcessesLeft: a process could not be ended; the files are gone all the same.
+
+        """
+        self.hang_up()
+        with self._closing:
+            if self._cleared:
+                return
+            self._cleared = True
+            try:
+                self._end_sessions()
+            finally:
+                self._remove()
+                self._forget(self._spec.id)
+
+    def _end_sessions(self) -> None:
+        left = 0
+        for session in self._sessions.values():
+            try:
+                session.close()
+            except ProcessesLeft:
+                left += 1
+        if left:
+            raise ProcessesLeft(f"environment {self._spec.id}: the processes of {left} sessions could not be ended")
+
+    @abstractmethod
+    def _remove(self) -> None:
+        """Remove everything that is left of the environment once its sessions have ended."""

@@ -1,0 +1,170 @@
+"""Who owns the processes of a session: what a session asks of whatever is below it, and what it is told.
+
+A *warden* has one shell at a time, and every process that the shell's commands have started, however they hide. It
+remembers which of them an earlier command left behind: a kill spares those.
+
+| asked       | answer                                                                         |
+|-------------|--------------------------------------------------------------------------------|
+| `spawn`     | `Spawned`, then the shell reports on its FIFO; or `Refused`                    |
+| `begin`     | the grant holds for all processes of the session from now on                   |
+| `hold`      | another grant holds, while the command runs                                    |
+| `kill`      | `Gone` once the command's processes have ended                                 |
+| `park`      | what is left has only time that nobody else wants, until the next `begin`      |
+| `hang_up`   | everything ends, then `HungUp`                                                 |
+| (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the warden was ended |
+
+Threading: one thread at a time asks and reads events; `hold` and `hang_up` may come from any.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workers.cpu.abstract import Holding, Usage
+from workers.cpu.shell.dialect import Control
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The shell was started; `shell` is its process id as the worker sees it."""
+
+    shell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The shell could not be run."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The shell has ended; `code` is 128 + n after signal n."""
+
+    shell: int
+    code: int
+    max_rss_mb: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A kill is over; `left` are processes that did not die."""
+
+    max_rss_mb: float = 0.0
+    left: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HungUp:
+    """The warden is gone, and all that it held is or will be; `reason` says why where that is known."""
+
+    reason: str = ""
+
+
+Event = Spawned | Refused | Exited | Gone | HungUp
+
+
+class Meter(ABC):
+    """Counts what one command uses. `usage` is what the last look found, None before the first; any thread may read it."""
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.max_rss_mb = 0.0
+
+    @property
+    def last_s(self) -> float:
+        """The core-seconds as of the last look."""
+        return self.usage.cpu_s if self.usage is not None else 0.0
+
+    def note_rss(self, rss_mb: float) -> None:
+        """Take note of memory that was seen in use."""
+        self.max_rss_mb = max(self.max_rss_mb, rss_mb)
+
+    @abstractmethod
+    def next_interval_s(self) -> float:
+        """Return how long to wait for the next look."""
+
+    @abstractmethod
+    def sample(self) -> None:
+        """Look once."""
+
+    def over(self, ended_rss_mb: float = 0.0) -> float:
+        """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been buried."""
+        self.note_rss(ended_rss_mb)
+        self.sample()
+        return self.last_s
+
+    def remark(self) -> str:
+        """Return what a person should know of how the command fared, such as a limit that it ran into; else nothing."""
+        return ""
+
+    def trespass(self) -> str:
+        """Return why the command must be ended now, as it has gone beyond a limit that is only watched; else nothing."""
+        return ""
+
+
+class Warden(ABC):
+    """Owns the processes of one session."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is an event."""
+
+    @abstractmethod
+    def events(self) -> Iterator[Event]:
+        """Yield the events that have come; `HungUp` is the last one."""
+
+    @abstractmethod
+    def spawn(self, control: Control, cwd: str) -> None:
+        """Ask for a shell that serves `control`, in the folder `cwd` or, when that is gone, in the session's home."""
+
+    @abstractmethod
+    def begin(self, holding: Holding) -> None:
+        """Grant `holding` to all processes, and take note of those that earlier commands left behind."""
+
+    @abstractmethod
+    def hold(self, holding: Holding) -> None:
+        """Change the grant of the running command."""
+
+    @abstractmethod
+    def park(self) -> None:
+        """Take the grant back from whatever has outlived the command."""
+
+    @abstractmethod
+    def meter(self) -> Meter:
+        """Return a meter for the command that has just begun."""
+
+    @abstractmethod
+    def kill(self, grace_s: float) -> None:
+        """Ask that the command's processes end, the shell among them: by SIGTERM, after `grace_s` seconds by SIGKILL."""
+
+    @abstractmethod
+    def folder(self) -> str | None:
+        """Return the folder that the shell is in; None where there is no telling."""
+
+    @abstractmethod
+    def hang_up(self) -> None:
+        """Tell everything to end; returns at once."""
+
+    @abstractmethod
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait until nothing is left after `hang_up`, for `timeout_s` at most; takes no events."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give descriptors back."""
+
+
+class Wardens(ABC):
+    """Where the sessions of an environment get their wardens."""
+
+    @abstractmethod
+    def warden(self) -> Warden:
+        """Return a fresh warden. Raises `SessionUnavailable`."""
+
+    @abstractmethod
+    def fence(self) -> None:
+        """Return once nothing is left of a warden that was ended by force. Raises `SessionUnavailable`."""
