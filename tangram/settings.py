@@ -10,6 +10,7 @@ import math
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -58,12 +59,46 @@ class Settings(BaseSettings):
     depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for a broker, store or database to answer.")
 
+    sandbox: Literal["process", "docker"] = Field(
+        default="process", description="What environments are on a CPU worker: process or docker."
+    )
+    image: str | None = Field(default=None, description="Docker image of environments that name none.")
+    image_pull: Literal["missing", "always", "never"] = Field(
+        default="missing", description="When Docker images are fetched: missing, always or never."
+    )
+    image_cache_mb: int | None = Field(
+        default=None, ge=1, description="Docker images fetched by the worker and not in use are dropped beyond this; by default never."
+    )
+    warm: str = Field(default="", description="Containers that stand ready on a worker, by image: `python:3.12=4,node:22=2`.")
+    container_user: str = Field(default="1000:1000", description="User and group, as numbers, that commands in containers run as.")
+    container_network: str = Field(default="none", description="Docker network of containers; none is no network.")
+    container_runtime: str | None = Field(default=None, description="Runtime of containers, one that the engine knows, such as runsc.")
+    container_read_only: bool = Field(default=False, description="Let containers write to their work folder and /tmp only, both in memory.")
+    container_memory_mb: int = Field(default=2048, ge=6, description="Memory of containers whose environment names none.")
+    container_processes: int = Field(default=512, ge=1, description="Processes and threads of one container.")
+    container_disk_mb: int = Field(default=4096, ge=1, description="What one container may write to disk.")
+    container_start_s: float = Field(
+        default=60.0, gt=0, description="Time within which a container must stand, waiting for its turn apart."
+    )
+    containers_starting: int = Field(default=4, ge=1, description="Containers that start at once on one worker; more wait in line.")
+
     node_name: str | None = Field(default=None, description="Name of this worker's node; by default host name and kind.")
     cores: int | None = Field(default=None, ge=1, description="Cores that a CPU worker offers; by default those of its affinity mask.")
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
     cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
     cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
     labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
+
+    @field_validator("warm")
+    @classmethod
+    def _can_be_counts(cls, warm: str) -> str:
+        _counts(warm)
+        return warm
+
+    @cached_property
+    def warm_images(self) -> dict[str, int]:
+        """How many containers stand ready, by image."""
+        return _counts(self.warm)
 
     @field_validator("shares")
     @classmethod
@@ -80,6 +115,16 @@ class Settings(BaseSettings):
     def stack_file(self) -> Path:
         """Where the embedded stack writes the addresses of what it started."""
         return self.state_dir / "stack.json"
+
+
+def _counts(warm: str) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for entry in filter(None, (entry.strip() for entry in warm.split(","))):
+        image, _, text = entry.rpartition("=")
+        if not image.strip() or not (text.isascii() and text.isdigit()) or image.strip() in counts:
+            raise ValueError(f"{entry!r} is not like python:3.12=4, with each image once")
+        counts[image.strip()] = int(text)
+    return counts
 
 
 def _weights(shares: str) -> dict[str, float]:

@@ -19,12 +19,13 @@ from celery import signals
 from app.action_task import RUNTIME_ATTRIBUTE, call_of
 from app.celery import app
 from app.reach import require_broker, require_store
-from app.services_file import ServicesFile, check_models, load_services_file
+from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
 from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_queue
 from workers.context import ApiContext, CpuContext, GpuContext, provide
+from workers.cpu.abstract import Sandbox
 from workers.node import Node
 
 Pool = Literal["cpu", "gpu", "api"]
@@ -132,16 +133,45 @@ SetUp = tuple[WireNode, Callable[[], list[str]], Callable[[], None]]
 
 
 def _set_up_cpu(settings: Settings, blobs: Blobs) -> SetUp:
-    from workers.cpu.process.sandbox import ProcessSandbox
-
     cores = settings.cores or len(os.sched_getaffinity(0))
     memory_mb = settings.memory_mb or psutil.virtual_memory().total // MIB
     description = _describe("cpu", settings, cores=cores, memory_mb=memory_mb)
     base = settings.state_dir / "environments" / description["name"]
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sandbox = ProcessSandbox(base)
+    sandbox = _process_sandbox(base) if settings.sandbox == "process" else _container_sandbox(base, description["name"], settings)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
     return description, lambda: [environment.spec.id for environment in sandbox.environments()], sandbox.close
+
+
+def _process_sandbox(base: Path) -> Sandbox:
+    from workers.cpu.process.sandbox import ProcessSandbox
+
+    return ProcessSandbox(base)
+
+
+def _container_sandbox(base: Path, node: str, settings: Settings) -> Sandbox:
+    try:
+        from workers.cpu.docker.options import ContainerLimits, ContainerOptions
+        from workers.cpu.docker.sandbox import ContainerSandbox
+    except ModuleNotFoundError as error:
+        raise ConfigError("TANGRAM_SANDBOX=docker needs the extra `containers`: pip install 'arl-tangram[containers]'") from error
+    limits = ContainerLimits(
+        memory_mb=settings.container_memory_mb, processes=settings.container_processes, disk_mb=settings.container_disk_mb
+    )
+    options = ContainerOptions(
+        user=settings.container_user,
+        image=settings.image,
+        network=settings.container_network,
+        read_only=settings.container_read_only,
+        runtime=settings.container_runtime,
+        pull=settings.image_pull,
+        image_cache_mb=settings.image_cache_mb,
+        start_timeout_s=settings.container_start_s,
+        starting_limit=settings.containers_starting,
+        warm=settings.warm_images,
+        limits=limits,
+    )
+    return ContainerSandbox(base, node=node, options=options)
 
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> SetUp:

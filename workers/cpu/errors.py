@@ -33,6 +33,22 @@ class SessionUnavailable(SandboxError, ConnectionError):
     """Raised when a session's shell could not be started, or its keeper is gone."""
 
 
+class EngineUnavailable(SandboxError, ConnectionError):
+    """Raised when there is no Docker engine, or it does not answer."""
+
+
+class ContainerFailed(SandboxError, RuntimeError):
+    """Raised when the engine refuses to make, start or change a container."""
+
+
+class ImageMissing(SandboxError, FileNotFoundError):
+    """Raised when an image is neither here nor to be had."""
+
+
+class StartTimeout(SandboxError, TimeoutError):
+    """Raised when an environment did not stand within its start-up time."""
+
+
 class ProcessesLeft(SandboxError, TimeoutError):
     """Raised when processes of a closed environment could not be ended in time."""
 

@@ -1,0 +1,1 @@
+"""Containers as sandboxes, on a real Docker engine."""

@@ -1,0 +1,66 @@
+"""Fixtures: a container sandbox on this machine's Docker engine, and one environment in it.
+
+Without an engine the tests are skipped; with CI set, a missing engine is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.options import ContainerLimits, ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+
+from .images import BUSYBOX, busybox, make_busybox
+
+NODE = "tangram-test"
+
+
+def _missing() -> str:
+    """Return what these tests lack here, nothing where they can run."""
+    if busybox() is None:
+        return "there is no statically linked busybox (Debian: busybox-static)"
+    try:
+        subprocess.run(["docker", "info"], check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return "no Docker engine answers"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """Give the name of an image with busybox and nothing else."""
+    missing = _missing()
+    if missing and os.environ.get("CI"):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
+    make_busybox()
+    return BUSYBOX
+
+
+@pytest.fixture
+def options(image: str) -> ContainerOptions:
+    """Give options with bounds that tests can run into."""
+    limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_look_s=0.1)
+    return ContainerOptions(image=image, pull="never", limits=limits)
+
+
+@pytest.fixture
+def sandbox(options: ContainerOptions, tmp_path: Path) -> Iterator[ContainerSandbox]:
+    """Give a sandbox."""
+    box = ContainerSandbox(tmp_path / "box", node=NODE, options=options)
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def env(sandbox: ContainerSandbox) -> ContainerEnvironment:
+    """Give an environment."""
+    return sandbox.open(EnvironmentSpec(id="e1"))

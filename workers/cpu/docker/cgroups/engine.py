@@ -1,0 +1,108 @@
+"""Grants through the engine, `docker update`, for workers that cannot write control files.
+
+It is slower (a request to the engine for each grant and take-back) and coarser: a container has one grant, the union of
+those of its running commands, and what belongs to a session is told by descent and not by group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+
+from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, UNLIMITED, ContainerGroup, SessionGroup, core_list, quota_us
+from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids_below
+from workers.cpu.process import tree
+
+Update = Callable[[str, int, int], None]
+"""Tells the engine a container's cores, quota and period."""
+
+
+class ContainerGroupEngine(ContainerGroup):
+    """The grants of the container whose process 1 is `pid`; its control files are read, never written."""
+
+    def __init__(self, mounts: Mounts, pid: int, all_cores: Collection[int], update: Update) -> None:
+        paths = paths_of(pid)
+        self._pid, self._update, self._all_cores = pid, update, frozenset(all_cores)
+        if mounts.unified is not None and "cpu" not in mounts.by_controller:
+            self._folder = f"{mounts.unified}{paths['']}"
+            self._oom = (f"{self._folder}/memory.events", "oom_kill")
+        else:
+            self._folder = f"{mounts.by_controller['cpu']}{paths['cpu']}"
+            self._oom = (f"{mounts.by_controller['memory']}{paths['memory']}/memory.oom_control", "oom_kill")
+        self._lock = threading.Lock()
+        self._held: dict[str, tuple[frozenset[int], int]] = {}
+        self._told: tuple[str, int] | None = None
+        self.tell(None, None)
+
+    def tell(self, session: str | None, holding: tuple[frozenset[int], int] | None) -> None:
+        """Take note of what a session holds, None for nothing, and tell the engine what the container holds in all."""
+        with self._lock:
+            if session is not None:
+                self._held.pop(session, None)
+                if holding is not None:
+                    self._held[session] = holding
+            cores = frozenset[int]().union(*(held for held, _ in self._held.values())) or self._all_cores
+            quotas = [quota for _, quota in self._held.values()]
+            quota = PARKED_QUOTA_US if not quotas else UNLIMITED if UNLIMITED in quotas else sum(quotas)
+            # The engine takes 0 for "as it was", so that no quota is said as all the time there is.
+            wanted = (core_list(cores), quota if quota != UNLIMITED else len(cores) * PERIOD_US)
+            if wanted != self._told:
+                self._update(*wanted, PERIOD_US)
+                self._told = wanted
+
+    def session(self, name: str) -> SessionGroupEngine:
+        """Make the group of a session; see the base class."""
+        return SessionGroupEngine(self, name)
+
+    def oom_kills(self) -> int:
+        """Return the kernel's count; see the base class."""
+        try:
+            return keyed(*self._oom)
+        except OSError:
+            return 0
+
+    def processes(self) -> list[int]:
+        """Return all processes; see the base class."""
+        return pids_below(self._folder)
+
+
+class SessionGroupEngine(SessionGroup):
+    """A session's shells and what descends from them."""
+
+    def __init__(self, container: ContainerGroupEngine, name: str) -> None:
+        self._container, self._name = container, name
+        self._shells: list[int] = []
+        self._used_s = 0.0
+
+    def add(self, pid: int) -> None:
+        """Take a shell in; see the base class."""
+        self._shells = [shell for shell in self._shells if tree.read_process(shell) is not None] + [pid]
+
+    def grant(self, cores: Collection[int], share: float) -> None:
+        """Have the engine grant it; see the base class."""
+        self._container.tell(self._name, (frozenset(cores), quota_us(share, len(cores))))
+
+    def park(self) -> None:
+        """Have the engine take it back; see the base class."""
+        self._container.tell(self._name, None)
+
+    def processes(self) -> list[int]:
+        """Return the shells and what is below them; orphans of process 1 cannot be told apart between sessions."""
+        shells = [pid for pid in self._shells if tree.read_process(pid) is not None]
+        return [*shells, *(process.pid for shell in shells for process in tree.descendants(shell))]
+
+    def cpu_s(self) -> float:
+        """Return the core-seconds of living processes and of those that their parents have waited for; never less than before."""
+        found = (tree.read_process(pid) for pid in self.processes())
+        self._used_s = max(self._used_s, sum(process.cpu_s for process in found if process is not None))
+        return self._used_s
+
+    def freeze(self) -> None:
+        """Nothing that this user may do stops all at once; the kill goes round until none is left."""
+
+    def thaw(self) -> None:
+        """Nothing was stopped."""
+
+    def remove(self) -> None:
+        """Give back what the session held."""
+        self._container.tell(self._name, None)

@@ -1,0 +1,85 @@
+"""Control files: small reads and writes, and where the hierarchies are mounted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def write(path: str, value: str) -> None:
+    """Write one value to a control file. Raises `OSError`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str) -> str:
+    """Return the text of a control file. Raises `OSError`."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read().decode()
+
+
+def keyed(path: str, key: str) -> int:
+    """Return the number behind `key` in a file of lines `key number`; 0 where there is none."""
+    for line in read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+def pids(folder: str) -> list[int]:
+    """Return the processes of a group, none where it is gone; those that this process cannot see are left out."""
+    try:
+        return [pid for pid in map(int, read(f"{folder}/cgroup.procs").split()) if pid]
+    except OSError:
+        return []
+
+
+def pids_below(folder: str) -> list[int]:
+    """Return the processes of a group and of all groups in it."""
+    return [pid for parent, _, _ in os.walk(folder) for pid in pids(parent)]
+
+
+def remove_group(folder: str) -> None:
+    """Remove an empty group; nothing where it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """Where the control groups are: `unified` for version 2, else a folder for each controller of version 1."""
+
+    unified: Path | None
+    by_controller: dict[str, Path]
+
+    @classmethod
+    def of_this_process(cls) -> Mounts:
+        """Read them from /proc."""
+        unified: Path | None = None
+        by_controller: dict[str, Path] = {}
+        for line in read("/proc/self/mountinfo").splitlines():
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split()[:3]
+            point = Path(left.split()[4])
+            if kind == "cgroup2":
+                unified = unified or point
+            elif kind == "cgroup":
+                for controller in options.split(","):
+                    by_controller.setdefault(controller, point)
+        return cls(unified, by_controller)
+
+
+def paths_of(pid: int) -> dict[str, str]:
+    """Return the paths of a process's groups by controller, `""` standing for version 2. Raises `OSError`."""
+    paths: dict[str, str] = {}
+    for line in read(f"/proc/{pid}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            paths[controller] = path
+    return paths

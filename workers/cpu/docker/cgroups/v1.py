@@ -1,0 +1,97 @@
+"""Version 1: one hierarchy for each controller, and in each a child of the container's group for every session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, SessionGroup, core_list, quota_us
+from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, pids_below, read, remove_group, write
+
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "freezer")
+NS_PER_S = 1e9
+
+
+class SessionGroupV1(SessionGroup):
+    """A child group in each of `CONTROLLERS`, whose folders are in `parents`."""
+
+    def __init__(self, parents: dict[str, str], name: str, all_cores: str) -> None:
+        self._folders = {controller: f"{parents[controller]}/{name}" for controller in CONTROLLERS}
+        self._all_cores = all_cores
+        for folder in dict.fromkeys(self._folders.values()):
+            os.mkdir(folder)
+        cpu, cpuset = self._folders["cpu"], self._folders["cpuset"]
+        write(f"{cpuset}/cpuset.mems", read(f"{parents['cpuset']}/cpuset.mems").strip())
+        # Without this, each change of cores would have the kernel rebuild its scheduling domains.
+        write(f"{cpuset}/cpuset.sched_load_balance", "0")
+        self._cores, self._quota = all_cores, PARKED_QUOTA_US
+        write(f"{cpuset}/cpuset.cpus", all_cores)
+        write(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
+        write(f"{cpu}/cpu.cfs_quota_us", str(PARKED_QUOTA_US))
+
+    def add(self, pid: int) -> None:
+        """Take a process in; see the base class."""
+        for folder in dict.fromkeys(self._folders.values()):
+            write(f"{folder}/cgroup.procs", str(pid))
+
+    def grant(self, cores: Collection[int], share: float) -> None:
+        """Write cores, then quota; see the base class."""
+        wanted = core_list(cores) or self._all_cores
+        if wanted != self._cores:
+            write(f"{self._folders['cpuset']}/cpuset.cpus", wanted)
+            self._cores = wanted
+        self._set_quota(quota_us(share, len(cores)))
+
+    def park(self) -> None:
+        """Leave next to no quota; see the base class."""
+        self._set_quota(PARKED_QUOTA_US)
+
+    def _set_quota(self, quota: int) -> None:
+        if quota != self._quota:
+            write(f"{self._folders['cpu']}/cpu.cfs_quota_us", str(quota))
+            self._quota = quota
+
+    def processes(self) -> list[int]:
+        """Return its processes; see the base class."""
+        return pids(self._folders["cpu"])
+
+    def cpu_s(self) -> float:
+        """Return the core-seconds; see the base class."""
+        return int(read(f"{self._folders['cpuacct']}/cpuacct.usage")) / NS_PER_S
+
+    def freeze(self) -> None:
+        """Stop every process; see the base class."""
+        write(f"{self._folders['freezer']}/freezer.state", "FROZEN")
+
+    def thaw(self) -> None:
+        """Let them go on; see the base class."""
+        write(f"{self._folders['freezer']}/freezer.state", "THAWED")
+
+    def remove(self) -> None:
+        """Remove the folders; see the base class."""
+        for folder in dict.fromkeys(self._folders.values()):
+            remove_group(folder)
+
+
+class ContainerGroupV1(ContainerGroup):
+    """The groups that the engine has made for the container whose process 1 is `pid`."""
+
+    def __init__(self, mounts: Mounts, pid: int, all_cores: Collection[int]) -> None:
+        paths = paths_of(pid)
+        self._folders = {name: f"{mounts.by_controller[name]}{paths[name]}" for name in (*CONTROLLERS, "memory")}
+        self._all_cores = core_list(all_cores)
+
+    def session(self, name: str) -> SessionGroupV1:
+        """Make the group of a session; see the base class."""
+        return SessionGroupV1(self._folders, name, self._all_cores)
+
+    def oom_kills(self) -> int:
+        """Return the kernel's count; see the base class."""
+        try:
+            return keyed(f"{self._folders['memory']}/memory.oom_control", "oom_kill")
+        except FileNotFoundError:
+            return 0
+
+    def processes(self) -> list[int]:
+        """Return all processes; see the base class."""
+        return pids_below(self._folders["cpu"])

@@ -1,0 +1,90 @@
+"""Version 2: one hierarchy. The attendant moves to a leaf, `attendant`, so that sessions' groups may have controllers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, UNLIMITED, ContainerGroup, SessionGroup, core_list, quota_us
+from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, pids_below, remove_group, write
+
+ATTENDANT = "attendant"
+US_PER_S = 1e6
+
+
+class SessionGroupV2(SessionGroup):
+    """The child group `folder`."""
+
+    def __init__(self, folder: str, all_cores: str) -> None:
+        self._folder, self._all_cores = folder, all_cores
+        os.mkdir(folder)
+        self._cores, self._quota = "", UNLIMITED
+        self._set_quota(PARKED_QUOTA_US)
+
+    def add(self, pid: int) -> None:
+        """Take a process in; see the base class."""
+        write(f"{self._folder}/cgroup.procs", str(pid))
+
+    def grant(self, cores: Collection[int], share: float) -> None:
+        """Write cores, then quota; see the base class."""
+        wanted = core_list(cores) or self._all_cores
+        if wanted != self._cores:
+            write(f"{self._folder}/cpuset.cpus", wanted)
+            self._cores = wanted
+        self._set_quota(quota_us(share, len(cores)))
+
+    def park(self) -> None:
+        """Leave next to no quota; see the base class."""
+        self._set_quota(PARKED_QUOTA_US)
+
+    def _set_quota(self, quota: int) -> None:
+        if quota != self._quota:
+            write(f"{self._folder}/cpu.max", f"{'max' if quota == UNLIMITED else quota} {PERIOD_US}")
+            self._quota = quota
+
+    def processes(self) -> list[int]:
+        """Return its processes; see the base class."""
+        return pids(self._folder)
+
+    def cpu_s(self) -> float:
+        """Return the core-seconds; see the base class."""
+        return keyed(f"{self._folder}/cpu.stat", "usage_usec") / US_PER_S
+
+    def freeze(self) -> None:
+        """Stop every process; see the base class."""
+        write(f"{self._folder}/cgroup.freeze", "1")
+
+    def thaw(self) -> None:
+        """Let them go on; see the base class."""
+        write(f"{self._folder}/cgroup.freeze", "0")
+
+    def remove(self) -> None:
+        """Remove the folder; see the base class."""
+        remove_group(self._folder)
+
+
+class ContainerGroupV2(ContainerGroup):
+    """The group that the engine has made for the container whose process 1 is `pid`."""
+
+    def __init__(self, mounts: Mounts, pid: int, all_cores: Collection[int]) -> None:
+        assert mounts.unified is not None, "the caller has found version 2"
+        self._folder = f"{mounts.unified}{paths_of(pid)['']}"
+        self._all_cores = core_list(all_cores)
+        leaf = f"{self._folder}/{ATTENDANT}"
+        os.mkdir(leaf)
+        # A group whose children have controllers may have no process of its own.
+        for each in pids(self._folder):
+            write(f"{leaf}/cgroup.procs", str(each))
+        write(f"{self._folder}/cgroup.subtree_control", "+cpu +cpuset")
+
+    def session(self, name: str) -> SessionGroupV2:
+        """Make the group of a session; see the base class."""
+        return SessionGroupV2(f"{self._folder}/{name}", self._all_cores)
+
+    def oom_kills(self) -> int:
+        """Return the kernel's count, that of sessions' groups included; see the base class."""
+        return keyed(f"{self._folder}/memory.events", "oom_kill")
+
+    def processes(self) -> list[int]:
+        """Return all processes; see the base class."""
+        return pids_below(self._folder)

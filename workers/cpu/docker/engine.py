@@ -1,0 +1,290 @@
+"""The Docker engine, as far as containers of environments need it; the only file that knows the `docker` SDK.
+
+What the engine answers is checked and typed here. Every request has a time limit; an engine that does not answer within it
+fails the one action that asked.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import LogConfig, Mount, Ulimit
+
+from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
+
+NODE_LABEL = "tangram.node"
+SNAPSHOT_LABEL = "tangram.snapshot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image that is here. `reference` is what it was asked for by, `bytes` what it takes on disk with all of its layers."""
+
+    reference: str
+    id: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """What the engine is told of a container. `control` is the host's folder that it sees at `control_inside`."""
+
+    name: str
+    node: str
+    image: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    user: str
+    work: str
+    control: str
+    control_inside: str
+    memory_mb: int
+    processes: int
+    open_files: int
+    disk_mb: int
+    disk_hard: bool
+    network: str
+    read_only: bool
+    runtime: str | None
+
+
+class Engine:
+    """A connection to the engine at `url`, by default the one of DOCKER_HOST or the local socket. Any thread may ask.
+
+    Raises:
+        EngineUnavailable: it does not answer.
+
+    """
+
+    def __init__(self, url: str | None = None, timeout_s: float = 60.0) -> None:
+        try:
+            self._api = docker.APIClient(base_url=url, timeout=timeout_s, version="auto", max_pool_size=32, num_pools=32)
+            self._info = self._api.info()
+        except (DockerException, requests.RequestException) as error:
+            raise EngineUnavailable(f"no Docker engine answers: {error}") from error
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the engine lacks that protects the host, in words for a person."""
+        options = " ".join(self._info.get("SecurityOptions") or ())
+        found = [] if "seccomp" in options else ["the engine filters no system calls (no seccomp)"]
+        lacks = {"MemoryLimit": "memory", "PidsLimit": "the number of processes", "CpuCfsQuota": "quotas of cores", "CPUSet": "cores"}
+        found += [f"the engine cannot limit {what}" for key, what in lacks.items() if self._info.get(key) is False]
+        return tuple(found)
+
+    def can_limit_disk(self, image: str) -> bool:
+        """Say whether the engine's storage can hold a container to an amount of disk, by trying it."""
+        host = self._api.create_host_config(storage_opt={"size": "64m"})
+        try:
+            made = self._api.create_container(image, ["true"], host_config=host)
+        except APIError:
+            return False
+        self.remove(made["Id"])
+        return True
+
+    # -- containers ----------------------------------------------------------------------------------------------
+
+    def create(self, spec: ContainerSpec) -> str:
+        """Make a container and return its id; nothing runs in it yet.
+
+        Raises:
+            ContainerFailed: the engine refuses.
+            ImageMissing: the image has gone.
+
+        """
+        memory = spec.memory_mb << 20
+        host = self._api.create_host_config(
+            auto_remove=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges:true"],
+            network_mode=spec.network,
+            ipc_mode="private",
+            pids_limit=spec.processes,
+            mem_limit=memory,
+            memswap_limit=memory,
+            read_only=spec.read_only,
+            runtime=spec.runtime,
+            shm_size=min(memory, 64 << 20),
+            tmpfs=_in_memory(spec) if spec.read_only else None,
+            storage_opt={"size": f"{spec.disk_mb}m"} if spec.disk_hard else None,
+            mounts=[Mount(spec.control_inside, spec.control, type="bind")],
+            log_config=LogConfig(type="none"),
+            ulimits=[
+                Ulimit(name="core", soft=0, hard=0),
+                Ulimit(name="nofile", soft=spec.open_files, hard=spec.open_files),
+                Ulimit(name="fsize", soft=spec.disk_mb << 20, hard=spec.disk_mb << 20),
+            ],
+        )
+        with _refusals(f"container for image {spec.image!r}"):
+            made = self._api.create_container(
+                spec.image,
+                entrypoint=list(spec.command[:1]),
+                command=list(spec.command[1:]),
+                name=spec.name,
+                hostname="sandbox",
+                user=spec.user,
+                working_dir="/",
+                environment=dict(spec.environment),
+                labels={NODE_LABEL: spec.node},
+                healthcheck={"test": ["NONE"]},
+                host_config=host,
+            )
+        container_id: str = made["Id"]
+        return container_id
+
+    def put_folders(self, container_id: str, folders: Sequence[tuple[str, int, int, int]]) -> None:
+        """Make folders in a container: path, owner, group, mode each."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for path, uid, gid, mode in folders:
+                entry = tarfile.TarInfo(path.lstrip("/"))
+                entry.type, entry.uid, entry.gid, entry.mode = tarfile.DIRTYPE, uid, gid, mode
+                archive.addfile(entry)
+        with _refusals("folders of a container"):
+            self._api.put_archive(container_id, "/", packed.getvalue())
+
+    def start(self, container_id: str) -> int:
+        """Start a container and return the id of its process 1, as the engine's host sees it. Raises `ContainerFailed`."""
+        with _refusals("a container"):
+            self._api.start(container_id)
+            pid: int = self._api.inspect_container(container_id)["State"]["Pid"]
+        if pid <= 0:
+            raise ContainerFailed("a container ended as soon as it was started: has its image a /bin/sh?")
+        return pid
+
+    def state(self, container_id: str) -> str:
+        """Return how a container that does not run any more ended, for a person; nothing where there is no telling."""
+        try:
+            state = self._api.inspect_container(container_id)["State"]
+        except (DockerException, requests.RequestException):
+            return ""
+        return "its memory was full" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
+
+    def run(self, container_id: str, argv: Sequence[str]) -> tuple[str, int]:
+        """Start a program in a container, attached to nothing; return the engine's id for it and its process id."""
+        with _refusals("a program in a container"):
+            started: str = self._api.exec_create(container_id, list(argv), stdout=False, stderr=False)["Id"]
+            self._api.exec_start(started, detach=True)
+            pid: int = self._api.exec_inspect(started)["Pid"]
+        return started, pid
+
+    def exit_code(self, started: str) -> int | None:
+        """Return the exit code of a program that `run` started; None while the engine takes it for running, or has forgotten it."""
+        try:
+            code: int | None = self._api.exec_inspect(started)["ExitCode"]
+        except (DockerException, requests.RequestException):
+            return None
+        return code
+
+    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int) -> None:
+        """Hold a container to cores and to a quota of time on them."""
+        with _refusals("the cores of a container"):
+            self._api.update_container(container_id, cpuset_cpus=cores, cpu_quota=quota_us, cpu_period=period_us)
+
+    def update_memory(self, container_id: str, memory_mb: int) -> None:
+        """Hold a container to another amount of memory."""
+        with _refusals("the memory of a container"):
+            self._api.update_container(container_id, mem_limit=memory_mb << 20, memswap_limit=memory_mb << 20)
+
+    def written_bytes(self, container_id: str) -> int:
+        """Return what a container has written to its own layer; 0 where it has gone."""
+        try:
+            answer = self._api._result(self._api._get(self._api._url("/containers/{0}/json", container_id), params={"size": 1}), True)
+        except (DockerException, requests.RequestException):
+            return 0
+        return int(answer.get("SizeRw") or 0)
+
+    def remove(self, container_id: str) -> None:
+        """Remove a container, running or not; nothing where it has gone or is going."""
+        try:
+            self._api.remove_container(container_id, force=True, v=True)
+        except NotFound:
+            return
+        except APIError as error:
+            if error.response is None or error.response.status_code != requests.codes.conflict:
+                raise ContainerFailed(f"a container cannot be removed: {error.explanation}") from error
+
+    def left_by(self, node: str) -> list[str]:
+        """Return the containers that an earlier worker of this node has left."""
+        with _refusals("the list of containers"):
+            return [each["Id"] for each in self._api.containers(all=True, filters={"label": f"{NODE_LABEL}={node}"})]
+
+    # -- images --------------------------------------------------------------------------------------------------
+
+    def image(self, reference: str) -> Image | None:
+        """Return an image that is here; None where it is not."""
+        with _refusals(f"image {reference!r}"):
+            try:
+                found = self._api.inspect_image(reference)
+            except ImageNotFound:
+                return None
+        return Image(reference=reference, id=found["Id"], bytes=int(found["Size"]))
+
+    def pull(self, reference: str, progress: Callable[[int, int], None]) -> None:
+        """Fetch an image with the credentials of Docker's own configuration; `progress` is told bytes done and in all.
+
+        Raises:
+            ImageMissing: the registry has no such image, or lets nobody have it.
+
+        """
+        name, _, tag = reference.rpartition(":") if ":" in reference.rpartition("/")[2] else (reference, "", "latest")
+        layers: dict[str, tuple[int, int]] = {}
+        try:
+            for line in self._api.pull(name, tag=tag, stream=True, decode=True):
+                if "error" in line:
+                    raise ImageMissing(f"image {reference!r} cannot be had: {line['error']}")
+                detail = line.get("progressDetail") or {}
+                if "total" in detail and line.get("id"):
+                    layers[line["id"]] = (int(detail.get("current", 0)), int(detail["total"]))
+                    progress(sum(done for done, _ in layers.values()), sum(total for _, total in layers.values()))
+        except (DockerException, requests.RequestException) as error:
+            raise ImageMissing(f"image {reference!r} cannot be had: {error}") from error
+
+    def commit(self, container_id: str, repository: str, tag: str, environment_id: str) -> str:
+        """Make an image of a container's files, and return its reference. Raises `ContainerFailed`."""
+        label = f"LABEL {SNAPSHOT_LABEL}={environment_id}"
+        with _refusals("a snapshot"):
+            self._api.commit(container_id, repository=repository, tag=tag, changes=[label], pause=False)
+        return f"{repository}:{tag}"
+
+    def remove_image(self, reference: str) -> bool:
+        """Remove an image; False where it is in use."""
+        try:
+            self._api.remove_image(reference)
+        except ImageNotFound:
+            return True
+        except APIError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._api.close()
+
+
+def _in_memory(spec: ContainerSpec) -> dict[str, str]:
+    uid, _, gid = spec.user.partition(":")
+    kept = f"rw,exec,nosuid,nodev,size={spec.disk_mb}m"
+    return {spec.work: f"{kept},uid={uid},gid={gid},mode=0755", "/tmp": f"{kept},mode=1777"}
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Turn what the engine says into the project's errors."""
+    try:
+        yield
+    except ImageNotFound as error:
+        raise ImageMissing(f"{what}: {error.explanation}") from error
+    except APIError as error:
+        raise ContainerFailed(f"{what}: the engine says: {error.explanation or error}") from error
+    except requests.Timeout as error:
+        raise ContainerFailed(f"{what}: the engine did not answer in time") from error
+    except (DockerException, requests.RequestException) as error:
+        raise EngineUnavailable(f"{what}: the Docker engine cannot be reached: {error}") from error

@@ -1,0 +1,102 @@
+"""Files of a container, opened from outside as its own user would open them.
+
+The path is resolved by the kernel with the container's root as its root (openat2, RESOLVE_IN_ROOT; Linux 5.6), so no link
+and no `..` leads out, also not one that changes meanwhile. A worker that is root opens with the user and group of the
+container (setfsuid(2), of this thread alone): it can read and write just what a command could, and new files are the user's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from workers.cpu.docker.container import WORK, Container
+from workers.cpu.errors import FileUnusable, PathIsDirectory
+from workers.cpu.files import FLAGS, RegularFiles
+
+SYS_OPENAT2 = 437
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` with the folder `root` as the root of everything. Raises `OSError`."""
+    how = _How(flags, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    descriptor: int = _libc.syscall(SYS_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return descriptor
+
+
+class ContainerFiles(RegularFiles):
+    """The files of `container`; relative paths start at the work folder."""
+
+    def __init__(self, container: Container, uid: int, gid: int, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self._container, self._uid, self._gid = container, uid, gid
+
+    def open_to_read(self, path: str) -> int:
+        """Open a file of the container; see the base class."""
+        with self._root() as root, self._as_user():
+            return open_in_root(root, _absolute(path), os.O_RDONLY | FLAGS & ~os.O_NOFOLLOW)
+
+    def open_to_write(self, path: str) -> int:
+        """Open or make a file of the container; see the base class."""
+        target = _absolute(path)
+        with self._root() as root, self._as_user():
+            if path.endswith("/"):
+                raise PathIsDirectory(f"{path} names a folder")
+            self._make_folders(root, os.path.dirname(target))
+            return open_in_root(root, target, os.O_WRONLY | os.O_CREAT | FLAGS & ~os.O_NOFOLLOW, 0o644)
+
+    def _make_folders(self, root: int, folder: str) -> None:
+        """Make the folders of a path that are missing, each inside the one before."""
+        try:
+            os.close(open_in_root(root, folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            above, name = os.path.split(folder)
+            self._make_folders(root, above)
+            parent = open_in_root(root, above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.mkdir(name, 0o755, dir_fd=parent)
+            except FileExistsError:
+                return
+            finally:
+                os.close(parent)
+
+    @contextmanager
+    def _root(self) -> Iterator[int]:
+        try:
+            root = os.open(f"/proc/{self._container.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise FileUnusable(f"the container's files cannot be reached: {error.strerror}") from error
+        try:
+            yield root
+        finally:
+            os.close(root)
+
+    @contextmanager
+    def _as_user(self) -> Iterator[None]:
+        """Let this thread's files be opened as the container's user would."""
+        if os.geteuid() != 0:
+            yield
+            return
+        _libc.setfsgid(self._gid)
+        _libc.setfsuid(self._uid)
+        try:
+            yield
+        finally:
+            _libc.setfsuid(0)
+            _libc.setfsgid(0)
+
+
+def _absolute(path: str) -> str:
+    return os.path.join(WORK, path)

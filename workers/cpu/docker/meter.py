@@ -1,0 +1,57 @@
+"""What one command in a container uses: core-seconds from the session's group, memory as far as it was seen.
+
+What an earlier command left running in the same session counts with it. A peak of memory between two looks is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from workers.cpu.abstract import Usage
+from workers.cpu.docker.cgroups.abstract import SessionGroup
+from workers.cpu.docker.container import Container
+from workers.cpu.process import tree
+from workers.cpu.shell.warden import Meter
+
+FIRST_SAMPLE_S, SAMPLE_GROWTH, LONGEST_SAMPLE_S = 0.02, 3.0, 0.1
+
+
+class GroupMeter(Meter):
+    """Counts what is used in `group` from now on."""
+
+    def __init__(self, container: Container, group: SessionGroup) -> None:
+        super().__init__()
+        self._container, self._group = container, group
+        self._interval_s = FIRST_SAMPLE_S
+        self._disk_mb = max(container.written_mb, container.disk_mb)
+        self._before_s, self._ended_before = group.cpu_s(), container.group.oom_kills()
+
+    def next_interval_s(self) -> float:
+        """Return how long to wait for the next look: often at first, for short commands, then seldom."""
+        interval_s = self._interval_s
+        self._interval_s = min(interval_s * SAMPLE_GROWTH, LONGEST_SAMPLE_S)
+        return interval_s
+
+    def sample(self) -> None:
+        """Look once; a group that has gone is as it was at the last look."""
+        with contextlib.suppress(OSError):
+            found = (tree.read_process(pid) for pid in self._group.processes())
+            self.note_rss(sum(process.rss_bytes for process in found if process is not None) / (1 << 20))
+            self.usage = Usage(cpu_s=max(self.last_s, self._group.cpu_s() - self._before_s), at=time.time())
+
+    def remark(self) -> str:
+        """Say that the kernel has ended processes for want of memory; see the base class."""
+        try:
+            ended = self._container.group.oom_kills() - self._ended_before
+        except OSError:
+            return ""
+        memory = f"the environment's {self._container.memory_mb} MB of memory were full"
+        return f"{memory}: the kernel has ended {ended} of its processes" if ended > 0 else ""
+
+    def trespass(self) -> str:
+        """Return why the command must end, once it has written too much; see the base class."""
+        written_mb = self._container.written_mb
+        if written_mb <= self._disk_mb:
+            return ""
+        return f"the environment has written {written_mb:.0f} MB to disk, more than its {self._container.disk_mb} MB"

@@ -1,0 +1,80 @@
+"""What containers are made with: everything that a deployment may choose, checked here, read from the settings elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from tangram.errors import InvalidAction
+
+Pull = Literal["missing", "always", "never"]
+
+_USER = re.compile(r"\d+:\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerLimits:
+    """What each container is held to. Memory is the environment's own, `memory_mb` where it names none; swap is never had.
+
+    `disk_mb` bounds what a container writes: hard where the engine's storage can, else watched every `disk_look_s` seconds
+    while a command runs, and a single file can never be larger. `processes` counts threads, too.
+    """
+
+    memory_mb: int = 2048
+    processes: int = 512
+    open_files: int = 4096
+    disk_mb: int = 4096
+    disk_look_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse limits below 1, and memory that the engine would refuse."""
+        for name in ("processes", "open_files", "disk_mb"):
+            if getattr(self, name) < 1:
+                raise InvalidAction(name, f"must be at least 1, not {getattr(self, name)}")
+        if self.memory_mb < 6:
+            raise InvalidAction("memory_mb", f"must be at least 6 for a container, not {self.memory_mb}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerOptions:
+    """How containers are made.
+
+    `user` is `uid:gid`, never 0 unless `allow_root`. `image` is for environments that name none. `network` is the name of a
+    Docker network, or `none`. With `read_only`, only the work folder and `/tmp` can be written, both in memory. `runtime` is
+    one that the engine knows, such as `runsc`. `warm` says how many containers of an image stand ready.
+    """
+
+    user: str = "1000:1000"
+    allow_root: bool = False
+    image: str | None = None
+    network: str = "none"
+    read_only: bool = False
+    runtime: str | None = None
+    pull: Pull = "missing"
+    image_cache_mb: int | None = None
+    start_timeout_s: float = 60.0
+    starting_limit: int = 4
+    warm: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    limits: ContainerLimits = field(default_factory=ContainerLimits)
+
+    def __post_init__(self) -> None:
+        """Refuse users that are not two numbers, and root where it is not allowed."""
+        if not _USER.fullmatch(self.user):
+            raise InvalidAction("user", f"must be like 1000:1000, not {self.user!r}")
+        if self.user.split(":")[0] == "0" and not self.allow_root:
+            raise InvalidAction("user", "must not be root")
+        if self.starting_limit < 1:
+            raise InvalidAction("starting_limit", f"must be at least 1, not {self.starting_limit}")
+
+    @property
+    def uid(self) -> int:
+        """The user's number."""
+        return int(self.user.split(":")[0])
+
+    @property
+    def gid(self) -> int:
+        """The group's number."""
+        return int(self.user.split(":")[1])

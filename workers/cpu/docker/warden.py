@@ -1,0 +1,306 @@
+"""The warden of a container session: a control group for its processes, and a shell that the engine has started in it.
+
+| of the shell | by                                                                                          |
+|--------------|---------------------------------------------------------------------------------------------|
+| start        | the engine's exec, once a shell: so it has the container's user, filters and capabilities   |
+| group        | it waits on the FIFO `start` until the worker has put it into the session's group           |
+| end          | a descriptor of the process, readable once it has ended; the code is the engine's           |
+
+Everything that a session starts is in its group, however it forks and whoever its parent is. So a kill stops the whole
+group first, and nothing can slip away between two signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from workers.cpu.abstract import Holding
+from workers.cpu.cores import CoreMap
+from workers.cpu.docker.cgroups.abstract import SessionGroup
+from workers.cpu.docker.container import WORK, Container
+from workers.cpu.docker.meter import GroupMeter
+from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
+from workers.cpu.process import tree
+from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Control, make_fifo, make_file
+from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawned, Warden, Wardens
+
+START, LAUNCH = "start", "launch"
+KILL_LIMIT_S, CLOSE_GRACE_S, CODE_LIMIT_S, PAUSE_S = 10.0, 0.2, 1.0, 0.003
+SIGKILL_CODE = 128 + signal.SIGKILL
+
+
+class ContainerWarden(Warden):
+    """One session of a container; its control group is called `name`."""
+
+    def __init__(self, container: Container, name: str, core_map: CoreMap) -> None:
+        if container.has_ended():
+            raise SessionUnavailable("the container has ended")
+        self._container, self._name, self._core_map = container, name, core_map
+        self._group: SessionGroup | None = None
+        self._lock = threading.Lock()
+        self._told: deque[Event] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._watched = select.epoll()
+        self._watched.register(self._bell, select.EPOLLIN)
+        self._watched.register(container.ended, select.EPOLLIN)
+        self._shell, self._shell_fd, self._started = 0, -1, ""
+        self._spared: frozenset[tree.Identity] = frozenset()
+        self._over = threading.Event()
+        self._ending = False
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is an event."""
+        return self._watched.fileno()
+
+    # -- the shell -----------------------------------------------------------------------------------------------
+
+    def spawn(self, control: Control, cwd: str) -> None:
+        """Have the engine start a shell in the session's group; see the base class."""
+        try:
+            if self._group is None:
+                self._group = self._container.group.session(self._name)
+            start = self._prepare(control, cwd)
+            inside = f"{control.inside}/{LAUNCH}"
+            self._started, self._shell = self._container.engine.run(self._container.id, ["/bin/sh", inside])
+            self._take_in(start)
+        except (SandboxError, OSError) as error:
+            self._tell(Refused(f"the shell could not be started: {error}"))
+
+    def _prepare(self, control: Control, cwd: str) -> str:
+        """Write what the shell starts with; return the FIFO on which it waits."""
+        start, launch = str(control.folder / START), str(control.folder / LAUNCH)
+        if not os.path.exists(start):
+            make_fifo(start, READ_BY_SHELL)
+            make_file(launch, READ_BY_SHELL)
+        if not os.path.exists(control.state):
+            make_file(control.state, WRITTEN_BY_SHELL)
+        argv = " ".join(map(shlex.quote, self._container.dialect.argv(control)))
+        lines = (
+            f"read -r line <{control.inside}/{START}",
+            f"cd {shlex.quote(cwd)} 2>/dev/null || cd {WORK} || cd /",
+            f"SHELL={shlex.quote(self._container.dialect.program)} exec {argv} </dev/null >/dev/null 2>&1",
+        )
+        with open(launch, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write("\n".join(lines) + "\n")
+        return start
+
+    def _take_in(self, start: str) -> None:
+        """Put the waiting shell into the group, then let it go on."""
+        assert self._group is not None
+        if self._shell <= 0:
+            raise ContainerFailed("the shell ended at once")
+        go = os.open(start, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self._shell_fd = os.pidfd_open(self._shell)
+            self._group.add(self._shell)
+            self._watched.register(self._shell_fd, select.EPOLLIN)
+            # Until the first command its start is on nobody's account.
+            self._group.grant((), 1.0)
+            os.write(go, b"go\n")
+            self._tell(Spawned(self._shell))
+            self._await_reading(go)
+        finally:
+            os.close(go)
+
+    def _await_reading(self, go: int) -> None:
+        """Keep the FIFO open until the shell has read its line, or has ended."""
+        poller = select.poll()
+        poller.register(self._shell_fd, select.POLLIN)
+        unread = select.poll()
+        unread.register(go, select.POLLIN)
+        while unread.poll(0) and not poller.poll(1):
+            continue
+
+    def folder(self) -> str | None:
+        """Return the folder that the shell is in; see the base class."""
+        try:
+            return os.readlink(f"/proc/{self._shell}/cwd")
+        except OSError:
+            return None
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._told.append(event)
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._bell, 1)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events that have come; see the base class."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._told:
+            yield self._told.popleft()
+        if self._shell_fd >= 0 and _is_readable(self._shell_fd) and not self._container.has_ended():
+            yield Exited(self._shell, self._shell_ended())
+        if self._container.has_ended() or self._over.is_set():
+            yield HungUp("" if self._ending else self._why())
+
+    def _shell_ended(self) -> int:
+        """Forget the shell and return how it ended."""
+        self._watched.unregister(self._shell_fd)
+        os.close(self._shell_fd)
+        self._shell_fd = -1
+        deadline = time.monotonic() + CODE_LIMIT_S
+        # The engine hears of it a moment later than the kernel tells us.
+        while (code := self._container.engine.exit_code(self._started)) is None and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+        return SIGKILL_CODE if code is None else code
+
+    def _why(self) -> str:
+        how = self._container.engine.state(self._container.id)
+        return f"the environment's container ended{f': {how}' if how else ''}"
+
+    # -- grants --------------------------------------------------------------------------------------------------
+
+    def begin(self, holding: Holding) -> None:
+        """Grant, and note what is there already; see the base class."""
+        assert self._group is not None, "a shell was started"
+        self._spared = frozenset(process.identity for process in self._living() if process.pid != self._shell)
+        self.hold(holding)
+
+    def hold(self, holding: Holding) -> None:
+        """Write the grant; see the base class."""
+        assert self._group is not None, "a shell was started"
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            self._group.grant(self._core_map.real(holding.cores), holding.share)
+
+    def park(self) -> None:
+        """Take the cores back, and have the dead collected; see the base class."""
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            if self._group is not None:
+                self._group.park()
+        self._container.bury()
+
+    def meter(self) -> GroupMeter:
+        """Return a meter of the group; see the base class."""
+        assert self._group is not None, "a shell was started"
+        return GroupMeter(self._container, self._group)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def kill(self, grace_s: float) -> None:
+        """End what was not there when the command began; the answer is `Gone`."""
+
+        def work() -> None:
+            left = self._end(self._spared, grace_s)
+            self._container.bury()
+            if self._container.written_mb > self._container.disk_mb:
+                # The next command, which may be there to clear up, is judged by what it writes itself.
+                self._container.look_at_disk()
+            self._tell(Gone(left=tuple(left)))
+
+        threading.Thread(target=work, name="tangram-kill", daemon=True).start()
+
+    def hang_up(self) -> None:
+        """End everything of the session; see the base class."""
+        with self._lock:
+            if self._ending:
+                return
+            self._ending = True
+
+        def work() -> None:
+            left = self._end(frozenset(), CLOSE_GRACE_S)
+            if not left:
+                self._over.set()
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._bell, 1)
+
+        threading.Thread(target=work, name="tangram-hang-up", daemon=True).start()
+
+    def _end(self, spared: frozenset[tree.Identity], grace_s: float) -> list[int]:
+        """End the processes of the group but `spared` ones: by SIGTERM, then by SIGKILL with all stopped; return what is left."""
+        if self._group is None:
+            return []
+        began = time.monotonic()
+        self.hold(Holding())  # Who is out of time does not take notice of a signal.
+        for process in self._living(spared) if grace_s > 0 else ():
+            tree.send(process, signal.SIGTERM)
+            tree.send(process, signal.SIGCONT)
+        while living := self._living(spared):
+            age_s = time.monotonic() - began
+            if age_s > KILL_LIMIT_S:
+                return [process.pid for process in living]
+            if age_s >= grace_s:
+                self._kill_stopped(spared)
+            time.sleep(PAUSE_S)
+        return []
+
+    def _kill_stopped(self, spared: frozenset[tree.Identity]) -> None:
+        assert self._group is not None
+        with contextlib.suppress(FileNotFoundError):
+            self._group.freeze()
+            try:
+                for process in self._living(spared):
+                    tree.send(process, signal.SIGKILL)
+            finally:
+                self._group.thaw()
+
+    def _living(self, spared: frozenset[tree.Identity] = frozenset()) -> list[tree.Process]:
+        """Return the group's living processes, without `spared` ones and their descendants."""
+        assert self._group is not None
+        found = {pid: process for pid in self._group.processes() if (process := tree.read_process(pid)) is not None}
+
+        def is_spared(process: tree.Process | None) -> bool:
+            while process is not None:
+                if process.identity in spared:
+                    return True
+                process = found.get(process.parent)
+            return False
+
+        return [process for process in found.values() if tree.is_alive(process) and not (spared and is_spared(process))]
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait until nothing of the session is left; see the base class."""
+        deadline = time.monotonic() + timeout_s
+        while not self._over.wait(0.01):
+            if self._container.has_ended():
+                return True
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Give descriptors and the group back."""
+        self._watched.close()
+        for descriptor in (self._bell, self._shell_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._bell = self._shell_fd = -1
+        if self._group is not None:
+            # The engine removes what is still in use, with the container.
+            with contextlib.suppress(OSError):
+                self._group.remove()
+
+
+class ContainerWardens(Wardens):
+    """Wardens of one container's sessions."""
+
+    def __init__(self, container: Container, core_map: CoreMap) -> None:
+        self._container, self._core_map = container, core_map
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def warden(self) -> ContainerWarden:
+        """Return a fresh warden with a group of its own; see the base class."""
+        with self._lock:
+            self._count += 1
+            name = f"session-{self._count}"
+        return ContainerWarden(self._container, name, self._core_map)
+
+    def fence(self) -> None:
+        """Nothing is left: a session's group is empty when its warden has ended."""
+
+
+def _is_readable(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
