@@ -10,15 +10,28 @@ from scheduler.model import UNLIMITED, NodeSpec, ServiceSpec
 
 def node_spec(description: Mapping[str, Any]) -> NodeSpec:
     """Return the node that a worker describes (`tangram.wire.WireNode`)."""
+    domains = _domains_of(description)
     return NodeSpec(
         name=str(description["name"]),
         pools=tuple(str(kind) for kind in description["kinds"]),
-        cores=int(description["cores"]),
+        cores=sum(map(len, domains)) if domains else int(description["cores"]),
         memory_mb=int(description["memory_mb"]) or UNLIMITED,
         cells=int(description["cells"]),
         cell_memory_mb=int(description["cell_memory_mb"]) or UNLIMITED,
         labels=frozenset(str(label) for label in description["labels"]),
+        domains=domains,
     )
+
+
+def _domains_of(description: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the worker's cores by domain: each core once, so that it is granted once whatever a worker says."""
+    seen = set[int]()
+    domains = list[tuple[int, ...]]()
+    for named in description.get("domains", ()):
+        domain = tuple(core for core in dict.fromkeys(map(int, named)) if core not in seen)
+        seen.update(domain)
+        domains.append(domain)
+    return tuple(domain for domain in domains if domain)
 
 
 def services_of(description: Mapping[str, Any]) -> list[ServiceSpec]:

@@ -34,6 +34,7 @@ USUAL_S: Final[dict[str, float]] = {
     "cpu.exec": 1.0,
     "cpu.read_file": 0.005,
     "cpu.write_file": 0.005,
+    "cpu.snapshot": 1.0,
     "cpu.close": 0.02,
     "gpu.score": 0.6,
     "gpu.logprobs": 0.6,

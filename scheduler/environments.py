@@ -12,7 +12,6 @@ import heapq
 from scheduler.commands import CloseEnvironment, Stop
 from scheduler.model import Environment, Grant, Waiting
 from scheduler.refusal import cores_refusal
-from scheduler.resources.cpu import CoreGroup
 from scheduler.state import Node, State, memory_of, wants_cores
 from tangram.action import CORES
 
@@ -110,7 +109,7 @@ class Environments:
 
     def _make_pod(self, environment: Environment, node: Node) -> None:
         node.cores.resize(-len(environment.pod_core_ids))
-        self._state.pods[environment.id] = CoreGroup(node.spec.name, environment.pod_core_ids)
+        self._state.pods[environment.id] = node.cores.pod(environment.pod_core_ids)
 
     def opened(self, environment: Environment, now: float) -> None:
         """Note that an environment stands: what was parked for it may go on, unless it is to be closed again."""
@@ -217,6 +216,16 @@ class Environments:
             return
         self.forget(environment, "closed", reason, now)
         self.place(now)
+
+    def gone(self, environment: Environment, reason: str, now: float) -> None:
+        """Note that an environment has ended by itself: what waits for it fails, its room is free once what runs has ended."""
+        if not environment.actions:
+            self.forget(environment, "lost", reason, now)
+            self.place(now)
+            return
+        environment.state, environment.over = "closing", reason
+        self._fail_waiting(environment, f"environment {environment.id} is gone: {reason}", now)
+        self._state.note(environment, reason)
 
     def unqueue(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Take a waiting action out, wherever in its environment it waits."""

@@ -6,7 +6,7 @@ Frozen values cross the border of the core; the slotted classes below them are t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.durations import Estimate, speed_on
@@ -22,7 +22,11 @@ UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """What a node offers. `pools` are among `cpu`, `gpu`, `api`; memory is in MB, per cell for `cell_memory_mb`."""
+    """What a node offers. `pools` are among `cpu`, `gpu`, `api`; memory is in MB, per cell for `cell_memory_mb`.
+
+    `domains` are the ids of its cores by what they share, neighbours next to each other; with none, nothing is known of
+    where they lie, and the ids are 0 to `cores` - 1.
+    """
 
     name: str
     pools: tuple[str, ...] = ("cpu",)
@@ -31,6 +35,11 @@ class NodeSpec:
     cells: int = 0
     cell_memory_mb: int = UNLIMITED
     labels: frozenset[str] = frozenset()
+    domains: tuple[tuple[int, ...], ...] = ()
+
+    def core_domains(self) -> tuple[Sequence[int], ...]:
+        """Return the ids of its cores by domain."""
+        return self.domains or (range(self.cores),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

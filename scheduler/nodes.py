@@ -42,7 +42,7 @@ class Nodes:
         state = self._state
         if spec.name in state.nodes:
             self.lost(spec.name, "its worker was restarted", now, left=False)
-        cores = CoreGroup(spec.name, range(spec.cores))
+        cores = CoreGroup(spec.name, spec.core_domains())
         cells = CellGroup(spec.name, spec.cells, spec.cell_memory_mb)
         state.nodes[spec.name] = Node(spec, cores, cells, spec.memory_mb, now)
         state.offer(spec, 1)
@@ -73,10 +73,13 @@ class Nodes:
         self._forget_closed(node, event, now)
 
     def _forget_closed(self, node: Node, event: events.NodeBeat, now: float) -> None:
-        """Take back the room of environments whose closing nobody waits for, once the node has them no more."""
+        """Take back the room of environments that the node has no more, as nobody waits for their closing or they ended there."""
         environments = [self._state.environments[e] for e in node.environments if e not in event.environments]
-        for environment in [e for e in environments if e.state == "closing" and not e.actions]:
-            self._environments.closed(environment, "closed by the system", now)
+        for environment in environments:
+            if environment.state == "closing" and not environment.actions:
+                self._environments.closed(environment, "closed by the system", now)
+            elif environment.state == "open":
+                self._environments.gone(environment, f"it ended on node {node.spec.name}", now)
 
     def miss(self, beat_s: float, now: float) -> None:
         """Lose the nodes whose last beat is too old."""

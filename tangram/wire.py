@@ -17,9 +17,10 @@ A cancel names tasks, one trajectory of a job, or a whole job:
 | kind | arguments | value of the payload |
 |---|---|---|
 | `cpu.open` | environment, image, memory_mb | null |
-| `cpu.exec` | environment, session, command°, variables | `{"exit_code", "stdout"°, "stderr"°, "truncated", "cpu_s", "max_rss_mb"}` |
+| `cpu.exec` | environment, session, command°, variables, fence| `{"exit_code", "stdout"°, "stderr"°, "truncated", "cpu_s", "max_rss_mb"}` |
 | `cpu.read_file` | environment, path | `{"data"°}` |
 | `cpu.write_file` | environment, path, data°, mode | null |
+| `cpu.snapshot` | environment | `{"image", "node"}` |
 | `cpu.close` | environment | null |
 | `gpu.score` | service, items° | list of floats°, one per item |
 | `gpu.logprobs` | service, token_ids° | `tangram.arrays.PackedFloats`° |
@@ -110,7 +111,9 @@ class WireGrant(TypedDict):
 class WireNode(TypedDict):
     """How a worker presents itself when it joins, and what a beat repeats so that a fresh scheduler learns it.
 
-    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones.
+    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones. `domains`
+    are the ids of its cores as grants shall name them, by what they share, neighbours next to each other; without it they
+    are 0 to `cores` - 1, in one domain.
     """
 
     name: str
@@ -124,6 +127,12 @@ class WireNode(TypedDict):
     running: list[str]
     environments: list[str]
     incarnation: NotRequired[str]
+    domains: NotRequired[list[list[int]]]
+
+
+def node_label(name: str) -> str:
+    """Return the label that only the node `name` has."""
+    return f"node:{name}"
 
 
 def node_queue(name: str) -> str:

@@ -354,15 +354,14 @@ class ElasticCores:
             if climber.units > before:
                 growing.append((climber, running))
             elif climber.units < before:
-                kept, freed = running.grant.core_ids[: climber.units], running.grant.core_ids[climber.units :]
-                self._regrant(look, running, kept)
-                group.give_back(freed)
+                self._regrant(look, running, group.shrink(running.grant.core_ids, climber.units))
         for running in look.whole:
             core_id, share = running.grant.core_ids[0], running.grant.share
-            self._regrant(look, running, group.take(1))
+            self._regrant(look, running, group.take(1, near=(core_id,)))
             group.give_back_share(core_id, share)
         for climber, running in growing:
-            self._regrant(look, running, running.grant.core_ids + group.take(climber.units - running.units))
+            held = running.grant.core_ids
+            self._regrant(look, running, held + group.take(climber.units - running.units, near=held))
         for climber in look.starting:
             self._start(look, climber)
         for waiting, core_id in look.on_shares:

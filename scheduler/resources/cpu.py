@@ -1,7 +1,7 @@
 """Cores: the free ones of a node, and the ones of a pod.
 
 A node's cores are one group. Under a policy with pods, each environment takes cores out of that group for its
-whole life and is a group of its own. Core ids are given lowest first, so that grants lie together.
+whole life and is a group of its own. Which cores a grant gets is a matter of where they lie (`free_cores.py`).
 
 A core is free, held whole by one grant, or shared: then it bears grants of one unit with a `share` below 1, whose shares
 add up to at most 1. Shares are halves, quarters and eighths, so that they always fill a core.
@@ -9,12 +9,12 @@ add up to at most 1. Shares are halves, quarters and eighths, so that they alway
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler.model import Running
 from scheduler.policies.abstract import Group, Release
+from scheduler.resources.free_cores import Domains, FreeCores
 from scheduler.resources.ladder import Climber, Ladder, rungs_within
 from scheduler.resources.queue import WaitQueue
 
@@ -52,10 +52,10 @@ class Peak:
 class CoreGroup(Group):
     """Interchangeable cores with a queue of the actions that are bound to them."""
 
-    def __init__(self, node: str, core_ids: Iterable[int]) -> None:
+    def __init__(self, node: str, domains: Domains) -> None:
         self.node = node
-        self._free = sorted(core_ids)
-        self.capacity = len(self._free)
+        self._free = FreeCores(domains)
+        self.capacity = self._free.count
         self.queue = WaitQueue()
         self.running: dict[str, Running] = {}
         self.ladder = Ladder()
@@ -74,7 +74,16 @@ class CoreGroup(Group):
     @property
     def free(self) -> int:
         """Whole cores that can be granted now."""
-        return len(self._free)
+        return self._free.count
+
+    @property
+    def free_ids(self) -> list[int]:
+        """Their ids, in ascending order."""
+        return self._free.ids()
+
+    def pod(self, core_ids: Iterable[int]) -> CoreGroup:
+        """Return a group of some of these cores, in which they lie as they lie here."""
+        return CoreGroup(self.node, self._free.only(core_ids))
 
     def releases(self) -> Iterable[Release]:
         """Return the expected ends of what runs on these cores."""
@@ -132,35 +141,36 @@ class CoreGroup(Group):
         else:
             self.give_back(running.grant.core_ids)
 
-    def take(self, count: int) -> tuple[int, ...]:
-        """Take the lowest `count` free cores. Raises `ValueError` where there are fewer."""
-        if count > len(self._free):
-            raise ValueError(f"{count} cores wanted of {len(self._free)} free ones on {self.node}")
-        taken = tuple(self._free[:count])
-        del self._free[:count]
-        return taken
+    def take(self, count: int, near: Iterable[int] = ()) -> tuple[int, ...]:
+        """Take `count` free cores that lie together; with `near`, the cores held already, close to these.
+
+        Raises `ValueError` where there are fewer.
+        """
+        if count > self._free.count:
+            raise ValueError(f"{count} cores wanted of {self._free.count} free ones on {self.node}")
+        return self._free.take(count, near)
+
+    def shrink(self, core_ids: Sequence[int], count: int) -> tuple[int, ...]:
+        """Take back all but `count` of the cores that a grant holds; return those that it keeps, which lie together."""
+        return self._free.shrink(core_ids, count)
 
     def claim(self, core_ids: Iterable[int]) -> tuple[int, ...]:
         """Take these very cores as far as they are free, for a grant made by an earlier scheduler; return those taken."""
-        claimed = tuple(core_id for core_id in core_ids if core_id in self._free)
-        self._free = [core_id for core_id in self._free if core_id not in claimed]
-        return claimed
+        return tuple(core_id for core_id in core_ids if self._free.claim(core_id))
 
     def claim_share(self, core_id: int, share: float) -> bool:
         """Take a share of this very core, for a grant made by an earlier scheduler; False where it is not to be had."""
         if self.room.get(core_id, 0.0) >= share:
             self.room[core_id] -= share
             return True
-        if core_id not in self._free:
+        if not self._free.claim(core_id):
             return False
-        self._free.remove(core_id)
         self.room[core_id] = 1.0 - share
         return True
 
-    def give_back(self, core_ids: Iterable[int]) -> None:
+    def give_back(self, core_ids: Sequence[int]) -> None:
         """Return cores that were taken."""
-        for core_id in core_ids:
-            insort(self._free, core_id)
+        self._free.give_back(core_ids)
 
     def take_share(self, share: float) -> int | None:
         """Take a share of the fullest shared core that has room; None where none has."""
@@ -178,7 +188,7 @@ class CoreGroup(Group):
         self.room[core_id] += share
         if self.room[core_id] >= 1.0:
             del self.room[core_id]
-            insort(self._free, core_id)
+            self._free.give_back((core_id,))
 
     def resize(self, capacity_delta: int) -> None:
         """Change the capacity by cores that pods take out of the group or bring back."""

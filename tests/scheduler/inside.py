@@ -72,7 +72,9 @@ def check_node(state: State, node: Node, ledger: Ledger) -> None:
     assert node.memory_free == node.spec.memory_mb - ledger.memory_held(name)
     assert set(node.environments) == {e.id for e in state.environments.values() if e.node == name}
     groups = [node.cores, *(state.pods[e] for e in node.environments if e in state.pods)]
-    assert sorted(core for group in groups for core in check_cores(group)) == list(range(node.spec.cores))
+    assert sorted(core for group in groups for core in check_cores(group)) == sorted(
+        core for domain in node.spec.core_domains() for core in domain
+    )
     cells = node.cells._free + [cell for instance in node.cells.instances for cell in instance.cell_ids]
     assert sorted(cells) == list(range(node.spec.cells))
     assert node.cells._free == sorted(node.cells._free)
@@ -83,7 +85,8 @@ def check_node(state: State, node: Node, ledger: Ledger) -> None:
 def check_cores(group: CoreGroup) -> list[int]:
     """Each core of a group is free, held whole by one grant, or shared; return all of them."""
     running = group.running
-    assert group._free == sorted(set(group._free))
+    assert group.free_ids == sorted(set(group.free_ids))
+    assert group.free == len(group.free_ids)
     shared: dict[int, float] = defaultdict(float)
     for one in running.values():
         if one.grant.share < 1.0:
@@ -91,7 +94,7 @@ def check_cores(group: CoreGroup) -> list[int]:
     assert group.room == {core: 1.0 - borne for core, borne in shared.items()}
     assert min(group.room.values(), default=0.0) >= 0.0
     whole = [core for one in running.values() if one.grant.share == 1.0 for core in one.grant.core_ids]
-    assert group.capacity == len(group._free) + len(whole) + len(shared)
+    assert group.capacity == group.free + len(whole) + len(shared)
     assert set(group.sharing) == {i for i, one in running.items() if one.grant.share < 1.0}
     assert set(group.light) == {i for i, one in running.items() if could_share(one)}
     check_ladder(group)
@@ -100,7 +103,7 @@ def check_cores(group: CoreGroup) -> list[int]:
         used[one.waiting.action.job] += len(one.grant.core_ids) * one.grant.share
     assert {job: peak.used for job, peak in group.peaks.items() if peak.used} == used
     assert all(max(peak.now, peak.before) >= peak.used for peak in group.peaks.values())
-    return [*group._free, *whole, *shared]
+    return [*group.free_ids, *whole, *shared]
 
 
 def could_share(running: Running) -> bool:

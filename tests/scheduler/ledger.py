@@ -179,7 +179,7 @@ class Ledger:
         for books in (held, in_pods):
             assert max(books.values(), default=0.0) <= 1.0, "a core is granted twice"
         for node, core in held:
-            assert node not in self.nodes or core < self.nodes[node].cores
+            assert node not in self.nodes or any(core in domain for domain in self.nodes[node].core_domains())
 
     def held_by_job(self) -> dict[str, dict[str, float]]:
         """Return what the running actions of each job hold of the resources that fairness counts."""

@@ -374,3 +374,36 @@ def test_environments_start_evenly_spaced_under_a_cap_per_second(world: Any) -> 
     w.wake()
     assert (w.now, len(w.started)) == (0.5, 3)
     assert w.core.next_wake(w.now) is None
+
+
+def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_back(world: Any) -> None:
+    # Given two environments on a node that has no memory for a third
+    w = world()
+    w.node(memory_mb=2)
+    w.open("e1", memory_mb=1)
+    w.open("e2", memory_mb=1)
+    w.open("e3", memory_mb=1)
+    # When the node beats without the first
+    w.beat(environments=("e2",))
+    # Then that is lost, later actions on it fail at once, and the third gets its room
+    assert [(note.id, note.state) for note in w.of(commands.NoteEnvironment) if note.id == "e1"][-1] == ("e1", "lost")
+    w.exec("late", "e1")
+    assert w.ended("late")[0] == "failed"
+    assert "open-e3" in w.grants
+
+
+def test_what_runs_in_an_environment_that_has_ended_ends_by_its_worker(world: Any) -> None:
+    # Given a command that runs and one that waits behind it
+    w = world()
+    w.node(memory_mb=1)
+    w.open("e1", memory_mb=1)
+    w.exec("running", "e1", session="main")
+    w.exec("behind", "e1", session="main")
+    # When the node beats without the environment
+    w.beat(running=("running",))
+    # Then what waited fails, what runs is its worker's to end, and only then the room comes back
+    assert w.ended("behind")[0] == "failed" and "running" not in w.ends
+    w.open("e2", memory_mb=1)
+    assert "open-e2" not in w.grants
+    w.finish("running", status="failed", reason="its container ended")
+    assert "open-e2" in w.grants

@@ -22,6 +22,12 @@ from .ledger import SERVICES, Book, Ledger
 from .scene import CLASSES, ENVIRONMENTS, JOBS, NODES, POLICIES, SELDOM, TRAJECTORIES, make_core
 
 
+def in_domains(cores: int, count: int) -> tuple[tuple[int, ...], ...]:
+    """Return cores dealt out to `count` domains, under ids that do not begin at 0; nothing for no domains."""
+    domains = (tuple(range(10 + number, 10 + cores, count)) for number in range(count))
+    return tuple(domain for domain in domains if domain)
+
+
 class CoreMachine(RuleBasedStateMachine):
     """Every event, in any order, with jumps of time."""
 
@@ -43,14 +49,16 @@ class CoreMachine(RuleBasedStateMachine):
         tail_first=st.booleans(),
         nodes=st.sampled_from([1, 2, 0]),
         cores=st.sampled_from([8, 4]),
+        domains=st.sampled_from([0, 2, 3]),
     )
-    def begin(self, policy: str, nodes: int, cores: int, **limits: Any) -> None:
+    def begin(self, policy: str, nodes: int, cores: int, domains: int, **limits: Any) -> None:
         self.policy = policy
         self.limits = Limits(**limits)
         self.core = make_core(policy, self.limits)
         self.ledger = Ledger(self.limits, shares=policy.startswith("static"))
         for name in NODES[:nodes]:
-            self.handle(events.NodeJoined(node=NodeSpec(name=name, pools=("cpu", "gpu", "api"), cores=cores, cells=2, memory_mb=1000)))
+            offered: dict[str, Any] = {"cores": cores, "domains": in_domains(cores, domains), "cells": 2, "memory_mb": 1000}
+            self.handle(events.NodeJoined(node=NodeSpec(name=name, pools=("cpu", "gpu", "api"), **offered)))
         for environment, job in zip(ENVIRONMENTS, JOBS, strict=True):
             if nodes:
                 self.submit(Action(kind="cpu.open", environment=environment, job=job))
@@ -102,11 +110,12 @@ class CoreMachine(RuleBasedStateMachine):
         cell_memory_mb=st.sampled_from([50, 200]),
         labels=st.sampled_from([frozenset(), frozenset({"x"})]),
         pools=st.sampled_from([("cpu",), ("gpu",), ("api",), ("cpu", "gpu", "api"), ("cpu", "gpu", "api")]),
+        domains=st.sampled_from([0, 2, 3]),
         again=SELDOM,
     )
-    def node_joins(self, again: bool, **spec: Any) -> None:
+    def node_joins(self, again: bool, cores: int, domains: int, **spec: Any) -> None:
         if again or spec["name"] not in self.ledger.nodes:
-            self.handle(events.NodeJoined(node=NodeSpec(**spec)))
+            self.handle(events.NodeJoined(node=NodeSpec(cores=cores, domains=in_domains(cores, domains), **spec)))
 
     @rule(name=st.sampled_from(NODES), left=st.booleans(), seldom=SELDOM)
     def node_is_lost(self, name: str, left: bool, seldom: bool) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class CoreMap:
-    """The cores that the worker may use, in order.
+    """The cores that the worker may use, in ascending order.
 
-    An id that is not among them is a *virtual core* and lies on the core `id modulo number of cores`; so a test can
-    have a node of 64 cores on a machine of 2.
+    An id that is among them is that core. Any other is a *virtual core*: so a test can have a node of 64 cores on a
+    machine of 2. Virtual cores are dealt out from the last core downwards, round after round. A node that names its cores
+    0 to n - 1 then has no two of them on one core as long as the machine has n, and beyond that equally many on each.
     """
 
     available: tuple[int, ...]
@@ -23,5 +25,11 @@ class CoreMap:
 
     def real(self, cores: tuple[int, ...]) -> frozenset[int]:
         """Return the cores of this machine on which the granted `cores` lie."""
-        known = frozenset(self.available)
-        return frozenset(core if core in known else self.available[core % len(self.available)] for core in cores)
+        return frozenset(self._real(core) for core in cores)
+
+    def _real(self, core: int) -> int:
+        below = bisect_left(self.available, core)
+        if below < len(self.available) and self.available[below] == core:
+            return core
+        virtual_before = core - below
+        return self.available[-1 - virtual_before % len(self.available)]

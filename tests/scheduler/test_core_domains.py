@@ -1,0 +1,266 @@
+"""Where the cores of a grant lie: together in one domain, and close to what the action holds already.
+
+Small rows of cores are compared with brute force, which looks at every way to choose.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from scheduler import commands
+from scheduler.event_log import decode, encode
+from scheduler.model import NodeSpec
+from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.runs import FreeRuns
+
+ROWS = ((4, 12, 5, 13, 6, 14), (0, 8, 1, 9), (20, 21, 22, 23, 24))
+"""Domains as a machine with siblings has them."""
+
+CORES = tuple(core for row in ROWS for core in row)
+PLACE = {core: (number, place) for number, row in enumerate(ROWS) for place, core in enumerate(row)}
+
+busy_cores = st.sets(st.sampled_from(CORES), max_size=len(CORES))
+
+
+def group_with(busy: set[int]) -> CoreGroup:
+    """Return the cores of these rows, of which some are taken."""
+    group = CoreGroup("n0", ROWS)
+    assert set(group.claim(sorted(busy))) == busy
+    return group
+
+
+def in_rows(cores: Any) -> list[list[int]]:
+    """Return the places of cores in ascending order, for each row."""
+    return [sorted(PLACE[core][1] for core in cores if PLACE[core][0] == number) for number in range(len(ROWS))]
+
+
+def stretches(places: list[int]) -> list[int]:
+    """Return the lengths of the stretches that places make."""
+    lengths: list[int] = []
+    for at, place in enumerate(places):
+        if at and places[at - 1] == place - 1:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
+def rows_used(cores: Any) -> list[int]:
+    return [number for number, places in enumerate(in_rows(cores)) if places]
+
+
+# Taking
+
+
+@given(busy=busy_cores, count=st.integers(1, len(CORES)))
+def test_what_is_taken_comes_from_the_domain_that_fits_best(busy: set[int], count: int) -> None:
+    # Given cores of which some are free
+    group, free = group_with(busy), in_rows(set(CORES) - busy)
+    assume(count <= group.free)
+    # When some are taken
+    taken = group.take(count)
+    # Then they were free, each once, and are so no longer
+    assert len(set(taken)) == len(taken) == count
+    assert sorted({*taken, *group.free_ids}) == sorted(set(CORES) - busy)
+    # And they are of the domain in which fewest are left over, or else of as few domains as can be
+    enough = [len(places) for places in free if len(places) >= count]
+    used = rows_used(taken)
+    if enough:
+        assert [len(free[number]) for number in used] == [min(enough)]
+    else:
+        fewest = next(n for n in range(1, 4) if any(sum(map(len, some)) >= count for some in combinations(free, n)))
+        assert len(used) == fewest
+
+
+@given(busy=busy_cores, count=st.integers(1, len(CORES)))
+def test_within_a_domain_they_lie_in_the_stretch_that_fits_best(busy: set[int], count: int) -> None:
+    # Given cores of which some are free; when some are taken that one domain has
+    group, free = group_with(busy), in_rows(set(CORES) - busy)
+    assume(any(len(places) >= count for places in free))
+    taken = group.take(count)
+    (number,) = rows_used(taken)
+    before, places = stretches(free[number]), in_rows(taken)[number]
+    # Then they lie in one stretch where there is one, in the shortest that is long enough
+    long_enough = [length for length in before if length >= count]
+    if long_enough:
+        assert stretches(places) == [count]
+        left = sorted(before)
+        left.remove(min(long_enough))
+        left += [min(long_enough) - count] * (min(long_enough) > count)
+        assert sorted(stretches(in_rows(group.free_ids)[number])) == sorted(left)
+    else:  # and else in as few as can be
+        fewest = next(n for n in range(1, len(before) + 1) if sum(sorted(before)[-n:]) >= count)
+        assert len({stretch_of(free[number], place) for place in places}) == fewest
+
+
+def stretch_of(places: list[int], place: int) -> int:
+    """Return the first place of the stretch in which a place lies."""
+    while place - 1 in places:
+        place -= 1
+    return place
+
+
+def test_siblings_go_out_together() -> None:
+    # Given a domain of cores with two threads each, of which the first is half taken
+    group = CoreGroup("n0", [(0, 8, 1, 9, 2, 10)])
+    assert group.take(1) == (0,)
+    # When somebody wants one core; then it is the sibling left over, and a pair stays whole for who wants two
+    assert group.take(1) == (8,)
+    assert group.take(2) == (1, 9)
+
+
+# Growing
+
+
+@given(busy=busy_cores, data=st.data())
+def test_what_grows_stays_in_its_domain_and_next_to_itself(busy: set[int], data: st.DataObject) -> None:
+    # Given an action that holds cores of one domain, and others that are taken
+    number = data.draw(st.sampled_from(range(len(ROWS))))
+    held = data.draw(st.sets(st.sampled_from(ROWS[number]), min_size=1))
+    group, free = group_with(busy | held), in_rows(set(CORES) - busy - held)
+    count = data.draw(st.integers(1, len(CORES)))
+    assume(count <= group.free)
+    # When it grows
+    taken = group.take(count, near=tuple(held))
+    # Then as many as can be are of its own domain, and none is granted twice
+    assert len(set(taken)) == count and not set(taken) & (busy | held)
+    at_home = in_rows(taken)[number]
+    assert len(at_home) == min(count, len(free[number]))
+    # And as many of these as can be are next to what it holds, or to each other up to it
+    mine, places = in_rows(held)[number], free[number]
+    touching = {place for place in places if any(reaches(places, place, own) for own in mine)}
+    assert len(touching & set(at_home)) == min(len(at_home), len(touching))
+    # And in one stretch with it where one has enough
+    ends = [sum(stretch_of(places, p) == start for p in places) for start in {stretch_of(places, p) for p in touching}]
+    if any(length >= count for length in ends):
+        assert len(stretches(sorted([*mine, *at_home]))) <= len(stretches(mine))
+
+
+def reaches(free: list[int], place: int, own: int) -> bool:
+    """Say whether all places between two are free."""
+    return all(between in free for between in range(min(place, own) + 1, max(place, own)))
+
+
+@given(held=st.sets(st.sampled_from(CORES), min_size=2), count=st.integers(1, len(CORES)))
+def test_what_lies_in_several_domains_grows_in_one_of_them_where_it_can(held: set[int], count: int) -> None:
+    # Given an action on cores of any domains, the others free
+    group, free = group_with(held), in_rows(set(CORES) - held)
+    assume(count <= group.free)
+    own = rows_used(held)
+    # When it grows; then it goes into no further domain while its own have room
+    taken = group.take(count, near=tuple(held))
+    if any(len(free[number]) >= count for number in own):
+        assert len(rows_used(taken)) == 1
+    if sum(len(free[number]) for number in own) >= count:
+        assert set(rows_used(taken)) <= set(own)
+
+
+# Shrinking
+
+
+@given(held=st.sets(st.sampled_from(CORES), min_size=1, max_size=9).map(tuple), data=st.data())
+def test_what_shrinks_keeps_what_lies_closest_together(held: tuple[int, ...], data: st.DataObject) -> None:
+    # Given an action on any cores; when it gives some of them back
+    count = data.draw(st.integers(1, len(held)))
+    group = group_with(set(held))
+    kept = group.shrink(held, count)
+    # Then it keeps some of its own, and the others are free
+    assert group.free == len(CORES) - count and not set(kept) & set(group.free_ids)
+    assert set(kept) <= set(held) and len(set(kept)) == len(kept) == count
+    # And no other choice lies in fewer domains, nor closer together in one
+    fewest = min(len(rows_used(choice)) for choice in combinations(held, count))
+    assert len(rows_used(kept)) == fewest
+    if fewest == 1:
+        alone = [choice for choice in combinations(held, count) if len(rows_used(choice)) == 1]
+        assert width(kept) == min(width(choice) for choice in alone)
+
+
+def width(cores: tuple[int, ...]) -> int:
+    places = [PLACE[core][1] for core in cores]
+    return max(places) - min(places)
+
+
+# Any order of events
+
+
+@given(size=st.integers(1, 9), steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=40))
+def test_runs_are_the_longest_stretches_of_free_places_at_any_time(size: int, steps: list[tuple[int, int]]) -> None:
+    # Given a row of places; when they are taken, claimed and given back in any order
+    runs, held = FreeRuns(size), list[tuple[int, int]]()
+    for step, number in steps:
+        if step == 0 and held:
+            start, end = held.pop(number % len(held))
+            runs.give_back((1 << end) - (1 << start))
+        elif step == 1 and runs.claim(1 << number % size):
+            held.append((number % size, number % size + 1))
+        elif step >= 2 and runs.free:
+            count = number % runs.free + 1
+            near = sum(1 << place for start, end in held for place in range(start, end))
+            held += runs.take_near(count, near) if step == 3 else runs.take(count)
+        # Then every place is either held once or in a run, and no two runs touch
+        taken = sorted(place for start, end in held for place in range(start, end))
+        free = [place for start, end in runs for place in range(start, end)]
+        assert sorted(taken + free) == list(range(size)) and runs.free == len(free)
+        assert [end - start for start, end in runs] == stretches(free)
+
+
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(0, 99)), max_size=30))
+def test_no_core_is_ever_granted_twice(steps: list[tuple[bool, int, int]]) -> None:
+    # Given the cores of a node; when they are granted, grown and given back in any order
+    group, grants = CoreGroup("n0", ROWS), list[tuple[int, ...]]()
+    for grow, count, number in steps:
+        if count <= group.free and grow and grants:
+            grants[number % len(grants)] += group.take(count, near=grants[number % len(grants)])
+        elif count <= group.free:
+            grants.append(group.take(count))
+        elif grants:
+            group.give_back(grants.pop(number % len(grants)))
+        # Then each core is free or in one grant
+        assert sorted([*group.free_ids, *(core for grant in grants for core in grant)]) == sorted(CORES)
+
+
+# In the core
+
+
+def test_an_elastic_action_stays_in_its_domain_while_it_grows_and_shrinks(world: Any) -> None:
+    # Given a node of two domains, and an action in each
+    w = world("elastic")
+    w.node(cores=8, domains=((0, 4, 1, 5), (2, 6, 3, 7)))
+    for name in ("a", "b"):
+        w.run(name, (2, 4), parallel=0.99, work_s=1000.0)
+    assert [set(w.grants[name].core_ids) for name in ("a", "b")] == [{0, 4, 1, 5}, {2, 6, 3, 7}]
+    # When a third one takes two cores of one of them
+    w.run("c", 2)
+    # Then siblings stay with the one and go to the other
+    (shrunk,) = w.of(commands.Resize)
+    pairs = [set(shrunk.core_ids), set(w.grants["c"].core_ids)]
+    assert pairs in ([{0, 4}, {1, 5}], [{2, 6}, {3, 7}])
+    # And when the third has ended, it has its domain again
+    w.finish("c")
+    assert [set(w.grants[name].core_ids) for name in ("a", "b")] == [{0, 4, 1, 5}, {2, 6, 3, 7}]
+
+
+def test_a_pod_lies_in_one_domain_and_grants_lie_in_it_as_on_the_node(world: Any) -> None:
+    # Given a node of two domains under a policy with pods
+    w = world("static:4")
+    w.node(cores=10, domains=((0, 4, 1, 5, 2), (3, 7, 6, 9, 8)))
+    # When environments open; then each holds cores of one domain
+    for name in ("e0", "e1"):
+        w.open(name)
+    assert [start.grant.core_ids for start in w.of(commands.Start)] == [(0, 4, 1, 5), (3, 7, 6, 9)]
+    # And what runs in one is on neighbours
+    for name in ("first", "second"):
+        w.exec(name, "e0", 2)
+    assert [w.grants[name].core_ids for name in ("first", "second")] == [(0, 4), (1, 5)]
+
+
+def test_a_log_carries_domains_and_one_without_them_still_reads() -> None:
+    # Given a node with domains; when it is written down and read again; then it is the same
+    spec = NodeSpec(name="n0", cores=4, domains=((0, 2), (1, 3)))
+    assert decode(NodeSpec, encode(spec)) == spec
+    # And a line that knows of none means cores 0 to n - 1
+    assert decode(NodeSpec, {"name": "n0", "cores": 2}).core_domains() == (range(2),)

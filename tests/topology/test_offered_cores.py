@@ -1,0 +1,93 @@
+"""What a CPU worker offers: real cores by domain, less the reserved ones; made-up ones where there are not as many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.services_file import ConfigError
+from scheduler.descriptions import node_spec
+from tangram.settings import Settings
+from workers.cpu.cores import CoreMap
+from workers.cpu.topology import Domain, Topology, read_topology
+from workers.start import _describe, _offered_cores
+
+
+def offered(machine: Topology, **given: int) -> list[list[int]]:
+    return _offered_cores(Settings(**given), machine)  # type: ignore[arg-type]
+
+
+def test_all_cores_are_offered_under_their_own_ids(two_sockets: Path) -> None:
+    # Given a machine of two sockets on which a process may use some cores; when it says what it offers
+    machine = read_topology({1, 2, 9, 13}, two_sockets)
+    # Then these are real cores, by socket
+    assert offered(machine) == [[1, 9, 2], [13]]
+
+
+def test_fewer_cores_are_the_first_ones(two_sockets: Path) -> None:
+    assert offered(read_topology(range(16), two_sockets), cores=9) == [[0, 8, 1, 9, 2, 10, 3, 11], [4]]
+
+
+def test_reserved_cores_are_not_offered(two_sockets: Path) -> None:
+    # Given cores for the system; when all others are wanted, or more of them than are left; then what is left is offered
+    machine = read_topology(range(16), two_sockets)
+    left = [[1, 9, 2, 10, 3, 11], [4, 12, 5, 13, 6, 14, 7, 15]]
+    assert offered(machine, reserved_cores=2) == offered(machine, reserved_cores=2, cores=16) == left
+
+
+def test_more_cores_than_there_are_are_virtual_ones() -> None:
+    assert offered(Topology((Domain(((3,),)), Domain(((7,),)))), cores=4) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("reserved", [2, 3])
+def test_nothing_left_is_refused_in_one_line(reserved: int) -> None:
+    # Given two cores; when both are reserved; then the worker says so and does not start
+    with pytest.raises(ConfigError, match=f"^TANGRAM_RESERVED_CORES={reserved} leaves nothing of the 2 cores here$"):
+        offered(Topology((Domain(((0, 1),)),)), reserved_cores=reserved)
+
+
+# How the scheduler takes it
+
+
+def test_the_scheduler_learns_the_domains() -> None:
+    # Given a worker's description with domains; when the scheduler takes it in; then it knows as many cores in them
+    description = _describe("cpu", Settings(node_name="n0"), cores=3, domains=[[4, 6], [5]])
+    assert (node_spec(description).cores, node_spec(description).domains) == (3, ((4, 6), (5,)))
+
+
+def test_a_description_without_domains_is_one_of_numbered_cores() -> None:
+    # Given a description without domains; when the scheduler takes it in; then the cores are 0 to n - 1
+    spec = node_spec(_describe("cpu", Settings(node_name="n0"), cores=3))
+    assert [list(domain) for domain in spec.core_domains()] == [[0, 1, 2]]
+
+
+def test_a_core_that_is_named_twice_counts_once() -> None:
+    spec = node_spec(_describe("cpu", Settings(node_name="n0"), cores=5, domains=[[1, 2, 1], [2], [2, 3]]))
+    assert (spec.cores, spec.domains) == (3, ((1, 2), (3,)))
+
+
+# Where the ids lie
+
+affinities = st.sets(st.integers(0, 40), min_size=1, max_size=12)
+
+
+@given(available=affinities, count=st.integers(1, 100))
+def test_numbered_cores_are_spread_evenly_over_the_machine(available: set[int], count: int) -> None:
+    # Given a node of cores 0 to n - 1 on any machine; when each is looked up
+    core_map = CoreMap(tuple(sorted(available)))
+    on = [next(iter(core_map.real((core,)))) for core in range(count)]
+    # Then no core bears two more than another: none bears two where there are as many
+    borne = [on.count(core) for core in available]
+    assert max(borne) - min(borne) <= 1
+
+
+@given(available=affinities)
+def test_offered_ids_of_real_cores_are_these_cores(available: set[int]) -> None:
+    # Given any machine; when all its cores are offered; then each id is its own core
+    cores = [core for domain in offered(read_topology(available, Path("/nowhere"))) for core in domain]
+    core_map = CoreMap(tuple(sorted(available)))
+    assert all(core_map.real((core,)) == {core} for core in cores)
+    assert set(cores) == available
