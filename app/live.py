@@ -11,8 +11,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +32,9 @@ from tangram.settings import Settings
 from tangram.wire import BLOB_TTL_S
 
 BURN = Path(__file__).resolve().parent.parent / "workers" / "cpu" / "burn.py"
+BURN_INSIDE = ".tangram-burn.py"
+"""Where an environment has that program, whatever it is made of; it needs a python3 on the PATH."""
+
 PLACEHOLDER = "{demo}"
 CLOSE_WAIT_S = 30.0
 WATCH_S = 0.5
@@ -86,7 +87,7 @@ class LiveReplay:
         self._told = told
         self._progress = progress
         self._check = check
-        self._files: dict[str, Any] = {}
+        self._files: dict[tuple[str | None, bool], Any] = {}
         self._records: list[ActionRecord] = []
         self._opened: dict[str, str] = {}
         self._prepared = [self._prepare(number, trajectory) for number, trajectory in enumerate(trace.trajectories)]
@@ -130,8 +131,9 @@ class LiveReplay:
         arguments: dict[str, Any] = {"environment": environment}
         if trajectory.memory_mb:
             arguments["memory_mb"] = trajectory.memory_mb
-        if "files" in trajectory.extra:
-            arguments["files"] = self._starting_files(str(trajectory.extra["files"]))
+        files = self._starting_files(trajectory)
+        if files is not None:
+            arguments["files"] = files
         handle = await client.submit(opening.with_arguments(**arguments))
         self._opened[handle.id] = f"{number}.0.0"
         try:
@@ -274,17 +276,24 @@ class LiveReplay:
             arguments["work_s"] = recorded.work_s
         return arguments
 
-    def _starting_files(self, relative: str) -> Any:
-        if relative not in self._files:
-            listed = {path: base64.b64encode(content).decode("ascii") for path, content in starting_files(self._folder / relative)}
-            self._files[relative] = self._blobs.put_text(json.dumps(listed))
-        return self._files[relative]
+    def _starting_files(self, trajectory: Trajectory) -> Any:
+        """Return the files that a trajectory's environment starts with; None where it starts with none."""
+        relative = str(trajectory.extra["files"]) if "files" in trajectory.extra else None
+        burns = any(action.kind == "cpu.exec" and not action.command for step in trajectory.steps for action in step.actions)
+        if relative is None and not burns:
+            return None
+        if (relative, burns) not in self._files:
+            files = dict(starting_files(self._folder / relative)) if relative is not None else {}
+            files |= {BURN_INSIDE: BURN.read_bytes()} if burns else {}
+            listed = {path: base64.b64encode(content).decode("ascii") for path, content in files.items()}
+            self._files[relative, burns] = self._blobs.put_text(json.dumps(listed))
+        return self._files[relative, burns]
 
 
 def burn_command(recorded: TraceAction) -> str:
     """Return a command that uses as much CPU as the action was recorded with."""
     curve = recorded.elasticity.curve
-    burn = " ".join(shlex.quote(word) for word in (sys.executable, "-S", "-E", str(BURN)))
+    burn = f'python3 -S -E "$HOME/{BURN_INSIDE}"'
     dop, most = "${TANGRAM_DOP:-1}", max(recorded.elasticity.units)
     if isinstance(curve, Table):
         # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).

@@ -17,7 +17,7 @@ from tangram.errors import (
     TangramError,
 )
 from tangram.handles import AsyncHandle, Handle
-from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Texts
+from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import ClientClosed
 from tangram.settings import Settings
 
@@ -47,6 +47,7 @@ __all__ = [
     "ResultNotReady",
     "Scores",
     "Settings",
+    "Snapshot",
     "StackUnreachable",
     "Table",
     "TangramError",

@@ -25,7 +25,7 @@ CELLS = "cells"
 MEMORY_MB = "memory_mb"
 QUOTA_PREFIX = "quota:"
 
-CPU_KINDS = ("cpu.open", "cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.close")
+CPU_KINDS = ("cpu.open", "cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.snapshot", "cpu.close")
 GPU_KINDS = ("gpu.score", "gpu.logprobs", "gpu.generate")
 API_KINDS = ("api.call",)
 KINDS = CPU_KINDS + GPU_KINDS + API_KINDS

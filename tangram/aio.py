@@ -18,7 +18,7 @@ from tangram.action import Action
 from tangram.calls import CallOptions, ExecOptions, Limits, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import AsyncHandle
-from tangram.results import ExecResult, Logprobs, Response, Scores, Texts
+from tangram.results import ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
 
@@ -38,12 +38,15 @@ class AsyncClient:
         *,
         trajectory: str,
         image: str | None = None,
+        snapshot: Snapshot | None = None,
         memory_mb: int | None = None,
         requires: Iterable[str] = (),
         **limits: Unpack[Limits],
     ) -> AsyncEnvironment:
         """Open an environment of `trajectory`; see `Client.open`."""
-        action = calls.open_environment(self.job, trajectory=trajectory, image=image, memory_mb=memory_mb, requires=requires, **limits)
+        action = calls.open_environment(
+            self.job, trajectory=trajectory, image=image, snapshot=snapshot, memory_mb=memory_mb, requires=requires, **limits
+        )
         session = await self._connected()
         await session.open_environment(action)
         return AsyncEnvironment(session, calls.place_of(action))
@@ -173,6 +176,11 @@ class AsyncEnvironment:
     async def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         await self._session.submit(calls.write_file(self._place, path, data, mode))
+
+    async def snapshot(self) -> Snapshot:
+        """Keep the files as they are now; see `Environment.snapshot`."""
+        snapshot: Snapshot = await self._session.submit(calls.snapshot(self._place))
+        return snapshot
 
     async def close(self) -> None:
         """End its processes and throw its files away. Idempotent."""

@@ -15,6 +15,8 @@ from typing import Any, TypedDict
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, Action, Cost, command_class
 from tangram.elasticity import make_curve
 from tangram.errors import InvalidAction
+from tangram.results import Snapshot
+from tangram.wire import node_label
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -50,13 +52,15 @@ class ExecOptions(Limits, total=False):
     (E(m) by m) says what units do to its duration, `work_s` its seconds on one core. Where several amounts are given and
     neither is said, nine tenths are hoped to be parallel, until core-seconds show what is. `action_class` says which
     commands are alike, those with the same first word by default. It is killed when it prints nothing for
-    `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment.
+    `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment. With
+    `fence`, whatever earlier commands left running in the environment is ended first, as before a scoring run.
     An `idempotent` command may run again after its node was lost.
     """
 
     units: Sequence[int]
     output_timeout_s: float | None
     session: str
+    fence: bool
     parallel_fraction: float | None
     efficiency: Mapping[int | str, float] | None
     work_s: float | None
@@ -102,13 +106,18 @@ def open_environment(
     *,
     trajectory: str,
     image: str | None = None,
+    snapshot: Snapshot | None = None,
     memory_mb: int | None = None,
     requires: Iterable[str] = (),
     timeout_s: float | None = None,
     queue_timeout_s: float | None = None,
     priority: int | None = None,
 ) -> Action:
-    """Open a fresh environment, under an id made up here."""
+    """Open a fresh environment, under an id made up here; from a `snapshot` it has the files of that, on the same node."""
+    if snapshot is not None:
+        if image is not None:
+            raise InvalidAction("image", "give either an image or a snapshot, not both")
+        image, requires = snapshot.image, (*requires, node_label(snapshot.node))
     environment = f"env-{secrets.token_hex(8)}"
     return Action(
         kind="cpu.open",
@@ -124,6 +133,17 @@ def open_environment(
     )
 
 
+def snapshot(place: Place) -> Action:
+    """Keep the files of an environment as they are now, for environments to be opened from."""
+    return Action(
+        kind="cpu.snapshot",
+        arguments={"environment": place.environment},
+        job=place.job,
+        trajectory=place.trajectory,
+        environment=place.environment,
+    )
+
+
 def execute(
     place: Place,
     command: str,
@@ -133,6 +153,7 @@ def execute(
     queue_timeout_s: float | None = None,
     output_timeout_s: float | None = None,
     session: str = "main",
+    fence: bool = False,
     parallel_fraction: float | None = None,
     efficiency: Mapping[int | str, float] | None = None,
     work_s: float | None = None,
@@ -149,7 +170,9 @@ def execute(
         parallel_fraction = HOPED_PARALLEL_FRACTION
     return Action(
         kind="cpu.exec",
-        arguments=_given(environment=place.environment, session=session, command=command, variables=_variables(variables)),
+        arguments=_given(
+            environment=place.environment, session=session, command=command, variables=_variables(variables), fence=fence or None
+        ),
         cost=cost,
         curve=make_curve(parallel_fraction, efficiency),
         job=place.job,

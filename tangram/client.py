@@ -16,7 +16,7 @@ from tangram.action import Action
 from tangram.calls import CallOptions, ExecOptions, Limits, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import ExecResult, Logprobs, Response, Scores, Texts
+from tangram.results import ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
 
@@ -52,15 +52,19 @@ class Client:
         *,
         trajectory: str,
         image: str | None = None,
+        snapshot: Snapshot | None = None,
         memory_mb: int | None = None,
         requires: Iterable[str] = (),
         **limits: Unpack[Limits],
     ) -> Environment:
         """Open an environment of `trajectory` and wait until it is there.
 
-        `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have.
+        `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a
+        `snapshot` it has the files of that, and is opened on the same node.
         """
-        action = calls.open_environment(self.job, trajectory=trajectory, image=image, memory_mb=memory_mb, requires=requires, **limits)
+        action = calls.open_environment(
+            self.job, trajectory=trajectory, image=image, snapshot=snapshot, memory_mb=memory_mb, requires=requires, **limits
+        )
         self._session.open_environment(action).result()
         return Environment(self._session, calls.place_of(action))
 
@@ -170,6 +174,14 @@ class Environment:
     def write_file(self, path: str, data: bytes | str, mode: int | None = None) -> None:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         self._session.submit(calls.write_file(self._place, path, data, mode)).result()
+
+    def snapshot(self) -> Snapshot:
+        """Keep the files as they are now, so that other environments can be opened from them: one prepared state for a group.
+
+        Running commands go on meanwhile. Raises `ActionFailed` where the node's environments are not containers.
+        """
+        snapshot: Snapshot = self._session.submit(calls.snapshot(self._place)).result()
+        return snapshot
 
     def close(self) -> None:
         """End its processes and throw its files away. Idempotent."""

@@ -25,7 +25,7 @@ from tangram.action import KINDS
 from tangram.arrays import ArrayError, unpack_floats
 from tangram.blobs import Blobs
 from tangram.errors import BY_STATUS, ActionCancelled, ActionError, ActionFailed
-from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Texts
+from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 
 _ERRORS = {error.__name__: error for error in BY_STATUS.values()}
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -64,6 +64,13 @@ class _File(BaseModel):
     """The value of `cpu.read_file`."""
 
     data: _MaybeBlob
+
+
+class _Snapshot(BaseModel):
+    """The value of `cpu.snapshot`."""
+
+    image: str
+    node: str
 
 
 class _Answer(BaseModel):
@@ -156,6 +163,11 @@ def _read_file(payload: _Payload, act: _Timer, blobs: Blobs) -> bytes:
     return blobs.get(_File.model_validate(payload.value).data)
 
 
+def _snapshot(payload: _Payload, act: _Timer, blobs: Blobs) -> Snapshot:
+    value = _Snapshot.model_validate(payload.value)
+    return Snapshot(value.image, value.node)
+
+
 def _nothing(payload: _Payload, act: _Timer, blobs: Blobs) -> None:
     return None
 
@@ -189,6 +201,7 @@ _DECODERS: dict[str, Callable[[_Payload, _Timer, Blobs], Any]] = {
     "cpu.exec": _exec,
     "cpu.read_file": _read_file,
     "cpu.write_file": _nothing,
+    "cpu.snapshot": _snapshot,
     "cpu.close": _nothing,
     "gpu.score": _scores,
     "gpu.logprobs": _logprobs,

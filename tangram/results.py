@@ -47,6 +47,14 @@ class ExecResult:
     max_rss_mb: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files of an environment as they were, as an `image` on the node `node`; environments can be opened from it there."""
+
+    image: str
+    node: str
+
+
 class Scores(list[float]):
     """Scores of a reward model, one per item, as a plain list that also carries `act` and `dop`."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tangram import Action, Client, InvalidAction, Settings, calls
+from tangram import Action, Client, InvalidAction, Settings, Snapshot, calls
 from tangram.elasticity import FLAT, Amdahl
 
 PLACE = calls.Place("j", "t", "env-1")
@@ -50,6 +50,7 @@ def test_wrong_words_for_a_command_are_named(words: dict[str, Any], field: str) 
     [
         (lambda: calls.open_environment("j", trajectory="t", requires="gpu"), "requires"),
         (lambda: calls.open_environment("j", trajectory="t", memory_mb=0), "cost.memory_mb"),
+        (lambda: calls.open_environment("j", trajectory="t", image="i", snapshot=Snapshot("s", "n")), "image"),
         (lambda: calls.write_file(PLACE, "a", 5), "data"),  # type: ignore[arg-type]
         (lambda: calls.write_file(PLACE, "a", b"", mode=0o7777), "mode"),
         (lambda: calls.read_file(PLACE, ""), "path"),
@@ -138,3 +139,10 @@ def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_el
     assert (hoped.action_class, single.action_class) == ("pytest", "ls")
     assert said.curve.speedup(4) == 1.0
     assert single.curve == FLAT
+
+
+def test_an_environment_from_a_snapshot_goes_where_that_is() -> None:
+    # Given a snapshot on a node; when an environment is to be opened from it; then it asks for the image and for that node
+    action = calls.open_environment("j", trajectory="t", snapshot=Snapshot("kept:1", "n7"), requires=["fast"])
+    assert action.arguments["image"] == "kept:1"
+    assert action.requires == ("fast", "node:n7")

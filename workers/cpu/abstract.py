@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from tangram.errors import InvalidAction
+from workers.cpu.errors import SnapshotUnsupported
 
 Status = Literal["succeeded", "timed_out", "cancelled", "failed"]
 
@@ -211,6 +212,16 @@ class Sandbox(ABC):
     @abstractmethod
     def get(self, environment_id: str) -> Environment:
         """Return an open environment. Raises `EnvironmentGone` when there is none of this id."""
+
+    def snapshot(self, environment_id: str) -> str:
+        """Keep the files of an environment as they are now, and return the image from which others can be opened here.
+
+        Raises:
+            EnvironmentGone: it is not open here.
+            SnapshotUnsupported: environments of this kind have no snapshots.
+
+        """
+        raise SnapshotUnsupported("only containers have snapshots")
 
     @abstractmethod
     def environments(self) -> tuple[Environment, ...]:

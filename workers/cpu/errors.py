@@ -25,6 +25,10 @@ class ImageUnsupported(SandboxError, ValueError):
     """Raised when an image is asked of a sandbox that has none."""
 
 
+class SnapshotUnsupported(SandboxError, NotImplementedError):
+    """Raised when a snapshot is asked of environments that have none."""
+
+
 class SandboxInUse(SandboxError, BlockingIOError):
     """Raised when the base folder belongs to another living sandbox."""
 

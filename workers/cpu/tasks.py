@@ -60,6 +60,13 @@ def write_file(self: PayloadTask, environment: str, path: str, data: Any, mode: 
         cpu().sandbox.get(environment).write_file(path, content, mode)
 
 
+@app.task(name="cpu.snapshot", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def snapshot(self: PayloadTask, environment: str) -> dict[str, Any]:
+    """Keep the files of an environment as they are now."""
+    with refusals():
+        return {"image": cpu().sandbox.snapshot(environment), "node": this_node().name}
+
+
 @app.task(name="cpu.exec", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
 def execute(
     self: PayloadTask,
