@@ -9,19 +9,22 @@ when the shell has died. When the worker dies, each keeper reads the end of its 
 
     worker ── nursery ── keeper (one a session) ── shell ── the commands
 
+A session that is set apart from the host has a holder too, see `holder.py`: it stands until the keeper exits.
+
 The nursery takes two messages, each with one socket: `keeper` forks a keeper that serves the socket; `fence` kills
 orphans of keepers that were killed, then closes it. A keeper takes JSON objects and sends JSON objects:
 
-| to the keeper                        | answer                                                       |
-|--------------------------------------|--------------------------------------------------------------|
-| `{"do": "spawn", argv, env, cwd, …}` | `spawned` with pid and keeper, or `refused` with reason      |
-| `{"do": "kill", spared, grace_s}`    | `gone` with max_rss_mb, left: pids that would not die        |
-| end of file                          | all below is killed, the keeper exits                        |
-| (the shell ends by itself)           | `exited` with pid, code, max_rss_mb                          |
+| to the keeper                        | answer                                                                |
+|--------------------------------------|-----------------------------------------------------------------------|
+| `{"do": "spawn", argv, env, cwd, …}` | `spawned` with pid, keeper, holder (its pids), or `refused` with reason |
+| `{"do": "kill", spared, grace_s}`    | `gone` with max_rss_mb, left: pids that would not die                 |
+| end of file                          | all below is killed, the keeper exits                                 |
+| (the shell ends by itself)           | `exited` with pid, code, max_rss_mb                                   |
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -35,11 +38,15 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from workers.cpu.process import tree
+from workers.cpu.process.groups import bounded_group, write_text
+from workers.cpu.process.holder import Holder, HolderFailed, enter, reset_signals, start_holder
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 MESSAGE_BYTES = 1 << 18
 KILL_LIMIT_S = 10.0
 CLOSE_GRACE_S = 0.2
+STUBBORN_S = 1.0
+WALKS = 3
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -86,29 +93,47 @@ def attend(channel: socket.socket, alarm: Alarm, reap: Callable[[], None], answe
             return
 
 
-def kill_below(spared: set[tree.Identity], grace_s: float, alarm: Alarm, reap: Callable[[], None]) -> list[int]:
-    """End the processes below this one: SIGTERM, after `grace_s` seconds SIGKILL, until none is found.
+def kill_below(
+    spared: set[tree.Identity], grace_s: float, alarm: Alarm, reap: Callable[[], None], holder: Holder | None = None
+) -> list[int]:
+    """End the processes below this one, but for a `holder`: SIGTERM, after `grace_s` seconds SIGKILL, until none is found.
 
+    What starts processes faster than they are found goes with the holder, `STUBBORN_S` seconds later.
     Returns the ids of those that still live `KILL_LIMIT_S` seconds later (stuck in the kernel).
     """
     began = time.monotonic()
-    me = os.getpid()
+    roots, passed = below_with(os.getpid(), holder)
     if grace_s > 0:
-        for process in tree.descendants(me, spared):
+        for process in tree.descendants(roots, spared, passed):
             tree.send(process, signal.SIGTERM)
             # A stopped process takes the signal only once it goes on.
             tree.send(process, signal.SIGCONT)
     while True:
         reap()
-        living = tree.descendants(me, spared)
+        living = first_found(lambda: tree.descendants(roots, spared, passed))
         age_s = time.monotonic() - began
         if not living or age_s > KILL_LIMIT_S:
             return [process.pid for process in living]
+        if holder is not None and age_s >= grace_s + STUBBORN_S:
+            holder.end()
         if age_s >= grace_s:
             for process in living:
                 tree.send(process, signal.SIGKILL)
         select.select([alarm.reading], [], [], 0.005)
         alarm.clear()
+
+
+def first_found(walk: Callable[[], list[tree.Process]]) -> list[tree.Process]:
+    """Return the first walk that finds something, of `WALKS`: one that goes on while a parent dies misses its children."""
+    for _ in range(WALKS - 1):
+        if living := walk():
+            return living
+    return walk()
+
+
+def below_with(keeper: int, holder: Holder | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where a walk of a session's processes starts, and what it passes over."""
+    return ((keeper,), ()) if holder is None else ((keeper, holder.init.pid), holder.pids)
 
 
 class Keeper:
@@ -118,6 +143,8 @@ class Keeper:
         self.channel = channel
         self.alarm = Alarm()
         self.shell = 0
+        self.holder: Holder | None = None
+        self.group: str | None = None
         self.max_rss_mb = 0.0
         # A forked shell starts its record of memory with that of this process.
         self.own_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -126,7 +153,13 @@ class Keeper:
     def serve(self) -> None:
         """Answer until the worker closes its end; then leave no process."""
         attend(self.channel, self.alarm, self.reap, self.answer)
-        kill_below(set(), CLOSE_GRACE_S, self.alarm, self.reap)
+        kill_below(set(), CLOSE_GRACE_S, self.alarm, self.reap, self.holder)
+        if self.holder is not None:
+            self.holder.end()
+            kill_below(set(), 0.0, self.alarm, self.reap)
+        if self.group is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.group)
 
     def answer(self) -> bool:
         """Do what one message asks; return False at the end of file."""
@@ -166,25 +199,33 @@ class Keeper:
                 self.shell = 0
                 code = os.waitstatus_to_exitcode(status)
                 self.say("exited", pid=pid, code=code if code >= 0 else 128 - code, max_rss_mb=rss_mb)
+            elif self.holder is not None and pid == self.holder.bwrap.pid:
+                self.holder.close()
+                self.holder = None
 
     def kill(self, asked: dict[str, Any]) -> None:
         """End all but the spared processes and report the largest memory among them."""
         self.max_rss_mb = 0.0
         spared = {(int(pid), int(start)) for pid, start in asked["spared"]}
-        left = kill_below(spared, float(asked["grace_s"]), self.alarm, self.reap)
+        left = kill_below(spared, float(asked["grace_s"]), self.alarm, self.reap, self.holder)
         self.say("gone", max_rss_mb=self.max_rss_mb, left=left)
 
     def spawn(self, asked: dict[str, Any]) -> None:
-        """Fork the shell."""
-        parent = os.getpid()
+        """Start the shell, inside of the holder if it is to be set apart."""
         try:
-            self.shell = os.fork()
+            self.shell = self.fork_inside(asked, asked["apart"]) if asked["apart"] else self.fork_shell(asked, os.getpid())
         except OSError as error:
-            self.say("refused", reason=f"cannot fork: {error.strerror}")
-            return
-        if self.shell:
-            self.say("spawned", pid=self.shell, keeper=parent)
-            return
+            self.say("refused", reason=f"cannot start the shell: {error}")
+        except HolderFailed as error:
+            self.say("refused", reason=f"cannot set the shell apart from the host: {error}")
+        else:
+            self.say("spawned", pid=self.shell, keeper=os.getpid(), holder=self.holder.pids if self.holder is not None else ())
+
+    def fork_shell(self, asked: dict[str, Any], parent: int | None) -> int:
+        """Fork the shell and return its id; it goes with `parent`, unless what it is born in sees to that."""
+        shell = os.fork()
+        if shell:
+            return shell
         try:
             self.alarm.close()
             become_shell(asked, parent)
@@ -193,19 +234,57 @@ class Keeper:
         finally:
             os._exit(127)
 
+    def fork_inside(self, asked: dict[str, Any], apart: dict[str, Any]) -> int:
+        """Start the shell inside of the holder and return its id. Raises `HolderFailed`."""
+        reason = "bwrap ends as soon as it stands"
+        for _ in range(2):
+            if self.holder is not None and not self.holder.stands():
+                # What is inside has ended it, or is just about to.
+                self.holder.end()
+                self.holder = None
+            if self.holder is None:
+                self.group = self.group or bounded_group(apart["groups"], os.getpid(), apart["processes"])
+                self.holder = start_holder(apart["program"], apart["arguments"])
+            shell, reason = self.try_inside(asked, self.holder)
+            if shell:
+                return shell
+            self.holder.end()
+            self.holder = None
+        raise HolderFailed(reason)
 
-def become_shell(asked: dict[str, Any], parent: int) -> NoReturn:
-    """Turn this freshly forked process into the session's shell."""
+    def try_inside(self, asked: dict[str, Any], holder: Holder) -> tuple[int, str]:
+        """Return the id of a shell inside of `holder`, or 0 and why there is none."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        messenger = os.fork()
+        if messenger == 0:
+            said = "0 "
+            try:
+                if self.group is not None:
+                    write_text(f"{self.group}/cgroup.procs", "0")
+                enter(holder)
+                said = f"{self.fork_shell(asked, None)} "
+            except OSError as error:
+                said = f"0 cannot enter its namespaces: {error}"
+            finally:
+                os.write(writing, said.encode())
+                os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as file:
+            number, _, reason = file.read().decode().partition(" ")
+        os.waitpid(messenger, 0)
+        return int(number or 0), reason
+
+
+def become_shell(asked: dict[str, Any], parent: int | None) -> NoReturn:
+    """Turn this freshly forked process into the session's shell, which goes with `parent` if there is one."""
     os.setsid()
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    # Should the keeper be killed, the shell goes too, so that no session lives on unowned.
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(127)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        # Python ignores SIGPIPE and SIGXFSZ, and what is ignored stays ignored across exec.
-        if signal.getsignal(number) is not None and signal.getsignal(number) is not signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
+    if parent is not None:
+        # Should the keeper be killed, the shell goes too, so that no session lives on unowned.
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)
+    reset_signals()
     for name, wanted in asked["limits"].items():
         limit(getattr(resource, name), int(wanted))
     os.umask(0o022)

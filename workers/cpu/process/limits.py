@@ -12,8 +12,9 @@ from tangram.errors import InvalidAction
 class ProcessLimits:
     """What every process of an environment is limited to; None leaves a limit as the worker has it.
 
-    `processes` counts *all* processes of the operating-system user on this machine, the worker's own too, and does
-    not hold for root: hence unset by default. `address_space="memory_mb"` turns the environment's `memory_mb` into
+    `processes`, in a session that bubblewrap sets apart, bounds that session, by default to 512 (see `isolation.py`). Else
+    it counts *all* processes of the operating-system user on this machine, the worker's own too, and does not hold for
+    root: hence unset by default. `address_space="memory_mb"` turns the environment's `memory_mb` into
     RLIMIT_AS of each process; that limits virtual memory, which many runtimes reserve without using, so it is off by
     default. Core dumps are always off.
     """

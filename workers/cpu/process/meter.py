@@ -1,6 +1,7 @@
 """What the processes of one command use: core-seconds, and memory as far as it was seen.
 
-A process's own counters include the children it has waited for, and the keeper waits for the shell and for every orphan.
+A process's own counters include the children it has waited for, and the keeper waits for the shell and for every orphan;
+in a session that is set apart from the host, the init inside waits for the orphans.
 So a command of short-lived processes costs two reads of /proc before and two after it; processes that are still running
 are added, those of earlier commands are not counted, also when they end meanwhile. While a command runs it is looked at
 now and then, the first time after `FIRST_SAMPLE_S`; a peak of memory between two looks is not seen.
@@ -13,6 +14,7 @@ from collections.abc import Collection
 
 from workers.cpu.abstract import Usage
 from workers.cpu.process import tree
+from workers.cpu.process.members import Members
 from workers.cpu.shell.warden import Meter
 
 FIRST_SAMPLE_S = 0.02
@@ -21,14 +23,14 @@ LONGEST_SAMPLE_S = 0.5
 
 
 class TreeMeter(Meter):
-    """Counts what runs below `keeper`, apart from `spared` processes of earlier commands."""
+    """Counts what runs in `members`, apart from `spared` processes of earlier commands."""
 
-    def __init__(self, keeper: int, shell: int, spared: Collection[tree.Identity]) -> None:
+    def __init__(self, members: Members, spared: Collection[tree.Identity]) -> None:
         super().__init__()
-        self._keeper, self._shell = keeper, shell
+        self._members = members
         self._spared = dict.fromkeys(spared, 0.0)
         self._before_s = 0.0
-        self._before_s = self._total_s([process] if (process := tree.read_process(shell)) else [])
+        self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
         self._interval_s = FIRST_SAMPLE_S
 
     def next_interval_s(self) -> float:
@@ -39,23 +41,23 @@ class TreeMeter(Meter):
 
     def sample(self) -> None:
         """Look at every living process once."""
-        living = tree.descendants(self._keeper, self._spared)
+        living = self._members.living(self._spared)
         self.note_rss(sum(process.rss_bytes for process in living) / (1 << 20))
         # A child that has ended is in nobody's count until its parent has waited for it.
         self.usage = Usage(cpu_s=max(self.last_s, self._total_s(living)), at=time.time())
 
     def _total_s(self, living: Collection[tree.Process]) -> float:
-        keeper = tree.read_process(self._keeper)
-        reaped_s = keeper.reaped_s if keeper is not None else 0.0
+        buriers = map(tree.read_process, self._members.roots)
+        reaped_s = sum(burier.reaped_s for burier in buriers if burier is not None)
         return reaped_s + sum(process.cpu_s for process in living) - self._before_s - self._of_spared()
 
     def _of_spared(self) -> float:
-        """Return what spared processes that have ended since have added to the counts of the keeper and the shell."""
+        """Return what spared processes that have ended since have added to the counts of who waited for them."""
         added_s = 0.0
         for identity in self._spared:
             process = tree.read_process(identity[0])
             if process is not None and process.identity == identity:
-                mine = process.parent in (self._keeper, self._shell)
+                mine = process.parent == self._members.shell or process.parent in self._members.roots
                 self._spared[identity] = process.cpu_s if mine else 0.0
             else:
                 added_s += self._spared[identity]

@@ -1,15 +1,23 @@
 """The process sandbox: environments without containers, root, or a server.
 
-What it gives: a folder, a home and temporary files of its own for each environment; shells with a bare environment (no
-variable of the worker's gets in); process trees that can be held to cores and ended as a whole, wherever their
-processes hide; no new privileges (setuid programs gain nothing); limits as in `ProcessLimits`.
+What it gives in any case: a folder, a home and temporary files of its own for each environment; shells with a bare
+environment (no variable of the worker's gets in); process trees that can be held to cores and ended as a whole, wherever
+their processes hide; no new privileges (setuid programs gain nothing); limits as in `ProcessLimits`.
 
-What it does NOT protect from. Commands run as the worker's own operating-system user, so they can read and write
-whatever that user can: files of other environments and of the worker, the worker's memory and its environment
-variables in /proc, and they can signal its processes. There is no network isolation, no limit on memory (unless
-`address_space` is set) or disk, and none on the number of processes of one environment: a fork bomb reaches the whole
-machine. Core affinity is a convention that a program can undo for itself. Run untrusted code in containers, or run the
-worker as a user who owns nothing else on a machine that holds nothing else.
+With the isolation `bubblewrap`, a session also sees nothing of the host but its system folders and the programs on PATH,
+read-only: no other environment, nothing of the worker's, no home, no process outside of it, no socket; no network but its
+own loopback; no capability; at most 512 processes. Each *session* has its own processes, its own loopback and its own
+/tmp; the sessions of one environment share the work folder and TMPDIR. What it does NOT protect from: the kernel is the
+host's, so a hole in it is a way out; memory and disk are not limited (unless `address_space` is set); with a worker that
+is root and may make no control groups, neither is the number of processes.
+
+With the isolation `none` nothing protects the host. Commands run as the worker's own operating-system user, so they can
+read and write whatever that user can: files of other environments and of the worker, the worker's memory and its
+environment variables in /proc, and they can signal its processes. There is no network isolation, no limit on memory or
+disk, and none on the number of processes of one environment: a fork bomb reaches the whole machine.
+
+In both, core affinity is a convention that a program can undo for itself. Run code that is meant to do harm in containers
+of a runtime of its own kernel, or on a machine that holds nothing else.
 
 Between two actions, processes that a command left behind are *parked*: they get only time that nobody else wants
 (SCHED_IDLE), on any core. See `tree.unpark` for what happens at the next action.
@@ -18,16 +26,20 @@ Between two actions, processes that a command left behind are *parked*: they get
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from workers.cpu.abstract import EnvironmentSpec, Sandbox
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
 from workers.cpu.base import take_base
 from workers.cpu.cores import CoreMap
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft
+from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SessionUnavailable
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
+from workers.cpu.process.groups import make_group, remove_group
+from workers.cpu.process.isolation import PROCESSES, Apart, Bubblewrap, Isolation, Wish, counts_by_namespace, find_bubblewrap
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.nursery import Nursery
 from workers.cpu.process.warden import KeeperWardens, ShellSetup
@@ -36,6 +48,7 @@ from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
+TRIAL_LIMIT_S = 10.0
 
 
 class ProcessSandbox(Sandbox):
@@ -48,11 +61,13 @@ class ProcessSandbox(Sandbox):
         variables: further environment variables of every command.
         limits: resource limits of every process.
         start_timeout_s: how long a shell may take to come up.
+        core_map: the cores that environments may use; by default those of this process.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
+        isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `none`.
 
     Raises:
         SandboxInUse: another living sandbox has `base`.
-        SessionUnavailable: there is no such shell.
+        SessionUnavailable: there is no such shell, or `bubblewrap` is asked for and does not work here.
 
     """
 
@@ -66,6 +81,8 @@ class ProcessSandbox(Sandbox):
         limits: ProcessLimits | None = None,
         start_timeout_s: float = 10.0,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
+        core_map: CoreMap | None = None,
+        isolation: Wish = "auto",
     ) -> None:
         self._dialect = Dialect.find(shell)
         self._search_path = search_path or os.environ.get("PATH", os.defpath)
@@ -74,11 +91,46 @@ class ProcessSandbox(Sandbox):
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
         self._base_lock = take_base(self._base, ("environments", "control"))
-        self._core_map = CoreMap.of_this_process()
+        self._core_map = core_map or CoreMap.of_this_process()
         self._nursery, self._drain = Nursery(), Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
+        self._bubblewrap: Bubblewrap | None = None
+        self.isolation_reason = "as it was asked for"
+        if isolation != "none":
+            self._set_apart(isolation)
+
+    @property
+    def isolation(self) -> Isolation:
+        """Return how shells are set apart; `isolation_reason` says why so."""
+        return "bubblewrap" if self._bubblewrap is not None else "none"
+
+    def _set_apart(self, isolation: Wish) -> None:
+        """Use bubblewrap where it works."""
+        groups = make_group(self._base) if os.geteuid() == 0 else None
+        processes = self._limits.processes or PROCESSES
+        found = find_bubblewrap(self._base, self._search_path, self._dialect.program, processes, groups)
+        problem = "there is no program bwrap" if found is None else self._try(found)
+        if not problem:
+            self._bubblewrap, self.isolation_reason = found, "a trial of it worked"
+            return
+        if groups is not None:
+            remove_group(groups)
+        self.isolation_reason = f"bubblewrap does not work here: {problem}"
+        if isolation == "bubblewrap":
+            self.close()
+            raise SessionUnavailable(self.isolation_reason)
+
+    def _try(self, bubblewrap: Bubblewrap) -> str:
+        """Run a command in an environment that is set apart; return why that failed, or nothing."""
+        root = Path(tempfile.mkdtemp(prefix="trial-", dir=self._base / "environments"))
+        environment = self._environment(EnvironmentSpec(id="trial"), root, Dialect.of("/bin/sh"), bubblewrap)
+        try:
+            outcome = environment.start(ExecRequest(action_id="trial", command="true", timeout_s=TRIAL_LIMIT_S)).wait()
+        finally:
+            environment.close()
+        return outcome.reason or ("" if outcome.exit_code == 0 else f"a trial ended with code {outcome.exit_code}")
 
     def open(self, spec: EnvironmentSpec) -> ProcessEnvironment:
         """Open an environment; see the base class.
@@ -101,16 +153,27 @@ class ProcessSandbox(Sandbox):
 
     def _make(self, spec: EnvironmentSpec) -> ProcessEnvironment:
         root = self._base / "environments" / spec.id
+        root.mkdir(mode=0o700)
+        return self._environment(spec, root, self._dialect, self._bubblewrap)
+
+    def _environment(self, spec: EnvironmentSpec, root: Path, dialect: Dialect, bubblewrap: Bubblewrap | None) -> ProcessEnvironment:
         files = Files(root, root / "work", self._max_file_bytes)
-        for folder in (root, files.work, root / "tmp"):
+        for folder in (files.work, root / "tmp"):
             folder.mkdir(mode=0o700)
-        home, control = str(files.work), self._base / "control"
-        limits = self._limits.as_rlimits(spec.memory_mb)
-        shells = ShellSetup(dialect=self._dialect, home=home, variables=self._shell_variables(root), limits=limits)
+        home, control, limits = str(files.work), self._base / "control", self._limits
+        if bubblewrap is not None and counts_by_namespace():
+            limits = replace(limits, processes=bubblewrap.processes)
+        shells = ShellSetup(
+            dialect=dialect,
+            home=home,
+            variables=self._shell_variables(root),
+            limits=limits.as_rlimits(spec.memory_mb),
+            apart=Apart(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
+        )
         setup = SessionSetup(
             wardens=KeeperWardens(self._nursery, shells, self._core_map),
             drain=self._drain,
-            dialect=self._dialect,
+            dialect=dialect,
             control_folder=control,
             control_inside=str(control),
             home=home,
@@ -169,6 +232,8 @@ class ProcessSandbox(Sandbox):
                 problems.append(str(error))
         self._nursery.close()
         self._drain.close()
+        if self._bubblewrap is not None and self._bubblewrap.groups is not None:
+            remove_group(self._bubblewrap.groups)
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))

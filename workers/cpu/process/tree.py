@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
+
+WALK_LIMIT_S = 2.0
 
 Identity = tuple[int, int]
 
@@ -31,6 +34,7 @@ class Process:
     cpu_s: float
     rss_bytes: int
     reaped_s: float = 0.0
+    thread_count: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -50,7 +54,8 @@ def read_process(pid: int) -> Process | None:
     if len(fields) < 22:
         return None
     own_s, reaped_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S, (int(fields[13]) + int(fields[14])) / TICKS_PER_S
-    return Process(pid, int(fields[1]), chr(fields[0][0]), int(fields[19]), own_s + reaped_s, int(fields[21]) * PAGE_BYTES, reaped_s)
+    parent, start, rss_bytes, thread_count = int(fields[1]), int(fields[19]), int(fields[21]) * PAGE_BYTES, int(fields[17])
+    return Process(pid, parent, chr(fields[0][0]), start, own_s + reaped_s, rss_bytes, reaped_s, thread_count)
 
 
 def threads(pid: int) -> list[int]:
@@ -61,12 +66,12 @@ def threads(pid: int) -> list[int]:
         return []
 
 
-def children(pid: int) -> list[int]:
-    """Return the ids of the direct children of a process."""
+def children(pid: int, thread_count: int = 0) -> list[int]:
+    """Return the ids of the direct children of a process, which is known to have `thread_count` threads, or 0: not known."""
     if not HAS_CHILDREN_FILES:
         return _children_by_scan(pid)
     found: list[int] = []
-    for thread in threads(pid):
+    for thread in [pid] if thread_count == 1 else threads(pid):
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
                 found.extend(int(child) for child in file.read(1 << 20).split())
@@ -81,20 +86,25 @@ def _children_by_scan(pid: int) -> list[int]:
     return [process.pid for process in every if process is not None and process.parent == pid]
 
 
-def descendants(root: int, spared: Collection[Identity] = ()) -> list[Process]:
-    """Return the living processes below `root`, parents first, without `spared` ones and what is below those."""
+def descendants(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
+    """Return the living processes below `roots`, parents first.
+
+    Without `spared` ones and what is below those, and without the `passed` ones, below which is looked only where they
+    are roots. Several roots have one thread each.
+    """
     found: list[Process] = []
-    seen = {root}
-    waiting = [root]
+    seen = set(passed)
+    waiting = [(roots, 0)] if isinstance(roots, int) else [(root, 1) for root in roots]
+    seen.update(pid for pid, _ in waiting)
     while waiting:
-        for pid in children(waiting.pop(0)):
+        for pid in children(*waiting.pop(0)):
             if pid in seen:
                 continue
             seen.add(pid)
             process = read_process(pid)
             if process is None or process.identity in spared:
                 continue
-            waiting.append(pid)
+            waiting.append((pid, process.thread_count))
             if is_alive(process):
                 found.append(process)
     return found
@@ -121,13 +131,13 @@ def send(process: Process, number: int) -> None:
         os.close(handle)
 
 
-def pin(root: int, cores: Collection[int]) -> None:
-    """Hold every thread below `root` to `cores`."""
-    _each_thread(root, 0, lambda thread: os.sched_setaffinity(thread, cores))
+def pin(roots: int | Sequence[int], cores: Collection[int], passed: Collection[int] = ()) -> None:
+    """Hold every thread below `roots` to `cores`, but for `passed` processes."""
+    _each_thread(roots, passed, lambda thread: os.sched_setaffinity(thread, cores))
 
 
-def park(root: int, spared: int, cores: Collection[int]) -> None:
-    """Leave every thread below `root`, but not the process `spared` itself, only time that nobody else wants.
+def park(roots: int | Sequence[int], spared: int, cores: Collection[int], passed: Collection[int] = ()) -> None:
+    """Leave every thread below `roots`, but not the process `spared` itself, only time that nobody else wants.
 
     That is SCHED_IDLE on any of `cores`; children inherit both.
     """
@@ -136,11 +146,11 @@ def park(root: int, spared: int, cores: Collection[int]) -> None:
         os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
         os.sched_setaffinity(thread, cores)
 
-    _each_thread(root, spared, idle)
+    _each_thread(roots, passed, idle, spared)
 
 
-def unpark(root: int) -> None:
-    """Give every thread below `root` ordinary time again, where the kernel allows it.
+def unpark(roots: int | Sequence[int], passed: Collection[int] = ()) -> None:
+    """Give every thread below `roots` ordinary time again, where the kernel allows it.
 
     Leaving SCHED_IDLE takes CAP_SYS_NICE or an RLIMIT_NICE of 20; without it they stay idle-class: slower than the
     command beside them on a full core, unhindered on a free one.
@@ -150,18 +160,21 @@ def unpark(root: int) -> None:
         if os.sched_getscheduler(thread) == os.SCHED_IDLE:
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
-    _each_thread(root, 0, restore)
+    _each_thread(roots, passed, restore)
 
 
-def _each_thread(root: int, spared: int, action: Callable[[int], None]) -> None:
-    """Apply `action` to the threads below `root`, walking again until a walk finds none that it was not applied to.
+def _each_thread(roots: int | Sequence[int], passed: Collection[int], action: Callable[[int], None], spared: int = 0) -> None:
+    """Apply `action` to the threads below `roots`, walking again until a walk finds none that it was not applied to.
 
-    Masks and policies are inherited from the creator, so whatever appears between two walks is found by the next.
+    Masks and policies are inherited from the creator, so whatever appears between two walks is found by the next. Where
+    something starts processes without end, that is left be after `WALK_LIMIT_S` seconds.
     """
     met: set[int] = set()
-    while True:
-        below = (process.pid for process in descendants(root) if process.pid != spared)
-        fresh = [thread for pid in below for thread in threads(pid) if thread not in met]
+    deadline = time.monotonic() + WALK_LIMIT_S
+    while time.monotonic() < deadline:
+        below = [process for process in descendants(roots, (), passed) if process.pid != spared]
+        every = (thread for process in below for thread in ([process.pid] if process.thread_count == 1 else threads(process.pid)))
+        fresh = [thread for thread in every if thread not in met]
         if not fresh:
             return
         for thread in fresh:

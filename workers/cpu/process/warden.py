@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
+from workers.cpu.process.isolation import Apart
+from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
 from workers.cpu.process.nursery import Nursery
 from workers.cpu.shell.dialect import Control, Dialect
@@ -33,6 +35,7 @@ class ShellSetup:
     home: str
     variables: Mapping[str, str]
     limits: Mapping[str, int]
+    apart: Apart | None = None
 
 
 class KeeperWarden(Warden):
@@ -40,7 +43,7 @@ class KeeperWarden(Warden):
 
     def __init__(self, channel: socket.socket, setup: ShellSetup, core_map: CoreMap) -> None:
         self._channel, self._setup, self._core_map = channel, setup, core_map
-        self._keeper = self._shell = 0
+        self._members = Members()
         self._spared: frozenset[tree.Identity] = frozenset()
         channel.setblocking(False)
 
@@ -51,35 +54,43 @@ class KeeperWarden(Warden):
     def spawn(self, control: Control, cwd: str) -> None:
         """Ask for a shell; see the base class."""
         setup = self._setup
-        argv = setup.dialect.argv(control)
-        self._say(do="spawn", argv=argv, env=dict(setup.variables), cwd=cwd, home=setup.home, limits=dict(setup.limits))
+        apart = setup.apart.message(control) if setup.apart is not None else None
+        self._say(
+            do="spawn",
+            argv=setup.dialect.argv(control),
+            env=dict(setup.variables),
+            cwd=cwd,
+            home=setup.home,
+            limits=dict(setup.limits),
+            apart=apart,
+        )
 
     def begin(self, holding: Holding) -> None:
         """Apply a grant; see the base class."""
-        before = [process for process in tree.descendants(self._keeper) if process.pid != self._shell]
+        before = [process for process in self._members.living() if process.pid != self._members.shell]
         self._spared = frozenset(process.identity for process in before)
         cores = self._core_map.real(holding.cores)
         if before:
-            tree.unpark(self._keeper)
+            self._members.unpark()
             if cores:
-                tree.pin(self._keeper, cores)
+                self._members.pin(cores)
         elif cores:
             # A shell that waits has one thread and starts nothing: no walk is needed.
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(self._shell, cores)
+                os.sched_setaffinity(self._members.shell, cores)
 
     def hold(self, holding: Holding) -> None:
         """Change the affinity of the whole tree; see the base class."""
         if holding.cores:
-            tree.pin(self._keeper, self._core_map.real(holding.cores))
+            self._members.pin(self._core_map.real(holding.cores))
 
     def park(self) -> None:
         """Leave what has outlived the command only time that nobody else wants; see the base class."""
-        tree.park(self._keeper, self._shell, self._core_map.available)
+        self._members.park(self._core_map.available)
 
     def meter(self) -> TreeMeter:
         """Return a meter of the tree; see the base class."""
-        return TreeMeter(self._keeper, self._shell, self._spared)
+        return TreeMeter(self._members, self._spared)
 
     def kill(self, grace_s: float) -> None:
         """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""
@@ -88,7 +99,7 @@ class KeeperWarden(Warden):
     def folder(self) -> str | None:
         """Return the folder that the shell is in; see the base class."""
         try:
-            return os.readlink(f"/proc/{self._shell}/cwd")
+            return os.readlink(f"/proc/{self._members.shell}/cwd")
         except OSError:
             return None
 
@@ -114,8 +125,8 @@ class KeeperWarden(Warden):
 
     def _parse(self, said: dict[str, object]) -> Event:
         match said:
-            case {"event": "spawned", "pid": int(shell), "keeper": int(keeper)}:
-                self._keeper, self._shell = keeper, shell
+            case {"event": "spawned", "pid": int(shell), "keeper": int(keeper), "holder": list(holder)}:
+                self._members = Members(keeper, shell, tuple(holder))
                 return Spawned(shell)
             case {"event": "refused", "reason": str(reason)}:
                 return Refused(reason)

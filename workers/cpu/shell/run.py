@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import select
 import time
@@ -21,6 +22,8 @@ from workers.cpu.shell.session import Session, Shell
 from workers.cpu.shell.warden import Event, Exited, Gone, HungUp
 
 GRACE_S = 0.2
+LONGEST_REPORT = 64
+_CODE = re.compile(rb"[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]")
 NEVER = float("inf")
 
 
@@ -152,10 +155,13 @@ class Run:
     def _read_report(self) -> None:
         """Take the shell's report; a line of another turn is none of ours."""
         self._report += os.read(self._done, 4096)
-        *lines, self._report = self._report.split(b"\n")
+        *lines, rest = self._report.split(b"\n")
+        # Commands can write here, too. No report is as long as what they may leave without an end.
+        self._report = rest[-LONGEST_REPORT:]
         for line in lines:
             name, _, status = line.partition(b" ")
-            if name == self._name.encode() and self._kill is None:
+            is_ours = name == self._name.encode() and _CODE.fullmatch(status) is not None
+            if is_ours and self._kill is None and self._ending is None:
                 self._ending = Ending("succeeded", int(status), "", self.meter.over())
 
     def _end(self, status: Status, reason: str) -> None:

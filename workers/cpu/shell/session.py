@@ -125,10 +125,11 @@ class Session:
             try:
                 self._shell = self._start(wake)
             except SessionUnavailable:
-                if not os.path.exists(self.control.state):
+                if not os.path.exists(self.control.state) or os.path.getsize(self.control.state) == 0:
                     raise
-                # The saved state itself may be what a shell cannot start with.
-                os.unlink(self.control.state)
+                # The saved state itself may be what a shell cannot start with. Emptied, not removed: a session that is
+                # set apart has this very file in its sight.
+                os.truncate(self.control.state, 0)
                 self._shell = self._start(wake)
         return self._shell
 

@@ -1,0 +1,291 @@
+"""What sets commands apart from the host is chosen as asked, and holds.
+
+Attempts to escape, which `bubblewrap` must stop; `none` promises to stop few of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.services_file import ConfigError
+from tangram.settings import Settings
+from workers.cpu.errors import SessionUnavailable
+from workers.cpu.files import FLAGS
+from workers.cpu.process.environment import ProcessEnvironment
+from workers.cpu.process.files import Files
+from workers.cpu.process.isolation import SYSTEM, Wish
+from workers.cpu.process.limits import ProcessLimits
+from workers.cpu.process.programs import folders_of_programs
+from workers.cpu.process.sandbox import ProcessSandbox
+from workers.start import _process_sandbox
+
+from .conftest import below_this, make
+from .support import open_one, printed, processes_with, run, until
+
+HERE = sorted(os.sched_getaffinity(0))
+needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    """Give the port of a server on the host's loopback, which greets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+# -- which kind ---------------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_bubblewrap_where_that_works(apart: ProcessSandbox, tmp_path: Path) -> None:
+    # Given a machine where bubblewrap works; when a sandbox may choose; then it is that
+    chosen = ProcessSandbox(tmp_path / "other")
+    assert (apart.isolation, chosen.isolation) == ("bubblewrap", "bubblewrap")
+    chosen.close()
+
+
+@pytest.mark.parametrize("script", [None, "echo 'bwrap: No permissions' >&2; exit 1", "exec sleep 300.71875", "echo ready; exit 0"])
+def test_without_a_bubblewrap_that_works_auto_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None) -> None:
+    # Given a machine without bwrap, or with one that fails, hangs, or ends
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "bash", "sleep", "true"):
+        (programs / name).symlink_to(shutil.which(name) or "")
+    if script is not None:
+        (programs / "bwrap").write_text(f"#!/bin/sh\n{script}\n")
+        (programs / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(os, "defpath", str(programs))
+    monkeypatch.setattr("workers.cpu.process.isolation.HELP_LIMIT_S", 0.3)
+    # When a sandbox may choose; then commands run, and it says why they are not set apart
+    box = ProcessSandbox(tmp_path / "box")
+    assert box.isolation == "none"
+    assert "bubblewrap does not work here" in box.isolation_reason
+    assert printed(open_one(box), "echo runs") == "runs\n"
+    box.close()
+    # And when bubblewrap is asked for; then it is refused in one line, by the worker too, and the folder is free again
+    with pytest.raises(SessionUnavailable, match="^bubblewrap does not work here: .*$"):
+        ProcessSandbox(tmp_path / "box", isolation="bubblewrap")
+    with pytest.raises(ConfigError, match="^TANGRAM_ISOLATION=bubblewrap: bubblewrap does not work here"):
+        _process_sandbox(tmp_path / "box", Settings(isolation="bubblewrap"))
+    assert not processes_with("300.71875")
+
+
+def test_the_folders_of_programs_are_found_through_links_and_show_nothing_private(tmp_path: Path) -> None:
+    # Given a home with a virtual environment of a python that lies elsewhere, programs of its own, and the sandbox's folder
+    home, python = tmp_path / "home", tmp_path / "opt" / "python"
+    for folder in (home / "venv/bin", home / "venv/lib", home / ".local/bin", home / ".local/state/box", python / "bin", python / "lib"):
+        folder.mkdir(parents=True)
+    (python / "bin" / "python3.11").touch()
+    (home / "venv/bin/python").symlink_to("python3")
+    (home / "venv/bin/python3").symlink_to(python / "bin" / "python3.11")
+    (home / "venv/pyvenv.cfg").touch()
+    entries = [
+        home,
+        home / "venv/bin",
+        home / ".local/bin",
+        home / ".local/state/box",
+        Path("/usr/bin"),
+        Path("/no/such"),
+        Path("relative"),
+    ]
+    # When PATH is looked through
+    base = home / ".local/state/box"
+    found = folders_of_programs(":".join(map(str, entries)), SYSTEM, [str(base), str(home)], [])
+    # Then what programs need is there, and neither the home, nor the sandbox's folder, nor what is there anyhow
+    assert found == tuple(
+        str(path)
+        for path in (
+            home / ".local/bin", home / "venv/bin", home / "venv/lib", home / "venv/pyvenv.cfg", python / "bin", python / "lib",
+        )
+    )  # fmt: skip
+
+
+# -- attempts to escape ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_other_environments_and_of_the_worker_is_there(apart: ProcessSandbox, tmp_path: Path) -> None:
+    # Given another environment with a file, and a file of the worker's beside the sandbox
+    other, env = open_one(apart, "neighbour"), open_one(apart)
+    printed(other, "echo secret-of-neighbour > file")
+    (tmp_path / "journal").write_text("secret-of-worker")
+    # When a command looks for them, by path and by name
+    found = run(
+        env,
+        f"cat {other.work_folder}/file {tmp_path}/journal; grep -rs secret-of- {tmp_path} /tmp /home /run; ls {tmp_path}/box/*",
+    )
+    # Then there is neither, only its own
+    assert b"secret-of" not in found.stdout
+    assert b"neighbour" not in found.stdout
+
+
+def test_homes_and_passwords_are_not_there(inside: ProcessEnvironment) -> None:
+    # Given the worker's home; when a command lists it; then at most folders of programs are there
+    here = Path.home()
+    listed = set(run(inside, f"ls -A {here}").stdout.decode().split())
+    shown = {entry for entry in os.environ["PATH"].split(":") if entry.startswith(f"{here}/")}
+    assert listed <= {Path(entry).relative_to(here).parts[0] for entry in shown}
+    # And of the system's files not the secret ones
+    assert run(inside, "cat /etc/shadow").stdout == b""
+    assert run(inside, "cat /etc/passwd").stdout != b""
+
+
+def test_no_process_of_the_host_is_seen_or_signalled(inside: ProcessEnvironment) -> None:
+    # Given this very process; when a command looks for it and signals it
+    outcome = run(
+        inside, f"cat /proc/{os.getpid()}/environ; kill -0 {os.getpid()} && echo reached; kill -CONT {os.getppid()} && echo reached"
+    )
+    # Then there is no such process
+    assert outcome.stdout == b""
+    # And all that it sees are those of its session
+    assert int(printed(inside, "ls -d /proc/[0-9]* | wc -l")) < 10
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "touch /usr/escaped",
+        "touch /etc/escaped",
+        "touch /bin/escaped",
+        "touch /escaped",
+        "mkdir /home",
+        "echo x >> /etc/hosts",
+        "mount -t tmpfs none /mnt",
+        "mount --bind /usr $HOME",
+        "mount -o remount,rw /usr",
+        "umount /etc/ssl/private || umount /proc/sys",
+        "mknod device b 254 0",
+        "unshare --user --map-root-user true",
+        "chroot / true",
+        "hostname escaped",
+        "echo /x > /proc/sys/kernel/core_pattern",
+        "echo 1 > /proc/sys/vm/drop_caches",
+        "echo b > /proc/sysrq-trigger",
+        "echo 0 > /sys/devices/system/cpu/cpu1/online",
+        "test -e /sys/kernel || test -e /sys/fs/cgroup",
+        "test -e /var/run/docker.sock || test -e /run/docker.sock",
+        "ls /dev | grep -E '^(sd|vd|nvme|mem|kmsg|kvm)'",
+        "dd if=/proc/kcore bs=1 count=1",
+        "dmesg --clear",
+        "su -c true",
+        "nsenter --target 1 --mount true",
+        "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",
+        "python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'",
+        "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 2)'",
+        "python3 -c 'import os; os.setuid(12345)'",
+        "python3 -c 'import os; os.nice(-1)'",
+        "rm -f \"$C\"/go || rm -f \"$C\"/text",
+        "ln -sf /etc/passwd \"$C\"/text",
+        "echo wrong > \"$C\"/text",
+    ],
+)  # fmt: skip
+def test_what_a_command_must_not_do_fails(inside: ProcessEnvironment, command: str) -> None:
+    # Given a session; when a command tries; then it fails, and the session goes on
+    control = f'C=$(echo {inside.work_folder.parents[2]}/control/*); test -e "$C"/go || exit 99; '
+    outcome = run(inside, control + command)
+    assert outcome.status == "succeeded"
+    assert outcome.exit_code not in (0, 99), outcome
+    assert printed(inside, "echo alive") == "alive\n"
+
+
+def test_the_hosts_loopback_is_out_of_reach_and_its_own_works(inside: ProcessEnvironment, listener: int) -> None:
+    # Given a server on the host
+    program = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2)"
+    # When a command connects to it; then nobody is there
+    assert run(inside, f'python3 -c "{program}" {listener}').exit_code == 1
+    # And one of its own session is reached, also after the shell of that has ended
+    printed(inside, "python3 -m http.server 8123 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! > pid")
+    reached = f'for i in $(seq 100); do python3 -c "{program}" 8123 2>/dev/null && echo reached && break; done'
+    assert printed(inside, reached) == "reached\n"
+    assert run(inside, "kill -9 $$").exit_code == 137
+    assert printed(inside, reached) == "reached\n"
+
+
+def test_no_capability_is_left_and_setuid_programs_gain_nothing(inside: ProcessEnvironment) -> None:
+    # Given a setuid program in the work folder, put there from outside
+    tool = inside.work_folder / "tool"
+    shutil.copy("/bin/cat", tool)
+    tool.chmod(0o4755)
+    # When it looks at itself; then no set holds a capability, and it may gain none
+    status = dict(line.split(":\t", 1) for line in printed(inside, "./tool /proc/self/status").splitlines() if ":\t" in line)
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0000000000000000"}
+    assert status["NoNewPrivs"] == "1"
+    assert printed(inside, "grep ' / ' /proc/self/mounts; grep box /proc/self/mounts").count("nosuid") >= 4
+
+
+def test_the_shell_cannot_be_traced_before_it_is_inside(inside: ProcessEnvironment) -> None:
+    # Given a session whose shell ends and starts again and again, and a watcher inside that looks at every process
+    watch = (
+        "import os\nwhile True:\n  for p in os.listdir('/proc'):\n    try:\n"
+        "      for fd in os.listdir(f'/proc/{p}/fd'):\n"
+        "        if os.readlink(f'/proc/{p}/fd/{fd}').startswith(('user:', 'mnt:', 'pid:')): print('found', file=open('found', 'a'))\n"
+        "    except OSError: pass\n"
+    )
+    inside.write_file("watch.py", watch.encode())
+    printed(inside, "python3 watch.py >/dev/null 2>&1 &")
+    # When that has gone on for a while
+    for _ in range(20):
+        assert run(inside, "exit 3").exit_code == 3
+    # Then the watcher runs, and has not come by a descriptor of the host's namespaces
+    assert printed(inside, "pgrep -f watch.py | wc -l; ls").split() == ["1", "watch.py"]
+
+
+def test_a_folder_that_becomes_a_link_leads_nowhere(tmp_path: Path) -> None:
+    # Given a path that was resolved as a folder, and is then replaced by a link out of the root
+    (tmp_path / "root/work").mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/file").write_text("untouched")
+    (tmp_path / "root/work/sub").symlink_to(tmp_path / "outside")
+    files = Files(tmp_path / "root", tmp_path / "root/work", 100)
+    # When it is opened; then that is refused, for reading and for writing
+    for flags, makes_folders in ((os.O_RDONLY, False), (os.O_WRONLY | os.O_CREAT, True)):
+        with pytest.raises(OSError, match="Not a directory"):
+            files._open(str(tmp_path / "root/work/sub/file"), flags | FLAGS, makes_folders=makes_folders)
+    assert (tmp_path / "outside/file").read_text() == "untouched"
+
+
+def test_a_fork_bomb_stays_in_its_session(apart: ProcessSandbox) -> None:
+    # Given two environments
+    if os.geteuid() == 0 and (apart._bubblewrap is None or apart._bubblewrap.groups is None):
+        pytest.skip("a worker that is root needs control groups to bound processes")
+    bombed, other = open_one(apart, "bombed"), open_one(apart, "other")
+    printed(other, ":")
+    # When one starts processes without end
+    run(bombed, "bomb() { bomb | bomb & }; bomb 2>/dev/null")
+    assert until(lambda: run(bombed, "(:)").exit_code != 0 or len(below_this()) > 300)
+    # Then there are not more than it may have, and the other goes on
+    assert len(below_this()) < 700
+    assert printed(other, "python3 -c 'print(6 * 7)'") == "42\n"
+    # And its end is soon
+    bombed.close()
+    assert len(below_this()) < 50
+
+
+@pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
+def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: Wish) -> None:
+    # Given the control groups of this machine; when a sandbox was used and closed; then they are as before
+    def groups() -> set[str]:
+        return {str(path) for path in Path("/sys/fs/cgroup").glob("**/tangram-*")}
+
+    before = groups()
+    box = make(tmp_path / "box", isolation)
+    printed(open_one(box), ":")
+    box.close()
+    assert groups() <= before
+
+
+def test_processes_are_bounded_as_asked(tmp_path: Path) -> None:
+    # Given a sandbox of 20 processes a session
+    box = make(tmp_path / "box", "bubblewrap", ProcessLimits(processes=20))
+    if os.geteuid() == 0 and (box._bubblewrap is None or box._bubblewrap.groups is None):
+        pytest.skip("a worker that is root needs control groups to bound processes")
+    program = "import os, time\nn = 0\ntry:\n  while True:\n    n += 1\n    if os.fork() == 0: time.sleep(300)\nexcept OSError: print(n)"
+    # When a command starts as many as it can; then it comes as far as that
+    outcome = run(open_one(box), f'python3 -S -c "{program}"')
+    assert 5 < int(outcome.stdout) <= 20, outcome
+    box.close()

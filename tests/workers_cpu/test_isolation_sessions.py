@@ -1,0 +1,154 @@
+"""Whatever sets commands apart from the host, sessions, kills, grants, usage and files are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from workers.cpu.abstract import Holding
+from workers.cpu.process import tree
+from workers.cpu.process.environment import ProcessEnvironment
+from workers.cpu.process.sandbox import ProcessSandbox
+
+from .conftest import below_this, make
+from .support import admit, open_one, printed, processes_with, run, until
+
+HERE = sorted(os.sched_getaffinity(0))
+needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
+
+
+def test_programs_on_the_path_run(either: ProcessEnvironment) -> None:
+    # Given the worker's PATH; when its python and make are used; then they work, standard library and all
+    either.write_file("Makefile", b"all:\n\t@python3 -c 'import json, ssl, sqlite3; print(json.dumps([1]))'\n")
+    assert printed(either, "make -s") == "[1]\n"
+
+
+def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:
+    # Given a PATH with the folder of this interpreter
+    make(tmp_path / "box", "bubblewrap").close()
+    box = ProcessSandbox(tmp_path / "box", isolation="bubblewrap", search_path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    # When that is asked for its packages; then they are there
+    assert printed(open_one(box), "python -c 'import pytest, sys; print(sys.prefix)'") == f"{sys.prefix}\n"
+    box.close()
+
+
+def test_a_session_is_kept_and_restored(either: ProcessEnvironment) -> None:
+    # Given a session with a folder, an exported variable, a function and a background process
+    printed(either, 'mkdir d; cd d; export X=1; f() { echo "f $X"; }; sleep 300.734375 >/dev/null 2>&1 &')
+    assert printed(either, "f; basename $PWD") == "f 1\nd\n"
+    assert until(lambda: len(processes_with("sleep\x00300.734375")) == 1)
+    # When its shell ends, with a code
+    assert run(either, "exit 3").exit_code == 3
+    # Then the next one finds all of it
+    assert printed(either, "f; basename $PWD; pgrep -f '^sleep 300.734375' | wc -l") == "f 1\nd\n1\n"
+    # And with the environment all processes go
+    either.close()
+    assert not processes_with("300.734375")
+    assert not processes_with(str(either.work_folder.parent))
+
+
+def test_state_that_no_shell_can_start_with_is_forgotten(either: ProcessEnvironment) -> None:
+    # Given a function that is exported, and state that ends every shell that reads it
+    (state,) = either.work_folder.parents[2].glob("control/*/state") if printed(either, ":") == "" else ()
+    assert run(either, "kill -9 $$").exit_code == 137
+    state.write_text("exit 7\n")
+    # When a command runs; then a shell without that state carries it out, and keeps state again
+    assert printed(either, "export Y=kept; echo alive") == "alive\n"
+    assert run(either, "exit 3").exit_code == 3
+    assert printed(either, "echo $Y") == "kept\n"
+
+
+def test_a_timeout_ends_the_command_and_spares_what_was_there(either: ProcessEnvironment) -> None:
+    # Given a background process of an earlier command
+    printed(either, "sleep 300.765625 >/dev/null 2>&1 &")
+    # When a command with daemons runs out of time
+    outcome = admit(either, "echo begun; setsid sleep 300.78125 & (sleep 300.78125 &) ; sleep 300.78125", timeout_s=0.5).wait()
+    # Then it is gone with its daemons, its output is there, and the other process lives
+    assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
+    assert not processes_with("300.78125")
+    assert len(processes_with("300.765625")) == 1
+    assert printed(either, "echo alive") == "alive\n"
+
+
+def test_a_session_that_ends_its_own_init_starts_again(inside: ProcessEnvironment) -> None:
+    # Given a session with state; when a command kills all that it can reach
+    printed(inside, "export X=1")
+    assert run(inside, "kill -9 -1; sleep 5").exit_code == 137
+    # Then the next one runs
+    assert printed(inside, "echo $X") == "1\n"
+    assert run(inside, "kill -9 2; sleep 5").exit_code == 137
+    assert printed(inside, "echo $X") == "1\n"
+
+
+@needs_two_cores
+def test_a_grant_holds_and_a_resize_moves_all(either: ProcessEnvironment) -> None:
+    # Given a command on the first core, with a child out of its session
+    execution = admit(either, "setsid sleep 300.796875 & sleep 300.796875", cores=(HERE[0],))
+    thread = threading.Thread(target=execution.wait)
+    thread.start()
+    assert until(lambda: len(processes_with("sleep\x00300.796875")) == 2)
+    pids = processes_with("sleep\x00300.796875")
+    assert [os.sched_getaffinity(pid) for pid in pids] == [{HERE[0]}] * 2
+    # When it is resized to the second; then all of it is there
+    execution.resize(Holding((HERE[1],)))
+    assert [os.sched_getaffinity(pid) for pid in pids] == [{HERE[1]}] * 2
+    execution.kill("end of test")
+    thread.join(10)
+    assert not processes_with("300.796875")
+
+
+def test_what_is_left_behind_is_parked_and_the_next_command_is_not(either: ProcessEnvironment) -> None:
+    # Given a process left behind, one of the shell's and one that is nobody's child
+    admit(either, "sleep 300.8125 >/dev/null 2>&1 & (sleep 300.8125 >/dev/null 2>&1 &)", cores=(HERE[0],)).wait()
+    assert until(lambda: len(processes_with("sleep\x00300.8125")) == 2)
+    # When nothing runs; then both have idle priority, on any core, and a command has its own
+    for pid in processes_with("sleep\x00300.8125"):
+        assert (os.sched_getscheduler(pid), os.sched_getaffinity(pid)) == (os.SCHED_IDLE, set(HERE))
+    assert int(printed(either, "python3 -c 'import os; print(os.sched_getscheduler(0))'")) == os.SCHED_OTHER
+
+
+def test_usage_is_counted_for_children_and_orphans(either: ProcessEnvironment) -> None:
+    # Given a command that burns 0.2 s in a child, and 0.2 s in a process that is nobody's child and ends before it
+    burn = 'python3 -S -c "import time\nwhile time.process_time() < 0.2: pass"'
+    outcome = run(either, f"{burn}; (setsid sh -c '{burn}; touch burnt' &); while [ ! -e burnt ]; do sleep 0.02; done; sleep 0.1")
+    # When it is over; then both are counted, and a command that does nothing is charged for neither
+    assert 0.38 <= outcome.cpu_s < 1.0
+    assert run(either, "true").cpu_s < 0.05
+
+
+def test_the_program_is_told_its_dop(either: ProcessEnvironment) -> None:
+    # Given a grant of three cores; when a program looks; then it is told
+    execution = admit(either, "sh -c 'echo $TANGRAM_DOP $OMP_NUM_THREADS $MAKEFLAGS'", cores=(0, 1, 2))
+    assert execution.wait().stdout == b"3 3 -j3\n"
+
+
+def test_files_pass_in_and_out_and_between_sessions(either: ProcessEnvironment) -> None:
+    # Given a file written from outside; when one session copies it, here and to TMPDIR; then another and the outside see it
+    either.write_file("a/b", b"bytes", mode=0o755)
+    path = printed(either, "cp a/b copy; cp a/b $TMPDIR/other; echo $TMPDIR/other", session="one").strip()
+    assert printed(either, "cat copy $TMPDIR/other", session="two") == "bytesbytes"
+    assert either.read_file("copy") == either.read_file(path) == b"bytes"
+
+
+def test_a_closed_environment_leaves_no_process_of_the_host_behind(either: ProcessEnvironment) -> None:
+    # Given the processes below this one, among them those of a session
+    before = {process.pid for process in below_this()}
+    printed(either, "setsid sleep 300.828125 >/dev/null 2>&1 &")
+    assert {process.pid for process in below_this()} > before
+    # When the environment is closed; then there are no more than before
+    either.close()
+    assert until(lambda: {process.pid for process in below_this()} - before <= nurseries())
+
+
+def nurseries() -> set[int]:
+    found = set()
+    for pid in processes_with("workers.cpu.process.keeper"):
+        with contextlib.suppress(OSError):
+            if tree.read_process(pid).parent == os.getpid():  # type: ignore[union-attr]
+                found.add(pid)
+    return found

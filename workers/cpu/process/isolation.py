@@ -1,0 +1,133 @@
+"""How the shells of a process sandbox are set apart from the host: not at all, or by bubblewrap.
+
+| kind         | a shell has                                                                                          |
+|--------------|------------------------------------------------------------------------------------------------------|
+| `none`       | the host as the worker's user has it                                                                 |
+| `bubblewrap` | user, PID, IPC, UTS, cgroup and network namespaces of its own; no capability; of the host's files the |
+|              | system's, read-only, and the folders of programs on PATH; its environment's two folders              |
+
+Only what is asked of `bwrap`, the program of bubblewrap, is decided here; `holder.py` runs it. Paths are the same inside
+as outside. The folder of a session's protocol can only be read, apart from the file of its state, so that no command can
+put a link in the place of a file that the worker writes to. Nothing is mounted below a folder that commands can write to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from workers.cpu.process.programs import folders_of_programs
+from workers.cpu.shell.dialect import Control
+
+Isolation = Literal["bubblewrap", "none"]
+Wish = Literal["auto", "bubblewrap", "none"]
+
+HELP_LIMIT_S = 5.0
+TEMPORARY_BYTES = 1 << 30
+PROCESSES = 512
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
+TOPOLOGY = ("/sys/devices/system/cpu", "/sys/devices/system/node")
+SWITCHES = ("/proc/sys", "/proc/sysrq-trigger", "/proc/acpi", "/proc/fs", "/proc/mtrr", "/proc/scsi", "/proc/asound")
+"""What the kernel lets the host's root write without any capability, which a worker that is root is inside too."""
+SECRET = ("shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "sudoers.d", "ssh", "ssl/private")
+"""What is left out of /etc: a worker that is root could read it all."""
+
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
+HARDENING = ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubblewrap:
+    """The `bwrap` of this host, and what every session of a sandbox with the folder `base` is started with.
+
+    `groups` is where control groups bound the number of processes, for a worker whose user no resource limit binds.
+    """
+
+    program: str
+    base: Path
+    has_disable_userns: bool
+    has_size: bool
+    shown: tuple[str, ...]
+    processes: int
+    groups: str | None
+
+    def arguments(self) -> list[str]:
+        """Return the part of bwrap's arguments that is the same for all environments."""
+        nested = ["--disable-userns"] if self.has_disable_userns else []
+        size = ["--size", str(TEMPORARY_BYTES)] if self.has_size else []
+        kernel = ["--proc", "/proc", "--dev", "/dev"]
+        places = [*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/var/tmp", "--dir", "/run"]
+        read_only = [word for path in (*TOPOLOGY, *SWITCHES, *self.shown) for word in ("--ro-bind-try", path, path)]
+        return [*NAMESPACES, *HARDENING, *nested, *_system(), *kernel, *places, *read_only, "--tmpfs", str(self.base)]
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How the sessions of one environment, with the folders `work` and `temporary`, are set apart."""
+
+    bubblewrap: Bubblewrap
+    work: Path
+    temporary: Path
+
+    def message(self, control: Control) -> dict[str, object]:
+        """Return what the keeper needs to know to start the session of `control`."""
+        if not os.path.exists(control.state):
+            control.keep_state()
+        own = [word for path in (self.work, self.temporary) for word in ("--bind", str(path), str(path))]
+        protocol = ["--ro-bind", str(control.folder), control.inside, "--bind", control.state, control.seen(control.state)]
+        closed = ["--remount-ro", str(self.bubblewrap.base), "--remount-ro", "/"]
+        return {
+            "program": self.bubblewrap.program,
+            "arguments": [*self.bubblewrap.arguments(), *own, *protocol, *closed],
+            "processes": self.bubblewrap.processes,
+            "groups": self.bubblewrap.groups,
+        }
+
+
+def find_bubblewrap(base: Path, search_path: str, shell: str, processes: int, groups: str | None) -> Bubblewrap | None:
+    """Return the `bwrap` of this host, for commands with PATH `search_path`; None where there is none that runs."""
+    program = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
+    if program is None:
+        return None
+    try:
+        told = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
+    return Bubblewrap(
+        program=os.path.abspath(program),
+        base=base,
+        has_disable_userns="--disable-userns" in told,
+        has_size="--size " in told,
+        shown=folders_of_programs(search_path, SYSTEM, private, [shell]),
+        processes=processes,
+        groups=groups,
+    )
+
+
+def counts_by_namespace() -> bool:
+    """Return whether RLIMIT_NPROC binds the worker's user inside of a user namespace, and there alone.
+
+    The limit is counted by user namespace since Linux 5.14, and never holds for the host's root.
+    """
+    major, minor = os.uname().release.split(".")[:2]
+    return os.geteuid() != 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
+
+
+def _system() -> list[str]:
+    words: list[str] = []
+    for path in SYSTEM:
+        if os.path.islink(path):
+            words += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            words += ["--ro-bind", path, path]
+    for path in (f"/etc/{name}" for name in SECRET):
+        if os.path.isdir(path):
+            words += ["--tmpfs", path, "--remount-ro", path]
+        elif os.path.exists(path):
+            words += ["--ro-bind", "/dev/null", path]
+    return words

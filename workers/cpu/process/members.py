@@ -1,0 +1,41 @@
+"""The processes of a session, as the worker finds them from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from workers.cpu.process import tree
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Everything below the keeper, but for the holder that sets a session apart: bwrap, its init and a pause, or none.
+
+    Orphans become children of the init where there is one, else of the keeper.
+    """
+
+    keeper: int = 0
+    shell: int = 0
+    holder: tuple[int, ...] = ()
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """Return the processes that every other one is below, none of which is a command's."""
+        return (self.keeper, self.holder[1]) if self.holder else (self.keeper,)
+
+    def living(self, spared: Collection[tree.Identity] = ()) -> list[tree.Process]:
+        """Return the shell and what commands have started, without `spared` ones and what is below those."""
+        return tree.descendants(self.roots, spared, self.holder)
+
+    def pin(self, cores: Collection[int]) -> None:
+        """Hold every thread to `cores`."""
+        tree.pin(self.roots, cores, self.holder)
+
+    def park(self, cores: Collection[int]) -> None:
+        """Leave all but the shell only time that nobody else wants, on any of `cores`."""
+        tree.park(self.roots, self.shell, cores, self.holder)
+
+    def unpark(self) -> None:
+        """Give every thread ordinary time again, where the kernel allows it."""
+        tree.unpark(self.roots, self.holder)

@@ -1,0 +1,65 @@
+"""Which folders of the host programs on a PATH need, so that they run where nothing else of the host is seen.
+
+| entry of PATH                    | folders                                                                            |
+|----------------------------------|------------------------------------------------------------------------------------|
+| `<prefix>/bin`, `<prefix>/sbin`  | itself; of the prefix `lib`, `lib64`, `libexec`, `include` and `pyvenv.cfg`         |
+| `<tool>/shims` (pyenv and kin)   | all of `<tool>`                                                                    |
+| any other                        | itself                                                                             |
+
+Where a program in such a folder is a link, as the python of a virtual environment is, the `bin` that it leads to counts as
+an entry too. No folder is named that is, or is above, a home or the sandbox's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+PROGRAM_FOLDERS = ("bin", "sbin")
+PARTS = ("lib", "lib64", "libexec", "include", "pyvenv.cfg")
+LINKS = 40
+
+
+def folders_of_programs(search_path: str, known: Sequence[str], private: Sequence[str], programs: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders, and `programs` that lie in none of them, without what lies in `known` ones or shows `private` ones."""
+    waiting = [entry for entry in search_path.split(os.pathsep) if os.path.isabs(entry)]
+    seen: set[str] = set()
+    found: set[str] = set()
+    while waiting:
+        for folder in {os.path.normpath(waiting[0]), os.path.realpath(waiting.pop(0))} - seen:
+            seen.add(folder)
+            if os.path.isdir(folder):
+                found.update(_parts(folder))
+                waiting.extend(_linked(folder))
+    shown = sorted(path for path in found.union(programs) if not any(_is_in(secret, path) for secret in private))
+    shown = [path for path in shown if not any(_is_in(path, folder) for folder in (private[0], *known))]
+    return tuple(path for path in shown if not any(_is_in(path, other) for other in shown if other != path))
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return folder == "/" or path == folder or path.startswith(f"{folder}/")
+
+
+def _parts(folder: str) -> Iterator[str]:
+    prefix, name = os.path.split(folder)
+    if name == "shims":
+        yield prefix
+        return
+    yield folder
+    if name in PROGRAM_FOLDERS:
+        yield from (path for part in PARTS if os.path.exists(path := os.path.join(prefix, part)))
+
+
+def _linked(folder: str) -> Iterator[str]:
+    """Yield the program folders that links in `folder` lead to, by each step on their way."""
+    try:
+        links = [entry.path for entry in os.scandir(folder) if entry.is_symlink()]
+    except OSError:
+        return
+    for path in links:
+        for _ in range(LINKS):
+            if not os.path.islink(path):
+                break
+            path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+            if os.path.basename(os.path.dirname(path)) in PROGRAM_FOLDERS:
+                yield os.path.dirname(path)
