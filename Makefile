@@ -4,16 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPOSE ?= docker compose
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-live bench-paper bench-scaling clean
+.PHONY: help demo test test-docker lint smoke bench bench-containers bench-live bench-paper bench-scaling clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
-	@echo "make test    run all tests"
+	@echo "make test    run all tests that need no engine"
+	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
 	@echo "make lint    ruff and mypy"
+	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
+	@echo "make bench-containers  what containers cost and what they hold; IMAGE names one with python3"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
 	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
@@ -31,15 +35,30 @@ demo: $(STAMP)
 	@$(BIN)/tangram demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --ignore=tests/containers
+
+test-docker: $(STAMP)
+	@$(BIN)/python -m pytest tests/containers tests/deployment
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+# IN names a service of docker-compose.yml to look from; Redis has no port outside compose's networks.
+ifdef IN
+smoke:
+	@$(COMPOSE) exec -T $(IN) python -m app.smoke
+else
+smoke: $(STAMP)
+	@$(BIN)/python -m app.smoke
+endif
+
 bench: $(STAMP)
 	@$(BIN)/python -m bench.overhead
+
+bench-containers: $(STAMP)
+	@$(BIN)/python -m bench.containers --image $${IMAGE:-$$($(BIN)/python -m tests.containers.debian | tail -n 1)}
 
 bench-live: $(STAMP)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[compare]'

@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     sandbox: Literal["process", "docker"] = Field(
         default="process", description="What environments are on a CPU worker: process or docker."
     )
+    isolation: Literal["auto", "bubblewrap", "none"] = Field(
+        default="auto", description="How the process sandbox sets commands apart: bubblewrap, none, or auto, the first where it works."
+    )
     image: str | None = Field(default=None, description="Docker image of environments that name none.")
     image_pull: Literal["missing", "always", "never"] = Field(
         default="missing", description="When Docker images are fetched: missing, always or never."
@@ -72,7 +75,13 @@ class Settings(BaseSettings):
     warm: str = Field(default="", description="Containers that stand ready on a worker, by image: `python:3.12=4,node:22=2`.")
     container_user: str = Field(default="1000:1000", description="User and group, as numbers, that commands in containers run as.")
     container_network: str = Field(default="none", description="Docker network of containers; none is no network.")
-    container_runtime: str | None = Field(default=None, description="Runtime of containers, one that the engine knows, such as runsc.")
+    container_allow: str = Field(
+        default="",
+        description="What containers may reach, on a network of their own, and nothing else: `10.0.0.5:443,192.168.7.0/24:8000`.",
+    )
+    container_runtime: str | None = Field(
+        default=None, description="Runtime of containers, one that the engine knows and whose processes the host sees, such as crun."
+    )
     container_read_only: bool = Field(default=False, description="Let containers write to their work folder and /tmp only, both in memory.")
     container_memory_mb: int = Field(default=2048, ge=6, description="Memory of containers whose environment names none.")
     container_processes: int = Field(default=512, ge=1, description="Processes and threads of one container.")
@@ -84,6 +93,9 @@ class Settings(BaseSettings):
 
     node_name: str | None = Field(default=None, description="Name of this worker's node; by default host name and kind.")
     cores: int | None = Field(default=None, ge=1, description="Cores that a CPU worker offers; by default those of its affinity mask.")
+    reserved_cores: int = Field(
+        default=0, ge=0, description="Cores that a CPU worker leaves to the system, whole physical ones where that can be."
+    )
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
     cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
     cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")

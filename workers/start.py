@@ -6,7 +6,7 @@ scheduler. What it offers comes from the settings and, where they are silent, fr
 
 from __future__ import annotations
 
-import os
+import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -23,9 +23,11 @@ from app.services_file import ConfigError, ServicesFile, check_models, load_serv
 from tangram.blobs import Blobs
 from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
-from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_queue
+from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_label, node_queue
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
+from workers.cpu.cores import CoreMap
+from workers.cpu.topology import Topology
 from workers.node import Node
 
 Pool = Literal["cpu", "gpu", "api"]
@@ -113,10 +115,11 @@ def _listen(node: Node) -> None:
 
 
 def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
+    name = settings.node_name or f"{socket.gethostname()}-{pool}"
     description: WireNode = {
-        "name": settings.node_name or f"{socket.gethostname()}-{pool}",
+        "name": name,
         "kinds": [pool],
-        "labels": [label.strip() for label in settings.labels.split(",") if label.strip()],
+        "labels": [*filter(None, map(str.strip, settings.labels.split(","))), node_label(name)],
         "cores": 0,
         "memory_mb": 0,
         "cells": 0,
@@ -132,24 +135,55 @@ def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
 SetUp = tuple[WireNode, Callable[[], list[str]], Callable[[], None]]
 
 
+def _offered_cores(settings: Settings, machine: Topology) -> list[list[int]]:
+    """Return the ids of the cores to offer, by domain.
+
+    They are the machine's own, less the reserved ones, unless more are to be offered than it has: then they are made up,
+    in one domain. Raises `ConfigError` where nothing is left to be offered.
+    """
+    left, all_of_them = machine.without(settings.reserved_cores), len(machine.cores)
+    if not left.cores:
+        raise ConfigError(f"TANGRAM_RESERVED_CORES={settings.reserved_cores} leaves nothing of the {all_of_them} cores here")
+    wanted = settings.cores or all_of_them
+    if wanted > all_of_them:
+        return [list(range(wanted))]
+    return [list(domain.cores) for domain in left.first(wanted).domains]
+
+
 def _set_up_cpu(settings: Settings, blobs: Blobs) -> SetUp:
-    cores = settings.cores or len(os.sched_getaffinity(0))
+    machine = Topology.of_this_process()
+    domains = _offered_cores(settings, machine)
+    core_map = CoreMap(tuple(sorted(machine.without(settings.reserved_cores).cores)))
     memory_mb = settings.memory_mb or psutil.virtual_memory().total // MIB
-    description = _describe("cpu", settings, cores=cores, memory_mb=memory_mb)
+    description = _describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory_mb)
     base = settings.state_dir / "environments" / description["name"]
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    sandbox = _process_sandbox(base) if settings.sandbox == "process" else _container_sandbox(base, description["name"], settings)
+    if settings.sandbox == "process":
+        sandbox = _process_sandbox(base, core_map, settings)
+    else:
+        sandbox = _container_sandbox(base, core_map, description["name"], settings)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
     return description, lambda: [environment.spec.id for environment in sandbox.environments()], sandbox.close
 
 
-def _process_sandbox(base: Path) -> Sandbox:
+def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> Sandbox:
+    from workers.cpu.errors import SessionUnavailable
     from workers.cpu.process.sandbox import ProcessSandbox
 
-    return ProcessSandbox(base)
+    try:
+        sandbox = ProcessSandbox(base, core_map=core_map, isolation=settings.isolation)
+    except SessionUnavailable as error:
+        raise ConfigError(f"TANGRAM_ISOLATION={settings.isolation}: {error}") from error
+
+    def say(**_: Any) -> None:
+        logging.getLogger(__name__).info("commands are set apart by: %s (%s)", sandbox.isolation, sandbox.isolation_reason)
+
+    # Celery sets logging up only later.
+    signals.worker_ready.connect(say, weak=False)
+    return sandbox
 
 
-def _container_sandbox(base: Path, node: str, settings: Settings) -> Sandbox:
+def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Settings) -> Sandbox:
     try:
         from workers.cpu.docker.options import ContainerLimits, ContainerOptions
         from workers.cpu.docker.sandbox import ContainerSandbox
@@ -162,6 +196,7 @@ def _container_sandbox(base: Path, node: str, settings: Settings) -> Sandbox:
         user=settings.container_user,
         image=settings.image,
         network=settings.container_network,
+        allow=tuple(filter(None, map(str.strip, settings.container_allow.split(",")))),
         read_only=settings.container_read_only,
         runtime=settings.container_runtime,
         pull=settings.image_pull,
@@ -171,7 +206,7 @@ def _container_sandbox(base: Path, node: str, settings: Settings) -> Sandbox:
         warm=settings.warm_images,
         limits=limits,
     )
-    return ContainerSandbox(base, node=node, options=options)
+    return ContainerSandbox(base, node=node, options=options, core_map=core_map)
 
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> SetUp:

@@ -6,6 +6,7 @@ Without an engine the tests are skipped; with CI set, a missing engine is a fail
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,19 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
-from .images import BUSYBOX, busybox, make_busybox
+from .images import BUSYBOX, busybox, make_busybox, make_with_program
 
-NODE = "tangram-test"
+# A node's containers go when another worker of that name starts, so each test run has a name of its own.
+NODE = f"tangram-test-{os.getpid()}"
+PROBE = "tangram-test-probe:1"
+
+
+def needed(missing: str) -> None:
+    """Skip the test for want of something, or fail it with CI set; nothing where `missing` says nothing."""
+    if missing and os.environ.get("CI"):
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
 
 
 def _missing() -> str:
@@ -36,13 +47,17 @@ def _missing() -> str:
 @pytest.fixture(scope="session")
 def image() -> str:
     """Give the name of an image with busybox and nothing else."""
-    missing = _missing()
-    if missing and os.environ.get("CI"):
-        pytest.fail(missing)
-    if missing:
-        pytest.skip(missing)
+    needed(_missing())
     make_busybox()
     return BUSYBOX
+
+
+@pytest.fixture(scope="session")
+def probe_image(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the name of an image with busybox and `probe`, which makes single system calls."""
+    needed("" if shutil.which("cc") else "there is no C compiler")
+    make_with_program(Path(__file__).with_name("probe.c"), tmp_path_factory.mktemp("probe") / "probe", PROBE)
+    return PROBE
 
 
 @pytest.fixture

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BUSYBOX = "tangram-test-busybox:1"
 TOOLS = (
     "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid nohup "
-    "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep"
+    "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep "
+    "tee mkfifo readlink swapon insmod reboot unshare nsenter dmesg sysctl su"
 )
+USERS = b"root:x:0:0::/root:/bin/sh\nsandbox:x:1000:1000::/work:/bin/sh\n"
+SHADOW = b"root:secret-of-the-image:1::::::\n"
 
 
 def busybox() -> Path | None:
@@ -23,24 +28,59 @@ def busybox() -> Path | None:
     return Path(found)
 
 
-def make_busybox(name: str = BUSYBOX) -> None:
-    """Import an image whose only program is busybox, under the names of `TOOLS`."""
+def make_busybox(
+    name: str = BUSYBOX,
+    *,
+    programs: Mapping[str, Path] | None = None,
+    setuid: Mapping[str, Path] | None = None,
+    without: Sequence[str] = (),
+) -> None:
+    """Import an image whose programs are busybox, under the names of `TOOLS`, and `programs` by their path inside.
+
+    Those of `setuid` belong to root and run as root, if the container lets them.
+    """
     program = busybox()
     assert program is not None, "busybox-static is not installed"
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
+    with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
         for folder in ("bin", "etc", "proc", "sys", "dev", "run", "root"):
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
         archive.add(program, "bin/busybox")
+        taken = set(programs or ())
         for tool in TOOLS.split():
-            link = tarfile.TarInfo(f"bin/{tool}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            archive.addfile(link)
-        users = b"root:x:0:0::/root:/bin/sh\nsandbox:x:1000:1000::/work:/bin/sh\n"
-        entry = tarfile.TarInfo("etc/passwd")
-        entry.size = len(users)
-        archive.addfile(entry, io.BytesIO(users))
+            if f"bin/{tool}" not in taken and tool not in without:
+                link = tarfile.TarInfo(f"bin/{tool}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                archive.addfile(link)
+        for inside, path in (programs or {}).items():
+            archive.add(path, inside)
+        _add_file(archive, "etc/passwd", USERS, 0o644)
+        _add_file(archive, "etc/shadow", SHADOW, 0o640)
+        for inside, path in (setuid or {}).items():
+            _add_file(archive, inside, path.read_bytes(), 0o4755)
     change = ["--change", "ENV PATH=/bin"]
     subprocess.run(["docker", "import", *change, "-", name], input=packed.getvalue(), check=True, capture_output=True)
+
+
+def make_with_shell(shell: str, name: str) -> None:
+    """Import an image with this machine's `shell` and its libraries: bash beside busybox's sh, any other instead of it."""
+    found = shutil.which(shell)
+    assert found is not None, f"{shell} is not installed"
+    listed = subprocess.run(["ldd", found], check=True, capture_output=True, text=True).stdout
+    programs = {path.lstrip("/"): Path(path) for path in re.findall(r"(/\S+) \(0x", listed)}
+    programs["bin/bash" if shell == "bash" else "bin/sh"] = Path(found)
+    make_busybox(name, programs=programs)
+
+
+def make_with_program(source: Path, program: Path, name: str) -> None:
+    """Import an image with busybox and one program of our own, compiled from C into `program`; `rootprobe` is the same, setuid root."""
+    subprocess.run(["cc", "-static", "-O1", "-o", str(program), str(source)], check=True, capture_output=True)
+    make_busybox(name, programs={"bin/probe": program}, setuid={"bin/rootprobe": program})
+
+
+def _add_file(archive: tarfile.TarFile, path: str, data: bytes, mode: int) -> None:
+    entry = tarfile.TarInfo(path)
+    entry.size, entry.mode = len(data), mode
+    archive.addfile(entry, io.BytesIO(data))

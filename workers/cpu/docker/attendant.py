@@ -21,7 +21,7 @@ INSIDE = "/run/tangram"
 ALIVE, HELLO = "alive", "hello"
 
 SCRIPT = f"""
-if command -v bash >{INSIDE}/{HELLO} 2>/dev/null; then :; else command -v sh >{INSIDE}/{HELLO}; fi
+if command -v bash >{INSIDE}/{HELLO} 2>/dev/null; then :; else echo /bin/sh >{INSIDE}/{HELLO}; fi
 exec <{INSIDE}/{ALIVE} >/dev/null 2>&1
 while read -r line; do jobs; done
 """

@@ -18,17 +18,24 @@ import os
 import secrets
 import select
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from workers.cpu.docker import disk
 from workers.cpu.docker.attendant import ALIVE, HELLO, INSIDE, SCRIPT
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
 from workers.cpu.docker.engine import ContainerSpec, Engine
+from workers.cpu.docker.network import NOBODY, AllowedNetwork
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import ContainerFailed, StartTimeout
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, make_fifo
 
+MOST_TRESPASSES = 1
+LONGEST_HELLO = 4096
+STAT_FLAGS, PF_EXITING = 6, 0x4
+"""Where /proc/<pid>/stat has the flags of a process, counted from its state; the flag of one that is ending."""
 WORK, TEMPORARY = "/work", "/tmp"
 
 Groups = Callable[[str, int], ContainerGroup]
@@ -42,13 +49,22 @@ class Container:
         self.id, self.control, self.memory_mb = container_id, control, memory_mb
         self.engine = engine
         self._alive = alive
+        self._descriptors = threading.Lock()
         self.pid = 0
         self.ended = -1
         self.dialect = Dialect.of("/bin/sh")
         self.group: ContainerGroup
         self.disk_mb = disk_mb
         self.written_mb = 0.0
-        """What it had written to its own layer when the engine was asked last; 0 where the engine holds it to the bound."""
+        """What it had written when it was looked at last."""
+        self.layer = ""
+        """The folder of its own layer on the engine's host; empty where there is no telling."""
+        self.trespasses = 0
+        """How many of its commands were ended since they wrote more than it may."""
+        self.oom_kills_told = 0
+        """How many of its processes the kernel had ended for want of memory when a command was told of it last."""
+        self.doom = ""
+        """Why it was ended by this worker before its environment was closed."""
 
     def begin(self, groups: Groups, deadline: float) -> None:
         """Start it, and return once its attendant waits.
@@ -60,7 +76,7 @@ class Container:
         """
         hello = os.open(self.control / HELLO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.pid = self.engine.start(self.id)
+            self.pid, self.layer = self.engine.start(self.id)
             try:
                 self.ended = os.pidfd_open(self.pid)
             except ProcessLookupError:
@@ -79,6 +95,8 @@ class Container:
         poller.register(self.ended, select.POLLIN)
         said = b""
         while not said.endswith(b"\n"):
+            if len(said) > LONGEST_HELLO:
+                raise ContainerFailed("the image's /bin/sh is no shell")
             left_s = deadline - time.monotonic()
             ready = {descriptor for descriptor, _ in poller.poll(max(0.0, left_s) * 1000)}
             if hello in ready:
@@ -87,23 +105,66 @@ class Container:
                 raise ContainerFailed(f"a container ended as soon as it was started: {self.engine.state(self.id) or 'unknown why'}")
             elif left_s <= 0:
                 raise StartTimeout("a container did not come up in time")
-        return said.decode(errors="replace").split()[0]
+        return said.decode(errors="replace").strip() or "/bin/sh"
 
     def bury(self) -> None:
         """Have the attendant collect the processes that have ended."""
         # A full pipe means that it has more than enough to read already.
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._alive, b"\n")
+        with self._descriptors, contextlib.suppress(BlockingIOError):
+            if self._alive >= 0:
+                os.write(self._alive, b"\n")
 
     def look_at_disk(self) -> None:
-        """Ask the engine what it has written."""
-        self.written_mb = self.engine.written_bytes(self.id) / (1 << 20)
+        """Take note of what it has written."""
+        if self.has_ended():
+            return
+        layer = disk.reachable(self.layer)
+        nameless = disk.nameless_bytes(f"/proc/{self.pid}/root", self.group.processes())
+        named = self.engine.written_bytes(self.id) if layer is None else disk.taken_bytes((layer,))
+        self.written_mb = (named + disk.taken_bytes((self.control,)) + nameless) / (1 << 20)
+
+    def judge(self) -> None:
+        """End it when its commands have written more than it may, and then more again; once, it may clear up.
+
+        What a clearing command may write is what there is already, so this bounds what is written in all.
+        """
+        if self.written_mb > self.disk_mb:
+            self.look_at_disk()
+        if self.trespasses > MOST_TRESPASSES:
+            self.end(f"the environment went on to write after {self.disk_mb} MB, the most that it may have on disk")
+
+    def why_ended(self) -> str:
+        """Return why it has ended, nothing where there is no telling."""
+        return self.doom or self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
+
+    def _new_oom_kills(self) -> bool:
+        try:
+            return self.group.oom_kills() > self.oom_kills_told
+        except OSError:
+            return False
+
+    def end(self, reason: str) -> None:
+        """Have the engine end it; whoever watches it learns `reason`."""
+        self.doom = self.doom or reason
+        self.engine.remove(self.id)
 
     def has_ended(self) -> bool:
         """Say whether its process 1 is gone, and all others with it."""
-        poller = select.poll()
-        poller.register(self.ended, select.POLLIN)
-        return bool(poller.poll(0))
+        with self._descriptors:
+            if self.ended < 0:
+                return True
+            poller = select.poll()
+            poller.register(self.ended, select.POLLIN)
+            return bool(poller.poll(0))
+
+    def is_ending(self) -> bool:
+        """Say whether its process 1 has begun to end: the kernel ends all others before that is gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
+                fields = file.read(4096).rpartition(b")")[2].split()
+        except OSError:
+            return True
+        return bool(int(fields[STAT_FLAGS]) & PF_EXITING) or self.has_ended()
 
     def set_memory(self, memory_mb: int) -> None:
         """Hold it to another amount of memory."""
@@ -116,18 +177,28 @@ class Container:
         try:
             self.engine.remove(self.id)
         finally:
-            for descriptor in (self._alive, self.ended):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._alive = self.ended = -1
+            with self._descriptors:
+                for descriptor in (self._alive, self.ended):
+                    if descriptor >= 0:
+                        os.close(descriptor)
+                self._alive = self.ended = -1
             shutil.rmtree(self.control, ignore_errors=True)
 
 
 class ContainerMaker:
     """Makes containers of a node, whose control folders lie in `folder`."""
 
-    def __init__(self, engine: Engine, options: ContainerOptions, node: str, folder: Path, groups: Groups) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        options: ContainerOptions,
+        node: str,
+        folder: Path,
+        groups: Groups,
+        network: AllowedNetwork | None = None,
+    ) -> None:
         self._engine, self._options, self._node, self._folder, self._groups = engine, options, node, folder, groups
+        self._network = network
         self._disk_hard: bool | None = None
 
     def make(self, image: str, memory_mb: int) -> Container:
@@ -139,6 +210,8 @@ class ContainerMaker:
 
         """
         deadline = time.monotonic() + self._options.start_timeout_s
+        if self._network is not None:
+            self._network.hold()
         name = secrets.token_hex(8)
         control = self._folder / name
         _make_control(control)
@@ -161,7 +234,7 @@ class ContainerMaker:
         return container
 
     def _spec(self, image: str, memory_mb: int, name: str, control: Path) -> ContainerSpec:
-        options, limits = self._options, self._options.limits
+        options, limits, allowed = self._options, self._options.limits, self._network
         if self._disk_hard is None:
             self._disk_hard = not options.read_only and self._engine.can_limit_disk(image)
         return ContainerSpec(
@@ -179,7 +252,9 @@ class ContainerMaker:
             open_files=limits.open_files,
             disk_mb=limits.disk_mb,
             disk_hard=self._disk_hard,
-            network=options.network,
+            network=options.network if allowed is None else allowed.name,
+            hosts=() if allowed is None else allowed.hosts,
+            name_servers=() if allowed is None else (NOBODY,),
             read_only=options.read_only,
             runtime=options.runtime,
         )

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import docker
 import requests
+from docker.auth import get_config_header, resolve_repository_name
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 
 NODE_LABEL = "tangram.node"
 SNAPSHOT_LABEL = "tangram.snapshot"
+LEAVING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,10 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """What the engine is told of a container. `control` is the host's folder that it sees at `control_inside`."""
+    """What the engine is told of a container. `control` is the host's folder that it sees at `control_inside`.
+
+    `hosts` are lines for its /etc/hosts, `name:address` each; with `name_servers`, names that it does not find there are asked of those.
+    """
 
     name: str
     node: str
@@ -53,17 +61,22 @@ class ContainerSpec:
     network: str
     read_only: bool
     runtime: str | None
+    hosts: Sequence[str] = ()
+    name_servers: Sequence[str] = ()
 
 
 class Engine:
     """A connection to the engine at `url`, by default the one of DOCKER_HOST or the local socket. Any thread may ask.
+
+    It has `timeout_s` for an answer, and while it fetches an image, `stall_s` for the next word on it.
 
     Raises:
         EngineUnavailable: it does not answer.
 
     """
 
-    def __init__(self, url: str | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str | None = None, timeout_s: float = 60.0, stall_s: float = 300.0) -> None:
+        self._stall_s = stall_s
         try:
             self._api = docker.APIClient(base_url=url, timeout=timeout_s, version="auto", max_pool_size=32, num_pools=32)
             self._info = self._api.info()
@@ -105,6 +118,8 @@ class Engine:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
             network_mode=spec.network,
+            extra_hosts=list(spec.hosts) or None,
+            dns=list(spec.name_servers) or None,
             ipc_mode="private",
             pids_limit=spec.processes,
             mem_limit=memory,
@@ -150,20 +165,28 @@ class Engine:
         with _refusals("folders of a container"):
             self._api.put_archive(container_id, "/", packed.getvalue())
 
-    def start(self, container_id: str) -> int:
-        """Start a container and return the id of its process 1, as the engine's host sees it. Raises `ContainerFailed`."""
+    def start(self, container_id: str) -> tuple[int, str]:
+        """Start a container; return the id of its process 1 and the folder of its layer, as the engine's host sees them.
+
+        Raises:
+            ContainerFailed: it cannot be started, or has ended at once.
+
+        """
         with _refusals("a container"):
             self._api.start(container_id)
-            pid: int = self._api.inspect_container(container_id)["State"]["Pid"]
+            found = self._api.inspect_container(container_id)
+        pid: int = found["State"]["Pid"]
         if pid <= 0:
             raise ContainerFailed("a container ended as soon as it was started: has its image a /bin/sh?")
-        return pid
+        return pid, ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
 
     def state(self, container_id: str) -> str:
-        """Return how a container that does not run any more ended, for a person; nothing where there is no telling."""
+        """Return how a container ended, for a person; nothing where there is no telling, also as the engine has not heard of it yet."""
         try:
             state = self._api.inspect_container(container_id)["State"]
         except (DockerException, requests.RequestException):
+            return ""
+        if state.get("Running"):
             return ""
         return "its memory was full" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
 
@@ -216,6 +239,46 @@ class Engine:
         with _refusals("the list of containers"):
             return [each["Id"] for each in self._api.containers(all=True, filters={"label": f"{NODE_LABEL}={node}"})]
 
+    # -- networks ------------------------------------------------------------------------------------------------
+
+    def make_network(self, name: str, node: str, interface: str) -> str:
+        """Make a bridge of IPv4 whose containers do not hear of each other, and return its id. Raises `ContainerFailed`."""
+        options = {
+            "com.docker.network.bridge.name": interface,
+            "com.docker.network.bridge.enable_icc": "false",
+            "com.docker.network.bridge.enable_ip_masquerade": "true",
+        }
+        with _refusals(f"network {name!r}"):
+            made = self._api.create_network(name, driver="bridge", options=options, check_duplicate=True, labels={NODE_LABEL: node})
+        network_id: str = made["Id"]
+        return network_id
+
+    def networks_left_by(self, node: str) -> list[str]:
+        """Return the networks that an earlier worker of this node has left."""
+        with _refusals("the list of networks"):
+            return [each["Id"] for each in self._api.networks(filters={"label": f"{NODE_LABEL}={node}"})]
+
+    def remove_network(self, network_id: str) -> None:
+        """Remove a network, once the last container that is just going has left it; nothing where it has gone.
+
+        Raises:
+            ContainerFailed: something stays on it.
+
+        """
+        deadline = time.monotonic() + LEAVING_S
+        while True:
+            try:
+                with _refusals("a network"):
+                    self._api.remove_network(network_id)
+            except ContainerFailed as error:
+                if isinstance(error.__cause__, NotFound):
+                    return
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
     # -- images --------------------------------------------------------------------------------------------------
 
     def image(self, reference: str) -> Image | None:
@@ -234,28 +297,56 @@ class Engine:
             ImageMissing: the registry has no such image, or lets nobody have it.
 
         """
-        name, _, tag = reference.rpartition(":") if ":" in reference.rpartition("/")[2] else (reference, "", "latest")
         layers: dict[str, tuple[int, int]] = {}
         try:
-            for line in self._api.pull(name, tag=tag, stream=True, decode=True):
+            for line in self._fetched(reference):
                 if "error" in line:
-                    raise ImageMissing(f"image {reference!r} cannot be had: {line['error']}")
+                    raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(line['error'])}")
                 detail = line.get("progressDetail") or {}
-                if "total" in detail and line.get("id"):
+                if line.get("status") == "Downloading" and "total" in detail:
                     layers[line["id"]] = (int(detail.get("current", 0)), int(detail["total"]))
                     progress(sum(done for done, _ in layers.values()), sum(total for _, total in layers.values()))
-        except (DockerException, requests.RequestException) as error:
-            raise ImageMissing(f"image {reference!r} cannot be had: {error}") from error
+        except APIError as error:
+            raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(error.explanation or error)}") from error
+        except (TimeoutError, requests.Timeout, ReadTimeoutError) as error:
+            raise ImageMissing(f"image {reference!r} cannot be had: nothing more of it came for {self._stall_s:g} s") from error
+        except (DockerException, requests.RequestException, HTTPError) as error:
+            raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(error)}") from error
 
-    def commit(self, container_id: str, repository: str, tag: str, environment_id: str) -> str:
+    def _fetched(self, reference: str) -> Iterator[dict[str, Any]]:
+        """Yield what the engine says while it fetches. The SDK's own `pull` would wait for ever for the next word."""
+        name, tag = split_reference(reference)
+        # Credentials may be short-lived ones that somebody renews.
+        self._api.reload_config()
+        login = get_config_header(self._api, resolve_repository_name(name)[0])
+        answer = self._api._post(
+            self._api._url("/images/create"),
+            params={"fromImage": name, "tag": tag},
+            headers={"X-Registry-Auth": login} if login else {},
+            stream=True,
+            timeout=self._stall_s,
+        )
+        with answer:
+            self._api._raise_for_status(answer)
+            yield from self._api._stream_helper(answer, decode=True)
+
+    def commit(self, container_id: str, repository: str, tag: str, node: str) -> str:
         """Make an image of a container's files, and return its reference. Raises `ContainerFailed`."""
-        label = f"LABEL {SNAPSHOT_LABEL}={environment_id}"
+        label = f"LABEL {SNAPSHOT_LABEL}={node}"
         with _refusals("a snapshot"):
             self._api.commit(container_id, repository=repository, tag=tag, changes=[label], pause=False)
         return f"{repository}:{tag}"
 
+    def remove_snapshots(self, node: str) -> None:
+        """Remove the snapshots of a node's environments that no container uses."""
+        with _refusals("the list of images"):
+            found = self._api.images(filters={"label": f"{SNAPSHOT_LABEL}={node}"})
+        for each in found:
+            with suppress(APIError):
+                self._api.remove_image(each["Id"], force=True)
+
     def remove_image(self, reference: str) -> bool:
-        """Remove an image; False where it is in use."""
+        """Remove an image; False where it is in use, be it by a container of somebody else that does not run."""
         try:
             self._api.remove_image(reference)
         except ImageNotFound:
@@ -267,6 +358,19 @@ class Engine:
     def close(self) -> None:
         """Close the connection."""
         self._api.close()
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Return the name of an image, with its registry, and its tag or digest; a digest goes before a tag."""
+    named, _, digest = reference.partition("@")
+    # A colon before the last slash is that of a port.
+    folder, slash, last = named.rpartition("/")
+    last, _, tag = last.partition(":")
+    return f"{folder}{slash}{last}", digest or tag or "latest"
+
+
+def _one_line(said: object) -> str:
+    return " ".join(str(said).split())
 
 
 def _in_memory(spec: ContainerSpec) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from workers.cpu.abstract import EnvironmentSpec
@@ -15,6 +16,8 @@ from workers.cpu.shell.environment import ShellEnvironment
 from workers.cpu.shell.session import SessionSetup
 
 log = logging.getLogger(__name__)
+
+NOTICE_LIMIT_S, PAUSE_S = 5.0, 0.003
 
 
 class ContainerEnvironment(ShellEnvironment):
@@ -33,16 +36,20 @@ class ContainerEnvironment(ShellEnvironment):
         self.container, self._give_back = container, give_back
         self._lost = ""
 
-    def snapshot(self, repository: str, tag: str) -> str:
+    def snapshot(self, repository: str, tag: str, node: str) -> str:
         """Make an image of the files as they are now; see `ContainerSandbox.snapshot`."""
         self._check_open()
-        return self.container.engine.commit(self.container.id, repository, tag, self._spec.id)
+        return self.container.engine.commit(self.container.id, repository, tag, node)
 
     def lose(self) -> None:
         """Take note that the container has ended: running commands end as failed, and the environment goes off the books."""
-        self._lost = self.container.engine.state(self.container.id) or "its container ended"
+        self._lost = self.container.why_ended() or "its container ended"
 
         def clear() -> None:
+            # Commands that run are to see the end of the container, not that the environment is being closed.
+            deadline = time.monotonic() + NOTICE_LIMIT_S
+            while self.is_busy and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
             with contextlib.suppress(SandboxError):
                 self.close()
 

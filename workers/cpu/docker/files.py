@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from workers.cpu.docker.container import WORK, Container
@@ -17,6 +17,7 @@ from workers.cpu.errors import FileUnusable, PathIsDirectory
 from workers.cpu.files import FLAGS, RegularFiles
 
 SYS_OPENAT2 = 437
+FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,18 +60,20 @@ class ContainerFiles(RegularFiles):
 
     def _make_folders(self, root: int, folder: str) -> None:
         """Make the folders of a path that are missing, each inside the one before."""
-        try:
-            os.close(open_in_root(root, folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-        except FileNotFoundError:
-            above, name = os.path.split(folder)
-            self._make_folders(root, above)
-            parent = open_in_root(root, above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        missing: list[str] = []
+        while (parent := _folder(root, folder)) is None:
+            folder, name = os.path.split(folder)
+            missing.append(name)
+        os.close(parent)
+        for name in reversed(missing):
+            parent = open_in_root(root, folder, FOLDER)
             try:
                 os.mkdir(name, 0o755, dir_fd=parent)
             except FileExistsError:
-                return
+                pass
             finally:
                 os.close(parent)
+            folder = os.path.join(folder, name)
 
     @contextmanager
     def _root(self) -> Iterator[int]:
@@ -79,6 +82,9 @@ class ContainerFiles(RegularFiles):
         except OSError as error:
             raise FileUnusable(f"the container's files cannot be reached: {error.strerror}") from error
         try:
+            if self._container.has_ended():
+                # The id may be another process's by now.
+                raise FileUnusable("the container's files cannot be reached: it has ended")
             yield root
         finally:
             os.close(root)
@@ -89,13 +95,28 @@ class ContainerFiles(RegularFiles):
         if os.geteuid() != 0:
             yield
             return
-        _libc.setfsgid(self._gid)
-        _libc.setfsuid(self._uid)
         try:
+            _become(_libc.setfsgid, self._gid)
+            _become(_libc.setfsuid, self._uid)
             yield
         finally:
             _libc.setfsuid(0)
             _libc.setfsgid(0)
+
+
+def _become(set_id: Callable[[int], int], wanted: int) -> None:
+    """Take on a user or group for files. The calls never fail; they tell what was in force, which says whether they worked."""
+    set_id(wanted)
+    if set_id(wanted) != wanted:
+        raise FileUnusable("the worker may not open files as the container's user: it lacks CAP_SETUID or CAP_SETGID")
+
+
+def _folder(root: int, path: str) -> int | None:
+    """Open a folder; None where there is none."""
+    try:
+        return open_in_root(root, path, FOLDER)
+    except FileNotFoundError:
+        return None
 
 
 def _absolute(path: str) -> str:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from workers.cpu.errors import ImageMissing
 log = logging.getLogger(__name__)
 
 REPORT_S = 5.0
+# The parts of a name become a part of an address of the engine.
+_REFERENCE = re.compile(r"[A-Za-z0-9](?!.*[./]{2})[A-Za-z0-9._/-]*(:[A-Za-z0-9][A-Za-z0-9._/:-]*)?(@[a-z0-9]+:[0-9a-f]+)?")
 MIB = 1 << 20
 
 
@@ -52,6 +55,8 @@ class Images:
             ImageMissing: it is not here and may not, or cannot, be fetched.
 
         """
+        if not _REFERENCE.fullmatch(reference):
+            raise ImageMissing(f"{reference!r} cannot be the name of an image")
         with self._lock:
             known = self._known.setdefault(reference, _Known())
             known.users += 1
@@ -61,12 +66,10 @@ class Images:
         except BaseException:
             self.leave(reference)
             raise
-        known.used_at = time.monotonic()
         return image
 
     def _present(self, reference: str, known: _Known) -> Image:
-        if known.image is not None and self._pull != "always":
-            return known.image
+        # Asked each time, for others remove images, too.
         before = self._engine.image(reference)
         if before is None and self._pull == "never":
             raise ImageMissing(f"image {reference!r} is not on this node, and nothing is fetched here")
@@ -95,6 +98,7 @@ class Images:
         """Note that a container of the image is gone; drop what the cache has no room for."""
         with self._lock:
             self._known[reference].users -= 1
+            self._known[reference].used_at = time.monotonic()
         self._drop()
 
     def _drop(self) -> None:

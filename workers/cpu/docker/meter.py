@@ -6,6 +6,7 @@ What an earlier command left running in the same session counts with it. A peak 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 
 from workers.cpu.abstract import Usage
@@ -43,7 +44,8 @@ class GroupMeter(Meter):
     def remark(self) -> str:
         """Say that the kernel has ended processes for want of memory; see the base class."""
         try:
-            ended = self._container.group.oom_kills() - self._ended_before
+            self._container.oom_kills_told = self._container.group.oom_kills()
+            ended = self._container.oom_kills_told - self._ended_before
         except OSError:
             return ""
         memory = f"the environment's {self._container.memory_mb} MB of memory were full"
@@ -54,4 +56,8 @@ class GroupMeter(Meter):
         written_mb = self._container.written_mb
         if written_mb <= self._disk_mb:
             return ""
+        self._container.trespasses += 1
+        self._disk_mb = float("inf")
+        if math.isinf(written_mb):
+            return "the environment has folders in folders deeper than is looked at on disk"
         return f"the environment has written {written_mb:.0f} MB to disk, more than its {self._container.disk_mb} MB"

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from tangram.errors import InvalidAction
+from workers.cpu.docker.allowed import Entry
 
 Pull = Literal["missing", "always", "never"]
 
@@ -43,14 +44,16 @@ class ContainerOptions:
     """How containers are made.
 
     `user` is `uid:gid`, never 0 unless `allow_root`. `image` is for environments that name none. `network` is the name of a
-    Docker network, or `none`. With `read_only`, only the work folder and `/tmp` can be written, both in memory. `runtime` is
-    one that the engine knows, such as `runsc`. `warm` says how many containers of an image stand ready.
+    Docker network, or `none`; with `allow`, containers have a network of their own instead, on which they reach what that names
+    and nothing else (see `allowed.py`). With `read_only`, only the work folder and `/tmp` can be written, both in memory. `runtime` is
+    one that the engine knows and whose processes the host sees. `warm` says how many containers of an image stand ready.
     """
 
     user: str = "1000:1000"
     allow_root: bool = False
     image: str | None = None
     network: str = "none"
+    allow: tuple[str, ...] = ()
     read_only: bool = False
     runtime: str | None = None
     pull: Pull = "missing"
@@ -68,6 +71,13 @@ class ContainerOptions:
             raise InvalidAction("user", "must not be root")
         if self.starting_limit < 1:
             raise InvalidAction("starting_limit", f"must be at least 1, not {self.starting_limit}")
+        if self.allowed and self.network != "none":
+            raise InvalidAction("allow", f"goes with no other network: {self.network!r} is not held to it")
+
+    @property
+    def allowed(self) -> tuple[Entry, ...]:
+        """What `allow` means."""
+        return tuple(map(Entry.of, self.allow))
 
     @property
     def uid(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.images import Images
@@ -45,10 +46,14 @@ class Pool:
         """
         while (warm := self._pop(image)) is not None:
             if not warm.has_ended():
-                warm.set_memory(memory_mb)
+                try:
+                    warm.set_memory(memory_mb)
+                except BaseException:
+                    self.give_back(warm, image)
+                    raise
                 return warm
             self.give_back(warm, image)
-        return self._start(image, memory_mb, wait_s)
+        return self._make(image, memory_mb, object(), wait_s)
 
     def _pop(self, image: str) -> Container | None:
         with self._changed:
@@ -57,34 +62,41 @@ class Pool:
             self._changed.notify_all()
         return container
 
-    def _start(self, image: str, memory_mb: int, wait_s: float) -> Container:
-        """Start a container when it is our turn."""
-        turn = object()
+    def _make(self, image: str, memory_mb: int, turn: object | None, wait_s: float | None) -> Container:
+        """Fetch the image if need be, then start a container when it is our turn."""
+        self._images.use(image)
+        try:
+            with self._place(turn, wait_s):
+                return self._maker.make(image, memory_mb)
+        except BaseException:
+            self._images.leave(image)
+            raise
+
+    @contextmanager
+    def _place(self, turn: object | None, wait_s: float | None) -> Iterator[None]:
+        """Hold one of the places to start in, once `turn` is first in line; None waits until nobody is."""
         with self._changed:
-            self._line.append(turn)
+            if turn is not None:
+                self._line.append(turn)
             try:
-                if not self._changed.wait_for(lambda: self._closed or (self._free > 0 and self._line[0] is turn), wait_s):
+                if not self._changed.wait_for(lambda: self._closed or self._may_start(turn), wait_s):
                     raise StartTimeout(f"{len(self._line) - 1} other containers had to start first for {wait_s:g} s")
                 if self._closed:
                     raise EnvironmentGone("the sandbox is closed")
                 self._free -= 1
             finally:
-                self._line.remove(turn)
+                if turn is not None:
+                    self._line.remove(turn)
                 self._changed.notify_all()
         try:
-            return self._make(image, memory_mb)
+            yield
         finally:
             with self._changed:
                 self._free += 1
                 self._changed.notify_all()
 
-    def _make(self, image: str, memory_mb: int) -> Container:
-        self._images.use(image)
-        try:
-            return self._maker.make(image, memory_mb)
-        except BaseException:
-            self._images.leave(image)
-            raise
+    def _may_start(self, turn: object | None) -> bool:
+        return self._free > 0 and (self._line[0] is turn if self._line else turn is None)
 
     def give_back(self, container: Container, image: str) -> None:
         """Remove a container."""
@@ -94,9 +106,7 @@ class Pool:
             self._images.leave(image)
 
     def _missing(self) -> str | None:
-        """Return an image of which too few stand ready, while nobody waits for a place."""
-        if self._line or self._free <= 0:
-            return None
+        """Return an image of which too few stand ready."""
         return next((image for image, wanted in self._warm.items() if len(self._ready[image]) < wanted), None)
 
     def _fill(self) -> None:
@@ -104,21 +114,18 @@ class Pool:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._missing() is not None)
                 image = self._missing()
-                if self._closed:
+                if self._closed or image is None:
                     return
-                if image is None:
-                    continue
-                self._free -= 1
             pause_s = self._add_warm(image)
             with self._changed:
-                self._free += 1
-                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closed, pause_s)
 
     def _add_warm(self, image: str) -> float:
         """Start one more; return how long to leave it at that."""
         try:
-            container = self._make(image, self._memory_mb)
+            container = self._make(image, self._memory_mb, None, None)
+        except EnvironmentGone:
+            return 0.0
         except (SandboxError, OSError) as error:
             log.warning("no warm container of %s: %s", image, error)
             return RETRY_S

@@ -6,12 +6,14 @@ What it gives: everything that the process sandbox gives, and besides
 * grants that hold: cores by cpuset, shares of a core by quota, for each session's processes as a group, changed in flight;
 * limits for each container on memory (without swap), processes, open files and disk;
 * no root, no capabilities, no new privileges, the engine's filter of system calls, no network, a process tree, mounts,
-  IPC and users' memory of its own.
+  IPC and users' memory of its own;
+* with an allow-list (`allow`), a network on which containers reach what that names and nothing else.
 
-What it does NOT protect from. Containers share the host's kernel: a hole in that is a way out, unless the runtime puts another
-kernel between (`runtime`). The bound on disk is watched, not enforced, where the engine's storage cannot hold it: a command
-goes past it by what it writes between two looks. Commands of one environment can do to each other what they like. Who may
-speak to the engine is root on the host, so the worker is, too.
+What it does NOT protect from. Containers share the host's kernel: a hole in that is a way out. (Runtimes with a kernel of
+their own, such as gVisor, hide processes and files from the host, where grants and files are handled; they are not
+served.) The bound on disk is watched, not enforced, where the engine's storage cannot hold it: a command goes past it by
+what it writes between two looks, and an environment that does so twice is ended. Commands of one environment can do to
+each other what they like. Who may speak to the engine is root on the host, so the worker is, too.
 
 The engine must be on this machine: commands and their output pass over FIFOs that both sides see, grants over control
 files, and files through /proc. Where that is not so, opening an environment says what is missing.
@@ -36,11 +38,12 @@ from workers.cpu.docker.engine import Engine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import Images
+from workers.cpu.docker.network import AllowedNetwork, open_network
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.pool import Pool
 from workers.cpu.docker.warden import ContainerWardens
 from workers.cpu.docker.watch import Watch
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageMissing, ProcessesLeft, SandboxError
+from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageMissing, ProcessesLeft, SnapshotUnsupported
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
 
@@ -63,7 +66,8 @@ class ContainerSandbox(Sandbox):
 
     Raises:
         SandboxInUse: another living sandbox has `base`.
-        EngineUnavailable: there is no Docker engine.
+        EngineUnavailable: there is no Docker engine, or its containers cannot be held to `options.allow` here.
+        InvalidAction: a name in `options.allow` cannot be looked up.
 
     """
 
@@ -78,7 +82,7 @@ class ContainerSandbox(Sandbox):
         way: Way | None = None,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     ) -> None:
-        self._options = options or ContainerOptions()
+        self._options, self._node = options or ContainerOptions(), node
         self._engine = engine or Engine(timeout_s=self._options.start_timeout_s)
         self._core_map = core_map or CoreMap.of_this_process()
         self._max_file_bytes = max_file_bytes
@@ -89,9 +93,11 @@ class ContainerSandbox(Sandbox):
         for left in self._engine.left_by(node):
             log.info("removing container %s, which an earlier worker has left", left[:12])
             self._engine.remove(left)
+        self._engine.remove_snapshots(node)
         groups = CgroupsOf(self._core_map.available, self._engine.update_cores, way)
         limits = self._options.limits
-        maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups)
+        self._network = self._open_network()
+        maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups, self._network)
         self._images = Images(self._engine, self._options.pull, self._options.image_cache_mb)
         self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit)
         self._watch = Watch(limits.disk_look_s)
@@ -99,6 +105,15 @@ class ContainerSandbox(Sandbox):
         self._lock = threading.Lock()
         self._environments: dict[str, Future[ContainerEnvironment]] = {}
         self._closed = False
+
+    def _open_network(self) -> AllowedNetwork | None:
+        """Return the network that holds containers to the allow-list; None without one. A refusal gives the folder back."""
+        try:
+            return open_network(self._engine, self._node, self._options.allowed)
+        except BaseException:
+            self._engine.close()
+            os.close(self._base_lock)
+            raise
 
     def open(self, spec: EnvironmentSpec) -> ContainerEnvironment:
         """Open an environment; see the base class.
@@ -165,13 +180,14 @@ class ContainerSandbox(Sandbox):
 
         Raises:
             EnvironmentGone: it is not open here.
-            ContainerFailed: the engine refuses, or the files are in memory (`read_only`).
+            SnapshotUnsupported: the files are in memory (`read_only`).
+            ContainerFailed: the engine refuses.
 
         """
         environment = self.get(environment_id)
         if self._options.read_only:
-            raise SandboxError("environments whose work folder is in memory have no snapshots")
-        return environment.snapshot(SNAPSHOTS, secrets.token_hex(8))
+            raise SnapshotUnsupported("environments whose work folder is in memory have no snapshots")
+        return environment.snapshot(SNAPSHOTS, secrets.token_hex(8), self._node)
 
     def environments(self) -> tuple[ContainerEnvironment, ...]:
         """Return the open environments, in the order of their opening."""
@@ -208,6 +224,9 @@ class ContainerSandbox(Sandbox):
         self._pool.close()
         self._watch.close()
         self._drain.close()
+        if self._network is not None:
+            self._network.close()
+        self._engine.remove_snapshots(self._node)
         self._engine.close()
         os.close(self._base_lock)
         if problems:

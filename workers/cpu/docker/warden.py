@@ -34,6 +34,7 @@ from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawn
 
 START, LAUNCH = "start", "launch"
 KILL_LIMIT_S, CLOSE_GRACE_S, CODE_LIMIT_S, PAUSE_S = 10.0, 0.2, 1.0, 0.003
+ENDED_AT_ONCE = "it ended at once"
 SIGKILL_CODE = 128 + signal.SIGKILL
 
 
@@ -47,6 +48,7 @@ class ContainerWarden(Warden):
         self._group: SessionGroup | None = None
         self._lock = threading.Lock()
         self._told: deque[Event] = deque()
+        self._ringing = threading.Lock()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watched = select.epoll()
         self._watched.register(self._bell, select.EPOLLIN)
@@ -69,6 +71,8 @@ class ContainerWarden(Warden):
                 self._group = self._container.group.session(self._name)
             start = self._prepare(control, cwd)
             inside = f"{control.inside}/{LAUNCH}"
+            # Until the first command its start is on nobody's account. With a parked session's time it could take seconds.
+            self._group.grant((), 1.0)
             self._started, self._shell = self._container.engine.run(self._container.id, ["/bin/sh", inside])
             self._take_in(start)
         except (SandboxError, OSError) as error:
@@ -80,6 +84,9 @@ class ContainerWarden(Warden):
         if not os.path.exists(start):
             make_fifo(start, READ_BY_SHELL)
             make_file(launch, READ_BY_SHELL)
+            make_file(control.text, READ_BY_SHELL)
+            # The worker's umask must not keep the container's user out.
+            os.chmod(control.folder, 0o755)
         if not os.path.exists(control.state):
             make_file(control.state, WRITTEN_BY_SHELL)
         argv = " ".join(map(shlex.quote, self._container.dialect.argv(control)))
@@ -96,14 +103,12 @@ class ContainerWarden(Warden):
         """Put the waiting shell into the group, then let it go on."""
         assert self._group is not None
         if self._shell <= 0:
-            raise ContainerFailed("the shell ended at once")
+            raise ContainerFailed(ENDED_AT_ONCE)
         go = os.open(start, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self._shell_fd = os.pidfd_open(self._shell)
+            self._shell_fd = _handle(self._shell)
             self._group.add(self._shell)
             self._watched.register(self._shell_fd, select.EPOLLIN)
-            # Until the first command its start is on nobody's account.
-            self._group.grant((), 1.0)
             os.write(go, b"go\n")
             self._tell(Spawned(self._shell))
             self._await_reading(go)
@@ -130,8 +135,13 @@ class ContainerWarden(Warden):
 
     def _tell(self, event: Event) -> None:
         self._told.append(event)
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._bell, 1)
+        self._ring()
+
+    def _ring(self) -> None:
+        """Make `fileno` readable, unless all is closed: the number of a closed descriptor may be another file's by now."""
+        with self._ringing:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def events(self) -> Iterator[Event]:
         """Yield the events that have come; see the base class."""
@@ -139,7 +149,7 @@ class ContainerWarden(Warden):
             os.eventfd_read(self._bell)
         while self._told:
             yield self._told.popleft()
-        if self._shell_fd >= 0 and _is_readable(self._shell_fd) and not self._container.has_ended():
+        if self._shell_fd >= 0 and _is_readable(self._shell_fd) and not self._container.is_ending():
             yield Exited(self._shell, self._shell_ended())
         if self._container.has_ended() or self._over.is_set():
             yield HungUp("" if self._ending else self._why())
@@ -156,8 +166,8 @@ class ContainerWarden(Warden):
         return SIGKILL_CODE if code is None else code
 
     def _why(self) -> str:
-        how = self._container.engine.state(self._container.id)
-        return f"the environment's container ended{f': {how}' if how else ''}"
+        how = self._container.why_ended()
+        return self._container.doom or f"the environment's container ended{f': {how}' if how else ''}"
 
     # -- grants --------------------------------------------------------------------------------------------------
 
@@ -193,9 +203,7 @@ class ContainerWarden(Warden):
         def work() -> None:
             left = self._end(self._spared, grace_s)
             self._container.bury()
-            if self._container.written_mb > self._container.disk_mb:
-                # The next command, which may be there to clear up, is judged by what it writes itself.
-                self._container.look_at_disk()
+            self._container.judge()
             self._tell(Gone(left=tuple(left)))
 
         threading.Thread(target=work, name="tangram-kill", daemon=True).start()
@@ -211,8 +219,7 @@ class ContainerWarden(Warden):
             left = self._end(frozenset(), CLOSE_GRACE_S)
             if not left:
                 self._over.set()
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self._bell, 1)
+            self._ring()
 
         threading.Thread(target=work, name="tangram-hang-up", daemon=True).start()
 
@@ -271,10 +278,11 @@ class ContainerWarden(Warden):
     def close(self) -> None:
         """Give descriptors and the group back."""
         self._watched.close()
-        for descriptor in (self._bell, self._shell_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._bell = self._shell_fd = -1
+        with self._ringing:
+            for descriptor in (self._bell, self._shell_fd):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._bell = self._shell_fd = -1
         if self._group is not None:
             # The engine removes what is still in use, with the container.
             with contextlib.suppress(OSError):
@@ -298,6 +306,13 @@ class ContainerWardens(Wardens):
 
     def fence(self) -> None:
         """Nothing is left: a session's group is empty when its warden has ended."""
+
+
+def _handle(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise ContainerFailed(ENDED_AT_ONCE) from None
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -1,7 +1,8 @@
 """Grants through the engine, `docker update`, for workers that cannot write control files.
 
 It is slower (a request to the engine for each grant and take-back) and coarser: a container has one grant, the union of
-those of its running commands, and what belongs to a session is told by descent and not by group.
+those of its running commands, and what belongs to a session is told by descent and not by group. Orphans, which have no descent,
+are ended with a session's command only while no other session runs one.
 """
 
 from __future__ import annotations
@@ -54,6 +55,15 @@ class ContainerGroupEngine(ContainerGroup):
         """Make the group of a session; see the base class."""
         return SessionGroupEngine(self, name)
 
+    def is_alone(self, session: str) -> bool:
+        """Say whether no session but this one holds anything."""
+        with self._lock:
+            return not self._held.keys() - {session}
+
+    def orphans(self) -> list[int]:
+        """Return what process 1 has been handed, whichever session it came from."""
+        return [process.pid for process in tree.descendants(self._pid)]
+
     def oom_kills(self) -> int:
         """Return the kernel's count; see the base class."""
         try:
@@ -87,9 +97,10 @@ class SessionGroupEngine(SessionGroup):
         self._container.tell(self._name, None)
 
     def processes(self) -> list[int]:
-        """Return the shells and what is below them; orphans of process 1 cannot be told apart between sessions."""
+        """Return the shells and what is below them, and orphans while no other session holds anything."""
         shells = [pid for pid in self._shells if tree.read_process(pid) is not None]
-        return [*shells, *(process.pid for shell in shells for process in tree.descendants(shell))]
+        orphans = self._container.orphans() if self._container.is_alone(self._name) else []
+        return [*shells, *(process.pid for shell in shells for process in tree.descendants(shell)), *orphans]
 
     def cpu_s(self) -> float:
         """Return the core-seconds of living processes and of those that their parents have waited for; never less than before."""

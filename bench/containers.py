@@ -1,0 +1,277 @@
+"""What containers cost and what they hold: overhead of a command, enforcement of grants, the price of idle environments.
+
+`python -m bench.containers` needs a Docker engine on this machine, and an image with a shell (`--image`) and, for the
+program with threads, python3. Overheads are of alternating rounds in one run: a container, a process environment, and one
+`docker exec` a command. The exit code is 0 only if every target is met.
+
+| figure       | how                                                                                                |
+|--------------|----------------------------------------------------------------------------------------------------|
+| overhead     | an empty command, from handing it over to its outcome                                              |
+| grant        | writing other cores and a quota to the control groups of a session with nine processes             |
+| enforcement  | core-seconds that the kernel counts for the environment's session, over a window of the wall clock |
+| idle         | the same for all environments together, while none of them runs an action                          |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+import psutil
+
+from tangram.errors import TangramError
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding, Sandbox
+from workers.cpu.docker.cgroups.files import Mounts, paths_of, read
+from workers.cpu.docker.options import ContainerLimits, ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.process.sandbox import ProcessSandbox
+
+NODE = "tangram-bench"
+MS = 1e3
+MIB = 1 << 20
+THREADS = """python3 -c '
+import hashlib, threading
+def work():
+    block = bytes(1 << 20)
+    while True: hashlib.sha256(block).digest()
+for _ in range(8): threading.Thread(target=work).start()
+'"""
+"""A program with eight threads that compute side by side: the digest of a large block is computed without Python's lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure, and the most that it may be; None where nothing is asked of it."""
+
+    name: str
+    value: float
+    unit: str
+    detail: str = ""
+    most: float | None = None
+    least: float | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is met."""
+        return (self.most is None or self.value <= self.most) and (self.least is None or self.value >= self.least)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and return 0 if all targets are met."""
+    parser = argparse.ArgumentParser(prog="python -m bench.containers", description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--image", required=True, help="image of the environments; it is not fetched")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the overhead; each has 20 commands and 2 of `docker exec`")
+    parser.add_argument("--idle", type=int, default=200, help="idle environments at once")
+    parser.add_argument("--window-s", type=float, default=4.0, help="how long each use of cores is watched")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args(arguments)
+    try:
+        with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder:
+            figures = [*measure(Path(folder), options.image, options.rounds, options.window_s, options.idle)]
+    except TangramError as error:
+        print(f"bench.containers: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({figure.name: {"value": figure.value, "unit": figure.unit, "met": figure.met} for figure in figures}, indent=2))
+    else:
+        print("\n".join(map(line, figures)))
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+def line(figure: Figure) -> str:
+    """Return a figure for a person."""
+    least = f" ≥ {figure.least:g}" if figure.least is not None else ""
+    most = f" ≤ {figure.most:g}" if figure.most is not None else ""
+    target = f"{least}{most}  {'met' if figure.met else 'NOT MET'}" if least or most else ""
+    return f"{figure.name:58}{figure.value:>10.3f} {figure.unit:8}{figure.detail:32}{target}"
+
+
+def measure(folder: Path, image: str, rounds: int, window_s: float, idle: int) -> Iterator[Figure]:
+    """Yield every figure."""
+    with _containers(folder / "containers", image) as containers:
+        with _opened(ProcessSandbox(folder / "processes")) as processes:
+            yield from overhead(containers.open(EnvironmentSpec(id="overhead")), processes.open(EnvironmentSpec(id="overhead")), rounds)
+        yield from grants(containers, rounds * 20)
+        yield from enforcement(containers, window_s)
+        containers.get("enforcement").close()
+        yield from idling(containers, idle, window_s)
+
+
+def overhead(container: Environment, process: Environment, rounds: int) -> Iterator[Figure]:
+    """Yield what an empty command takes, in alternating rounds."""
+    container_id = container.container.id  # type: ignore[attr-defined]
+    ways: dict[str, tuple[Callable[[], None], int]] = {
+        "container": (lambda: _run(container, ":"), 20),
+        "process": (lambda: _run(process, ":"), 20),
+        "docker exec": (lambda: _docker_exec(container_id), 2),
+    }
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for run, _ in ways.values():
+        run()
+    for number in range(rounds):
+        names = list(ways)[number % 3 :] + list(ways)[: number % 3]
+        for name in names:
+            run, times = ways[name]
+            took[name] += [_seconds(run) for _ in range(times)]
+    ours, theirs = median(took["container"]), median(took["docker exec"])
+    yield Figure("empty command in a container, p50", ours * MS, "ms", _spread(took["container"]), most=5.0)
+    yield Figure("empty command in a process environment, p50", median(took["process"]) * MS, "ms", _spread(took["process"]))
+    yield Figure("empty command by docker exec, p50", theirs * MS, "ms", _spread(took["docker exec"]))
+    yield Figure("container over docker exec", ours / theirs, "", most=0.1)
+
+
+def grants(sandbox: ContainerSandbox, times: int) -> Iterator[Figure]:
+    """Yield what writing a grant and taking it back take, each to other cores than the one before."""
+    environment = sandbox.open(EnvironmentSpec(id="grants"))
+    _run(environment, "for n in 1 2 3 4 5 6 7 8; do sleep 600 & done; :")
+    container = environment.container
+    group = container.group.session("bench")
+    for pid in container.group.processes():
+        if pid != container.pid:
+            group.add(pid)
+    given, taken = [], []
+    for number in range(times):
+        cores = (number % 2,)
+        given.append(_seconds(lambda cores=cores: group.grant(cores, 1.0)))  # type: ignore[misc]
+        taken.append(_seconds(group.park))
+    environment.close()
+    yield Figure("grant, p50", median(given) * MS, "ms", _spread(given), most=1.0)
+    yield Figure("take-back, p50", median(taken) * MS, "ms", _spread(taken), most=1.0)
+
+
+def enforcement(sandbox: ContainerSandbox, window_s: float) -> Iterator[Figure]:
+    """Yield the cores that a program with eight threads uses under one core, two, and a quarter of one, resized in flight."""
+    environment = sandbox.open(EnvironmentSpec(id="enforcement"))
+    execution = environment.start(ExecRequest(action_id="bench", command=THREADS, holding=Holding((0,)), timeout_s=60 + 10 * window_s))
+    thread = threading.Thread(target=execution.wait)
+    thread.start()
+    _until(lambda: (used := execution.used()) is not None and used.cpu_s > 0.5)
+    group = f"{environment.container.pid}"
+    for holding, wanted, name in (
+        (Holding((0,)), 1.0, "8 threads on 1 core"),
+        (Holding((0, 1)), 2.0, "8 threads on 2 cores, resized in flight"),
+        (Holding((1,), 0.25), 0.25, "8 threads on a quarter of a core"),
+    ):
+        execution.resize(holding)
+        # A quota's first second has what it was given at the start of it.
+        time.sleep(1.0)
+        used = _used(group, window_s)
+        yield Figure(name, used, "cores", f"over {window_s:g} s", least=wanted * 0.95, most=wanted * 1.05)
+    execution.kill("measured")
+    thread.join()
+
+
+def idling(sandbox: ContainerSandbox, count: int, window_s: float) -> Iterator[Figure]:
+    """Yield what environments cost while no action runs: `count` that have run one, then one with a program left running."""
+    before = _engine_memory_mb()
+    began = time.monotonic()
+    opened = [sandbox.open(EnvironmentSpec(id=f"idle-{number}", memory_mb=64)) for number in range(count)]
+    took_s = time.monotonic() - began
+    for environment in opened:
+        _run(environment, "cd /tmp; X=1")
+    pids = [str(environment.container.pid) for environment in opened]
+    used = _used_by_all(pids, window_s)
+    own = [_memory_mb(pid) for pid in pids]
+    shims = _engine_memory_mb() - before
+    yield Figure(f"{count} idle environments, cores in all", used, "cores", f"over {window_s:g} s", most=0.01 * count)
+    yield Figure("one idle environment, of a core", 100 * used / count, "%", most=1.0)
+    yield Figure("one idle environment, memory of its container", median(own), "MB")
+    yield Figure("one idle environment, memory of the engine for it", shims / count, "MB")
+    yield Figure("opening one, one after the other", took_s / count, "s")
+    _run(opened[0], "while :; do :; done & :")
+    yield Figure("one idle environment with a busy program left in it", 100 * _used(pids[0], window_s), "%", "of a core", most=1.0)
+
+
+@contextmanager
+def _containers(base: Path, image: str) -> Iterator[ContainerSandbox]:
+    options = ContainerOptions(image=image, pull="never", limits=ContainerLimits(memory_mb=256))
+    with _opened(ContainerSandbox(base, node=NODE, options=options)) as sandbox:
+        yield sandbox  # type: ignore[misc]
+
+
+@contextmanager
+def _opened(sandbox: Sandbox) -> Iterator[Sandbox]:
+    try:
+        yield sandbox
+    finally:
+        sandbox.close()
+
+
+def _run(environment: Environment, command: str) -> None:
+    outcome = environment.start(ExecRequest(action_id="bench", command=command, holding=Holding((0,)), timeout_s=20)).wait()
+    if outcome.status != "succeeded":
+        raise TangramError(f"{command!r} in {environment.spec.id}: {outcome.status}: {outcome.reason}")
+
+
+def _docker_exec(container_id: str) -> None:
+    subprocess.run(["docker", "exec", container_id, "/bin/sh", "-c", ":"], check=True, capture_output=True)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _spread(took: Sequence[float]) -> str:
+    low, _, high = quantiles(took, n=4)
+    return f"(IQR {low * MS:.3f}–{high * MS:.3f})"
+
+
+def _until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TangramError("the program with eight threads did not begin: has the image python3?")
+        time.sleep(0.02)
+
+
+def _used(pid: str, window_s: float) -> float:
+    return _used_by_all([pid], window_s)
+
+
+def _used_by_all(pids: Sequence[str], window_s: float) -> float:
+    """Return the cores that the containers of these processes use in the mean of a window, by the kernel's own count."""
+    before, began = sum(map(_cpu_s, pids)), time.monotonic()
+    time.sleep(window_s)
+    return (sum(map(_cpu_s, pids)) - before) / (time.monotonic() - began)
+
+
+def _cpu_s(pid: str) -> float:
+    folder, version = _folder(int(pid), "cpuacct")
+    if version == 1:
+        return int(read(f"{folder}/cpuacct.usage")) / 1e9
+    return int(read(f"{folder}/cpu.stat").split()[1]) / 1e6
+
+
+def _memory_mb(pid: str) -> float:
+    folder, version = _folder(int(pid), "memory")
+    return int(read(f"{folder}/{'memory.usage_in_bytes' if version == 1 else 'memory.current'}")) / MIB
+
+
+def _folder(pid: int, controller: str) -> tuple[str, int]:
+    """Return the folder of a container's control group, and its version."""
+    mounts, paths = Mounts.of_this_process(), paths_of(pid)
+    if controller in mounts.by_controller:
+        return f"{mounts.by_controller[controller]}{paths[controller]}", 1
+    return f"{mounts.unified}{paths[''].removesuffix('/attendant')}", 2
+
+
+def _engine_memory_mb() -> float:
+    names = ("dockerd", "containerd", "containerd-shim-runc-v2", "containerd-shim")
+    found = (process for process in psutil.process_iter(["name"]) if process.info["name"][:15] in {name[:15] for name in names})
+    return sum(process.memory_full_info().pss for process in found) / MIB
+
+
+if __name__ == "__main__":
+    sys.exit(main())

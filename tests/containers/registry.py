@@ -1,0 +1,156 @@
+"""A registry of images on this machine, as far as fetching goes: version 2 of its HTTP API, with small images made on the spot.
+
+The engine takes registries on 127.0.0.0/8 without TLS.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from .images import TOOLS, busybox
+
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIG = "application/vnd.docker.container.image.v1+json"
+LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+PIECES = 40
+
+
+def digest(data: bytes) -> str:
+    """Return the name of a piece of content."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@dataclass
+class Registry:
+    """What it serves and how. Each piece of an image is sent after `pause_s`; with `login`, only who knows it is served."""
+
+    login: tuple[str, str] | None = None
+    pause_s: float = 0.0
+    stalled: threading.Event = field(default_factory=threading.Event)
+    stalls: bool = False
+    """Send half of an image, then nothing until `stalled` is set."""
+    address: str = ""
+    asked: Counter[str] = field(default_factory=Counter)
+    """How often the layers of a repository were asked for."""
+    manifests: dict[str, bytes] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, repository: str, tag: str = "latest", *, mark: str = "1", ballast: int = 0) -> str:
+        """Serve an image with busybox, `mark` in /mark and `ballast` bytes besides; return its digest."""
+        layer = _layer(mark, ballast)
+        packed = gzip.compress(layer, 1, mtime=0)
+        config = {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
+        }
+        coded = json.dumps(config).encode()
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": CONFIG, "size": len(coded), "digest": digest(coded)},
+            "layers": [{"mediaType": LAYER, "size": len(packed), "digest": digest(packed)}],
+        }
+        listed = json.dumps(manifest).encode()
+        self.blobs |= {digest(coded): coded, digest(packed): packed}
+        self.manifests |= {f"{repository}:{tag}": listed, f"{repository}:{digest(listed)}": listed}
+        return digest(listed)
+
+
+def _layer(mark: str, ballast: int) -> bytes:
+    program = busybox()
+    assert program is not None, "busybox-static is not installed"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
+        archive.add(program, "bin/busybox")
+        for tool in TOOLS.split():
+            link = tarfile.TarInfo(f"bin/{tool}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+        for name, data in (("mark", mark.encode()), ("ballast", bytes(ballast))):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+@contextmanager
+def served(registry: Registry) -> Iterator[Registry]:
+    """Serve as long as the block lasts; `address` is the registry's part of references."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            _answer(self, registry)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    registry.address = f"127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield registry
+    finally:
+        registry.stalled.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _answer(handler: BaseHTTPRequestHandler, registry: Registry) -> None:
+    if registry.login is not None:
+        expected = base64.b64encode(":".join(registry.login).encode()).decode()
+        if handler.headers.get("Authorization") != f"Basic {expected}":
+            refusal = json.dumps({"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}).encode()
+            return _send(handler, 401, refusal, {"WWW-Authenticate": 'Basic realm="here"', "Content-Type": "application/json"})
+    path = handler.path.removeprefix("/v2/")
+    if path == "":
+        return _send(handler, 200, b"{}", {"Content-Type": "application/json"})
+    repository, kind, name = path.rsplit("/", 2)
+    found = registry.manifests.get(f"{repository}:{name}") if kind == "manifests" else registry.blobs.get(name)
+    if found is None:
+        refusal = json.dumps({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}).encode()
+        return _send(handler, 404, refusal, {"Content-Type": "application/json"})
+    if kind == "manifests":
+        return _send(handler, 200, found, {"Content-Type": MANIFEST, "Docker-Content-Digest": digest(found)})
+    is_layer = found[:2] == b"\x1f\x8b"
+    if is_layer and handler.command == "GET":
+        registry.asked[repository] += 1
+    _send(handler, 200, found, {"Content-Type": "application/octet-stream"}, registry if is_layer else None)
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str], slowly: Registry | None = None) -> None:
+    handler.send_response(status)
+    for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    if handler.command == "HEAD":
+        return
+    size = len(body) if slowly is None else max(1, len(body) // PIECES)
+    try:
+        for start in range(0, len(body), size):
+            if slowly is not None and slowly.stalls and start >= len(body) // 2:
+                slowly.stalled.wait()
+            if slowly is not None and slowly.pause_s:
+                slowly.stalled.wait(slowly.pause_s)
+            handler.wfile.write(body[start : start + size])
+    except OSError:
+        handler.close_connection = True

@@ -1,0 +1,106 @@
+"""What several of these tests need: what is left of containers, and a neighbour that works meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.workers_cpu.support import admit
+from workers.cpu.abstract import Environment, ExecOutcome
+from workers.cpu.docker.cgroups.choice import Way
+from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+
+from .conftest import NODE
+
+
+def containers(node: str) -> list[str]:
+    """Return the ids of a node's containers, running or not."""
+    argv = ["docker", "ps", "-aq", "--no-trunc", "--filter", f"label=tangram.node={node}"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+
+
+def groups_of(container_id: str) -> list[str]:
+    """Return the control group folders of a container."""
+    top = Path("/sys/fs/cgroup")
+    return [str(path) for pattern in ("docker", "*/docker", "system.slice") for path in top.glob(f"{pattern}/*{container_id}*")]
+
+
+def processes_of(container_id: str) -> list[int]:
+    """Return the processes of a container that have not ended."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and container_id in Path(f"/proc/{name}/cgroup").read_text():
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+def sandbox_threads() -> list[str]:
+    """Return the names of living threads of sandboxes."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tangram-"))
+
+
+def descriptors() -> int:
+    """Return how many descriptors this process has open, without sockets, of which a connection to the engine has a pool."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += not os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def rss_mb() -> float:
+    """Return the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+@dataclass
+class Meanwhile:
+    """What a neighbour's commands came to."""
+
+    outcomes: list[ExecOutcome] = field(default_factory=list)
+
+    def is_untouched(self, slowest_s: float = 2.0) -> bool:
+        """Say whether each command printed what it had to, in time."""
+        wrong = [each for each in self.outcomes if (each.status, each.stdout) != ("succeeded", b"499500\n")]
+        return bool(self.outcomes) and not wrong and max(each.execution_s for each in self.outcomes) < slowest_s
+
+
+@contextmanager
+def neighbour_at_work(neighbour: Environment, core: int) -> Iterator[Meanwhile]:
+    """Have a neighbour carry out small sums on `core`, one after the other, as long as the block lasts."""
+    meanwhile, stop = Meanwhile(), threading.Event()
+    command = "i=0; s=0; while [ $i -lt 1000 ]; do s=$((s + i)); i=$((i + 1)); done; echo $s"
+
+    def work() -> None:
+        while not stop.wait(0.01) or not meanwhile.outcomes:
+            meanwhile.outcomes.append(admit(neighbour, command, cores=(core,)).wait())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield meanwhile
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def box_of(base: Path, options: ContainerOptions, node: str = NODE, way: Way | None = None) -> Iterator[ContainerSandbox]:
+    """Give a sandbox with options of its own."""
+    box = ContainerSandbox(base, node=node, options=options, way=way)
+    try:
+        yield box
+    finally:
+        box.close()

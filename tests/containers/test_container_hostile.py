@@ -1,0 +1,323 @@
+"""Programs that attack their container, their session and their neighbours: they hurt themselves alone."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.workers_cpu.support import admit, printed, processes_with, run, until
+from tests.workers_cpu.test_hostile_commands import BY_EXIT_CODE, SURVIVED
+from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import EnvironmentGone
+
+from .conftest import NODE, needed
+from .images import make_with_shell
+from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, rss_mb, sandbox_threads
+
+NAP = "300.7341"
+"""A time to sleep that no other program here sleeps."""
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A command, its time limit, and what it must come to; `codes` are the exit codes of one that may succeed."""
+
+    name: str
+    command: str
+    status: str
+    reason: str = ""
+    codes: tuple[int, ...] = ()
+    timeout_s: float = 1.0
+    may_end: bool = False
+    """Whether the container may end of it, a little later than the command, too."""
+
+
+NUMBERS = itertools.count()
+LATE = "ran longer than"
+CONTROL = "/run/tangram"
+
+HOSTILE = [
+    Hostile("forks in pipes", "b() { b | b & }; b; sleep 20", "timed_out", LATE),
+    Hostile("forks and exits", "f() { f & f & }; f; sleep 20", "timed_out", LATE),
+    Hostile("one large file", "yes > big", "succeeded", codes=(153,), timeout_s=5),
+    Hostile("many files", "i=0; while :; do dd if=/dev/zero of=f$i bs=1M count=1 2>&-; i=$((i+1)); done", "failed", "to disk", timeout_s=5),
+    Hostile("memory", "tail /dev/zero", "succeeded", "MB of memory were full", (137,), timeout_s=5),
+    Hostile("prints without measure", "head -c 30000000 /dev/zero", "succeeded", codes=(0,), timeout_s=10),
+    Hostile("errors without measure", "head -c 30000000 /dev/zero >&2", "succeeded", codes=(0,), timeout_s=10),
+    Hostile("endless output", "yes", "timed_out", LATE),
+    Hostile("ignores SIGTERM", "trap '' TERM; while :; do sleep 0.1; done", "timed_out", LATE),
+    Hostile("children ignore SIGTERM", "(trap '' TERM; while :; do :; done) & wait", "timed_out", LATE),
+    Hostile("setsid", f"setsid sleep {NAP} & sleep 20", "timed_out", LATE),
+    Hostile("double fork", f"(sh -c 'setsid sleep {NAP} &' &); sleep 20", "timed_out", LATE),
+    Hostile("nohup", f"nohup sleep {NAP} >&- 2>&- & sleep 20", "timed_out", LATE),
+    Hostile("respawns", f"r() {{ trap 'r & exit' TERM; sleep {NAP}; }}; r & sleep 20", "timed_out", LATE),
+    Hostile("kills all", "kill -9 -1", "succeeded", codes=(0, 1)),
+    Hostile("kills process 1", "kill -9 1; kill -TERM 1; kill -STOP 1; kill -HUP 1; kill -USR1 1; true", "succeeded", codes=(0,)),
+    Hostile("kills its shell", "kill -9 $$", "succeeded", "ended its shell", (137,)),
+    Hostile("stops its shell", "kill -STOP $$", "timed_out", LATE),
+    Hostile("stops all", "kill -STOP -1; kill -STOP $$", "timed_out", LATE),
+    Hostile("removes the control files", f"rm -rf {CONTROL}/* {CONTROL}; mv {CONTROL} /tmp; true", "succeeded", codes=(0,)),
+    Hostile(
+        "replaces the control files", f"cd {CONTROL}; for f in */*; do rm -f $f; ln -s /etc/passwd $f; done; true", "succeeded", codes=(0,)
+    ),
+    Hostile(
+        "writes to what it may only read", f"for f in {CONTROL}/alive {CONTROL}/*/go; do echo x >$f; done; true", "succeeded", codes=(0,)
+    ),
+    Hostile(
+        "rewrites its next text",
+        f"for f in {CONTROL}/*/text {CONTROL}/*/launch; do echo 'exit 66' >$f; done; true",
+        "succeeded",
+        codes=(0,),
+    ),
+    Hostile("chmod", f"chmod -R 777 {CONTROL}; true", "succeeded", codes=(0,)),
+    Hostile("reads alive", f"cat {CONTROL}/alive", "timed_out", LATE),
+    Hostile("steals turns", f"cat {CONTROL}/*/go", "timed_out", LATE),
+    Hostile("reports of no turn", f"for f in {CONTROL}/*/done; do echo ready 0 >$f; echo 00 0 >$f; done; sleep 20", "timed_out", LATE),
+    Hostile("a report too early", f"for f in {CONTROL}/*/done; do echo $__tangram_turn 9 >$f; done; sleep 20", "succeeded", codes=(9,)),
+    Hostile("a report of no number", f"for f in {CONTROL}/*/done; do echo $__tangram_turn x >$f; done; sleep 20", "timed_out", LATE),
+    Hostile("a report without a code", f"for f in {CONTROL}/*/done; do echo $__tangram_turn >$f; done; sleep 20", "timed_out", LATE),
+    Hostile("fills the pipe of reports", f"yes > $(echo {CONTROL}/*/done)", "timed_out", LATE),
+    Hostile("an endless line to the reports", f"tr '\\0' x </dev/zero | cat > $(echo {CONTROL}/*/done)", "timed_out", LATE, timeout_s=2),
+    Hostile("holds the pipes open", f"sleep {NAP} <>$(echo {CONTROL}/*/go) >$(echo {CONTROL}/*/done) & true", "succeeded", codes=(0, 1)),
+    Hostile("keeps its output open", f"sleep {NAP} & true", "succeeded", codes=(0,)),
+    Hostile("poisons its state", f"echo 'exit 7' >$(echo {CONTROL}/*/state); kill -9 $$", "succeeded", codes=(137,)),
+    Hostile("a state that hangs", f"echo 'sleep {NAP}' >$(echo {CONTROL}/*/state); kill -9 $$", "succeeded", codes=(137,)),
+    Hostile(
+        "fills memory with files",
+        "for f in 1 2 3; do head -c 30000000 /dev/zero >/dev/shm/$f; done",
+        "succeeded",
+        "MB of memory were full",
+        (1, 137),
+        5,
+        may_end=True,
+    ),
+    Hostile(
+        "holds all processes", f"i=0; while [ $i -lt 100 ]; do sleep {NAP} & i=$((i+1)); done", "succeeded", codes=(0, 1, 2), timeout_s=5
+    ),
+    Hostile(
+        "makes process 1 the first to go",
+        "echo 1000 >/proc/1/oom_score_adj; tail /dev/zero & tail /dev/zero & wait",
+        "failed",
+        "memory",
+        timeout_s=5,
+        may_end=True,
+    ),
+]
+
+
+@pytest.fixture
+def options(options: ContainerOptions) -> ContainerOptions:
+    """Give options with a short time to start, so that a shell that hangs is given up soon."""
+    return replace(options, start_timeout_s=5.0)
+
+
+@pytest.fixture
+def neighbour(sandbox: ContainerSandbox) -> Iterator[ContainerEnvironment]:
+    """Give a second environment."""
+    yield sandbox.open(EnvironmentSpec(id="neighbour"))
+
+
+def attack(environment: ContainerEnvironment, hostile: Hostile) -> ExecOutcome:
+    """Carry a hostile command out."""
+    return admit(environment, hostile.command, cores=(0,), timeout_s=hostile.timeout_s).wait()
+
+
+def next_outcome(environment: ContainerEnvironment) -> ExecOutcome | None:
+    """Carry out a small command that has what earlier ones left ended first; None when the environment is gone."""
+    request = ExecRequest(action_id="a2", command="echo alive", fence=True, timeout_s=20)
+    try:
+        return environment.start(request).wait()
+    except EnvironmentGone:
+        return None
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=[each.name for each in HOSTILE])
+def test_a_hostile_command_hurts_itself_alone(
+    sandbox: ContainerSandbox, env: ContainerEnvironment, neighbour: ContainerEnvironment, hostile: Hostile, tmp_path: Path
+) -> None:
+    # Given a session in which a command has run, and a neighbour at work
+    printed(env, ":")
+    with neighbour_at_work(neighbour, 1) as meanwhile:
+        # When a hostile command runs
+        outcome = attack(env, hostile)
+        # Then it ends as it must, for a reason that is told
+        assert outcome.status == hostile.status, outcome
+        assert hostile.reason in outcome.reason, outcome
+        assert outcome.exit_code in (hostile.codes or (None,)), outcome
+        assert len(outcome.stdout) + len(outcome.stderr) <= 2 << 20
+        # And the environment takes more, or is off the books
+        after = next_outcome(env)
+        if hostile.may_end and (after is None or after.status == "failed"):
+            assert until(lambda: env not in sandbox.environments())
+        else:
+            assert after is not None
+            assert (after.status, after.stdout) == ("succeeded", b"alive\n"), after
+    # And the neighbour has not noticed, and a fresh environment works
+    assert meanwhile.is_untouched(), meanwhile.outcomes
+    assert printed(sandbox.open(EnvironmentSpec(id="fresh")), "echo fresh") == "fresh\n"
+    # And nothing is left after the end
+    ids = containers(NODE)
+    sandbox.close()
+    assert until(lambda: not containers(NODE))
+    assert until(lambda: not any(processes_of(each) or groups_of(each) for each in ids))
+    assert list((tmp_path / "box" / "control").iterdir()) == []
+    assert until(lambda: sandbox_threads() == []), sandbox_threads()
+    assert processes_with(NAP) == []
+
+
+@pytest.mark.parametrize(
+    "hostile", [each for each in HOSTILE if NAP in each.command and each.status == "timed_out"], ids=lambda each: each.name
+)
+def test_what_hides_from_the_kill_is_gone_when_the_outcome_is_there(env: ContainerEnvironment, hostile: Hostile) -> None:
+    # Given a command whose processes leave its tree; when it runs out of time
+    outcome = attack(env, hostile)
+    # Then none of them lives on
+    assert outcome.status == "timed_out"
+    assert processes_with(NAP) == []
+
+
+def test_an_endless_report_takes_no_memory_of_the_worker(env: ContainerEnvironment) -> None:
+    # Given a session
+    printed(env, ":")
+    before_mb = rss_mb()
+    # When a command writes to the pipe of reports without ever ending a line
+    attack(env, Hostile("", f"tr '\\0' x </dev/zero | cat > $(echo {CONTROL}/*/done)", "timed_out", timeout_s=2))
+    # Then the worker has kept next to nothing of it
+    assert rss_mb() - before_mb < 16
+
+
+def test_what_writes_on_in_the_background_is_ended_too(
+    sandbox: ContainerSandbox, env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a sandbox that looks at idle environments often, and a command near to the bound that leaves a process which writes on
+    monkeypatch.setattr("workers.cpu.docker.watch.IDLE_LOOK_S", 0.1)
+    run(env, "head -c 30000000 /dev/zero >most; (sleep 0.1; head -c 30000000 /dev/zero >more) & true")
+    # When the environment is left to itself; then it is ended once the bound is passed, and it is told why
+    assert until(lambda: sandbox.environments() == ())
+    with pytest.raises(EnvironmentGone, match="left running wrote more than the 32 MB"):
+        run(env, ":")
+
+
+def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    # Given an environment with a bound of 32 MB
+    def fill(name: str) -> ExecOutcome:
+        command = f"i=0; while :; do dd if=/dev/zero of={name}$i bs=1M count=1 2>&-; i=$((i+1)); done"
+        return admit(env, command, cores=(0,), timeout_s=5).wait()
+
+    # When one command fills the disk, and the next one, which might have cleared up, goes on
+    assert fill("a").status == "failed"
+    assert fill("b").status == "failed"
+    # Then the environment is ended, and it is told why
+    assert until(lambda: sandbox.environments() == ())
+    with pytest.raises(EnvironmentGone, match="on disk"):
+        fill("c")
+
+
+def test_files_that_are_open_but_removed_count(env: ContainerEnvironment) -> None:
+    # Given a command that writes to files which have no name any more
+    command = 'i=3; while [ $i -lt 9 ]; do eval "exec $i>x"; rm x; eval "head -c 25000000 /dev/zero >&$i"; i=$((i+1)); done; sleep 20'
+    # When it goes beyond the bound of 32 MB
+    outcome = admit(env, command, cores=(0,), timeout_s=3).wait()
+    # Then it is ended for that
+    assert outcome.status == "failed", outcome
+    assert "to disk" in outcome.reason
+
+
+def test_empty_files_count(env: ContainerEnvironment) -> None:
+    # Given a command that makes files and writes nothing into them; when it makes very many
+    command = "i=0; while :; do : > $i; i=$((i+1)); done"
+    outcome = admit(env, command, cores=(0,)).wait()
+    # Then it is ended for that
+    assert outcome.status == "failed", outcome
+    assert "to disk" in outcome.reason
+
+
+def test_folders_without_end_are_ended_for_that(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    # Given a command that makes folders in folders; when it has made very many
+    outcome = admit(env, "while mkdir d && cd d; do :; done; sleep 20", cores=(0,)).wait()
+    # Then it is ended for that, and the sandbox goes on to watch
+    assert outcome.status == "failed", outcome
+    assert "deeper" in outcome.reason
+    assert "tangram-watch" in sandbox_threads()
+    assert printed(sandbox.open(EnvironmentSpec(id="fresh")), "echo fresh") == "fresh\n"
+
+
+def test_control_files_take_no_disk_beyond_the_bound(env: ContainerEnvironment) -> None:
+    # Given a few sessions; when a command fills the files that the host keeps for them
+    for number in range(3):
+        printed(env, ":", session=f"s{number}")
+    outcome = admit(env, f"for f in {CONTROL}/*/state; do head -c 30000000 /dev/zero >$f; done; sleep 20", cores=(0,), timeout_s=5).wait()
+    # Then it is ended for that
+    assert outcome.status == "failed", outcome
+    assert "to disk" in outcome.reason
+
+
+def test_a_shell_killed_by_another_session_ends_its_command(env: ContainerEnvironment) -> None:
+    # Given a command that runs in one session
+    box: list[ExecOutcome] = []
+    victim = admit(env, "touch begun; sleep 20", session="victim")
+    thread = threading.Thread(target=lambda: box.append(victim.wait()))
+    thread.start()
+    printed(env, "until test -f begun; do :; done")
+    # When another session kills all it can
+    run(env, "kill -9 -1")
+    thread.join(10)
+    # Then the command has ended with the code of its shell, and both sessions take more
+    assert (box[0].status, box[0].exit_code) == ("succeeded", 137), box
+    assert printed(env, "echo one", session="victim") == "one\n"
+    assert printed(env, "echo two") == "two\n"
+
+
+def test_no_descriptor_is_lost_over_many_environments(sandbox: ContainerSandbox) -> None:
+    # Given a sandbox that has had an environment; its connections to the engine are kept and used again
+    def one_round(number: int) -> None:
+        environment = sandbox.open(EnvironmentSpec(id=f"e{number}"))
+        run(environment, "sleep 20 & kill -9 $$")
+        environment.close()
+
+    one_round(0)
+    before = descriptors()
+    # When twenty more come and go; then no descriptor has been lost
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(one_round, range(20)))
+    assert until(lambda: descriptors() <= before, 5.0), (before, descriptors())
+
+
+@pytest.fixture(scope="module", params=["busybox", "bash", "dash"])
+def shell_env(request: pytest.FixtureRequest, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerEnvironment]:
+    """Give an environment for each kind of shell, which the tests share: each has a session of its own."""
+    if request.param != "busybox":
+        needed("" if shutil.which(request.param) and shutil.which("ldd") else f"there is no {request.param}")
+        image = f"tangram-test-{request.param}:1"
+        make_with_shell(request.param, image)
+    box = ContainerSandbox(
+        tmp_path_factory.mktemp("shells") / "box",
+        node=f"{NODE}-shells",
+        options=ContainerOptions(image=image, pull="never"),
+    )
+    environment = box.open(EnvironmentSpec(id=request.param))
+    assert environment.container.dialect.is_bash == (request.param == "bash")
+    yield environment
+    box.close()
+
+
+@pytest.mark.parametrize(("command", "exit_code"), BY_EXIT_CODE, ids=[command for command, _ in BY_EXIT_CODE])
+def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: ContainerEnvironment, command: str, exit_code: int) -> None:
+    # Given a session in which a command has run
+    session = f"s{next(NUMBERS)}"
+    printed(shell_env, ":", session=session)
+    # When a hostile one runs
+    outcome = run(shell_env, command, session=session)
+    # Then its exit code is told, and the session takes more
+    assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), outcome
+    assert printed(shell_env, SURVIVED, session=session) == "alive\n"

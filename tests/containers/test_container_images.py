@@ -1,0 +1,332 @@
+"""Images are fetched from a registry when they are needed, once, and those that were fetched are dropped again for room."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.workers_cpu.support import printed, until
+from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.docker import images
+from workers.cpu.docker.engine import Engine, split_reference
+from workers.cpu.docker.options import ContainerOptions, Pull
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import ImageMissing
+
+from .conftest import NODE
+from .registry import Registry, served
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """Give a registry, and see that nothing of it stays with the engine. Docker's configuration is an empty one."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with served(Registry()) as made:
+        yield made
+        for line in here(made):
+            subprocess.run(["docker", "rmi", "-f", line], capture_output=True)
+
+
+def here(registry: Registry) -> list[str]:
+    """Return the ids of the engine's images from a registry."""
+    argv = ["docker", "images", "-q", "--no-trunc", "--filter", f"reference={registry.address}/*/*"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+
+
+def has(reference: str) -> bool:
+    """Say whether the engine has an image under a name."""
+    return subprocess.run(["docker", "image", "inspect", reference], capture_output=True).returncode == 0
+
+
+def docker_pull(reference: str) -> None:
+    """Have the engine fetch an image for somebody else."""
+    subprocess.run(["docker", "pull", "-q", reference], check=True, capture_output=True, timeout=60)
+
+
+@contextmanager
+def fetching(
+    base: Path, options: ContainerOptions, pull: Pull = "missing", cache_mb: int | None = None, stall_s: float = 60.0
+) -> Iterator[ContainerSandbox]:
+    """Give a sandbox that may fetch images."""
+    engine = Engine(stall_s=stall_s)
+    box = ContainerSandbox(base, node=NODE, options=replace(options, pull=pull, image_cache_mb=cache_mb), engine=engine)
+    try:
+        yield box
+    finally:
+        box.close()
+
+
+def mark(box: ContainerSandbox, reference: str, name: str = "e1") -> str:
+    """Open an environment of an image and return what is written in it."""
+    return printed(box.open(EnvironmentSpec(id=name, image=reference)), "cat /mark")
+
+
+def visit(box: ContainerSandbox, reference: str) -> None:
+    """Open an environment of an image, and close it."""
+    box.open(EnvironmentSpec(id="visit", image=reference)).close()
+
+
+def log_in(folder: Path, address: str, user: str, password: str) -> None:
+    """Write credentials as `docker login` does."""
+    known = {address: {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}}
+    (folder / "config.json").write_text(json.dumps({"auths": known}))
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("python", ("python", "latest")),
+        ("python:3.12", ("python", "3.12")),
+        ("library/python:3.12", ("library/python", "3.12")),
+        ("127.0.0.1:5001/a/b", ("127.0.0.1:5001/a/b", "latest")),
+        ("127.0.0.1:5001/a/b:1", ("127.0.0.1:5001/a/b", "1")),
+        ("127.0.0.1:5001/a/b@sha256:0a", ("127.0.0.1:5001/a/b", "sha256:0a")),
+        ("127.0.0.1:5001/a/b:1@sha256:0a", ("127.0.0.1:5001/a/b", "sha256:0a")),
+        ("a@sha256:0a", ("a", "sha256:0a")),
+    ],
+)
+def test_a_reference_is_a_name_and_a_tag_or_digest(reference: str, parts: tuple[str, str]) -> None:
+    assert split_reference(reference) == parts
+
+
+def test_an_image_is_fetched_when_it_is_missing_and_then_no_more(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given an image that is only in the registry
+    registry.add("a/b", "1", mark="from afar")
+    reference = f"{registry.address}/a/b:1"
+    with fetching(tmp_path / "box", options) as box:
+        # When environments of it are opened; then it is fetched once
+        assert mark(box, reference) == "from afar"
+        assert mark(box, reference, "e2") == "from afar"
+    assert registry.asked["a/b"] == 1
+    # And the next worker finds it
+    with fetching(tmp_path / "box", options) as box:
+        mark(box, reference)
+    assert registry.asked["a/b"] == 1
+
+
+@pytest.mark.parametrize("tag", ["", ":1"], ids=["digest", "tag and digest"])
+def test_an_image_is_fetched_by_its_digest(tmp_path: Path, options: ContainerOptions, registry: Registry, tag: str) -> None:
+    # Given a tag that has moved on
+    wanted = registry.add("a/b", "1", mark="first")
+    registry.add("a/b", "1", mark="second")
+    # When the first is asked for by its digest
+    with fetching(tmp_path / "box", options) as box:
+        # Then that one is had
+        assert mark(box, f"{registry.address}/a/b{tag}@{wanted}") == "first"
+
+
+def test_nothing_is_fetched_where_that_is_not_wanted(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    registry.add("a/b")
+    with (
+        fetching(tmp_path / "box", options, "never") as box,
+        pytest.raises(ImageMissing, match="^image '127.0.0.1:[0-9]+/a/b' is not on this node, and nothing is fetched here$"),
+    ):
+        mark(box, f"{registry.address}/a/b")
+    assert registry.asked["a/b"] == 0
+
+
+def test_an_image_is_asked_for_again_by_each_worker_where_that_is_wanted(
+    tmp_path: Path, options: ContainerOptions, registry: Registry
+) -> None:
+    # Given a worker that has fetched an image, whose tag moves on meanwhile
+    registry.add("a/b", mark="first")
+    reference = f"{registry.address}/a/b"
+    with fetching(tmp_path / "box", options, "always") as box:
+        assert mark(box, reference) == "first"
+        registry.add("a/b", mark="second")
+        assert mark(box, reference, "e2") == "first"
+    # When the next one starts; then it has the new one
+    with fetching(tmp_path / "box", options, "always") as box:
+        assert mark(box, reference) == "second"
+    with fetching(tmp_path / "box", options, "missing") as box:
+        registry.add("a/b", mark="third")
+        assert mark(box, reference) == "second"
+
+
+def test_an_image_that_somebody_removed_is_fetched_again(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given an image that was used and then removed behind the worker's back
+    registry.add("a/b")
+    reference = f"{registry.address}/a/b:latest"
+    with fetching(tmp_path / "box", options) as box:
+        visit(box, reference)
+        assert until(lambda: subprocess.run(["docker", "rmi", reference], capture_output=True).returncode == 0)
+        # When it is wanted again; then it is there
+        assert mark(box, reference) == "1"
+    assert registry.asked["a/b"] == 2
+
+
+def test_two_environments_of_one_absent_image_cause_one_fetch(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given a slow registry
+    registry.add("a/b")
+    registry.pause_s = 0.02
+    # When two environments are opened at once
+    with fetching(tmp_path / "box", options) as box, ThreadPoolExecutor() as pool:
+        marks = list(pool.map(lambda name: mark(box, f"{registry.address}/a/b", name), ["e1", "e2"]))
+    # Then both have it, and it was fetched once
+    assert marks == ["1", "1"]
+    assert registry.asked["a/b"] == 1
+
+
+def test_a_slow_fetch_tells_how_far_it_is(
+    tmp_path: Path,
+    options: ContainerOptions,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Given a registry that takes two seconds
+    registry.add("a/b")
+    registry.pause_s = 0.05
+    reference = f"{registry.address}/a/b"
+    monkeypatch.setattr(images, "REPORT_S", 0.3)
+    # When an image is fetched from there
+    with caplog.at_level(logging.INFO, logger=images.__name__), fetching(tmp_path / "box", options) as box:
+        mark(box, reference)
+    # Then the log tells of its beginning, of what is done meanwhile, and of its end
+    said = [record.getMessage() for record in caplog.records if record.name == images.__name__]
+    assert said[0] == f"fetching image {reference}"
+    assert said[-1].startswith(f"image {reference} is here after ")
+    done = [int(line.split()[3]) for line in said[1:-1]]
+    assert len(done) >= 2
+    assert all(line.startswith(f"fetching image {reference}: ") and line.endswith(" MB") for line in said[1:-1])
+    assert done == sorted(done)
+
+
+def test_a_registry_that_falls_silent_fails_the_environment_only(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given a registry that sends half of an image
+    registry.add("a/b", ballast=MIB)
+    registry.stalls = True
+    reference = f"{registry.address}/a/b"
+    with fetching(tmp_path / "box", options, stall_s=2.0) as box:
+        # When it is wanted; then the wait has an end
+        with pytest.raises(ImageMissing, match="nothing more of it came for 2 s$"):
+            mark(box, reference)
+        # And when the registry has recovered, it is had
+        registry.stalls = False
+        registry.stalled.set()
+        assert mark(box, reference) == "1"
+
+
+@pytest.mark.parametrize("absent", ["a/b:2", "a/c"])
+def test_what_the_registry_has_not_is_refused_in_one_line(
+    tmp_path: Path, options: ContainerOptions, registry: Registry, absent: str
+) -> None:
+    registry.add("a/b", "1")
+    with fetching(tmp_path / "box", options) as box, pytest.raises(ImageMissing) as refused:
+        mark(box, f"{registry.address}/{absent}")
+    assert str(refused.value).startswith(f"image '{registry.address}/{absent}' cannot be had: ")
+    assert "manifest" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_registry_that_is_not_there_is_told_in_one_line(tmp_path: Path, options: ContainerOptions, image: str) -> None:
+    with fetching(tmp_path / "box", options) as box, pytest.raises(ImageMissing, match="cannot be had: .*connection refused") as refused:
+        mark(box, "127.0.0.1:9/a/b")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("password", [None, "wrong"], ids=["none", "wrong"])
+def test_without_the_right_credentials_an_image_is_refused_in_one_line(
+    tmp_path: Path, options: ContainerOptions, registry: Registry, password: str | None
+) -> None:
+    # Given a registry that serves those who know a password
+    registry.add("a/b")
+    registry.login = ("reader", "secret")
+    if password is not None:
+        log_in(tmp_path, registry.address, "reader", password)
+    # When somebody else asks; then one line says so, without the password
+    with fetching(tmp_path / "box", options) as box, pytest.raises(ImageMissing) as refused:
+        mark(box, f"{registry.address}/a/b")
+    said = str(refused.value)
+    assert said.startswith(f"image '{registry.address}/a/b' cannot be had: ")
+    assert "unauthorized" in said or "no basic auth credentials" in said
+    assert "\n" not in said
+    assert "wrong" not in said
+
+
+def test_with_the_right_credentials_an_image_is_had(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given a registry that serves those who know a password, and a worker that has a wrong one
+    registry.add("a/b")
+    registry.login = ("reader", "secret")
+    log_in(tmp_path, registry.address, "reader", "old")
+    with fetching(tmp_path / "box", options) as box:
+        with pytest.raises(ImageMissing):
+            mark(box, f"{registry.address}/a/b")
+        # When somebody writes the right one; then the image is had, without another start
+        log_in(tmp_path, registry.address, "reader", "secret")
+        assert mark(box, f"{registry.address}/a/b") == "1"
+
+
+def test_fetched_images_are_dropped_for_room_the_longest_unused_first(
+    tmp_path: Path, options: ContainerOptions, registry: Registry
+) -> None:
+    # Given room for two images, of which two were fetched, the older one used again last
+    one, two, three = references = [f"{registry.address}/a/{name}:latest" for name in ("one", "two", "three")]
+    for name in ("one", "two", "three"):
+        registry.add(f"a/{name}", mark=name, ballast=8 * MIB)
+    with fetching(tmp_path / "box", options, cache_mb=25) as box:
+        for reference in (one, two, one):
+            visit(box, reference)
+        assert has(one)
+        assert has(two)
+        # When a third is used
+        visit(box, three)
+        # Then the one that was unused for the longest is gone
+        assert until(lambda: [has(reference) for reference in references] == [True, False, True])
+        # And it can be had again
+        assert mark(box, two) == "two"
+
+
+def test_an_image_in_use_is_never_dropped(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given room for one image, and an environment of one that was fetched
+    for name in ("one", "two"):
+        registry.add(f"a/{name}", mark=name, ballast=8 * MIB)
+    one, two = f"{registry.address}/a/one:latest", f"{registry.address}/a/two:latest"
+    with fetching(tmp_path / "box", options, cache_mb=13) as box:
+        assert mark(box, one) == "one"
+        # When another is used
+        visit(box, two)
+        # Then that goes, and the first stays
+        assert until(lambda: not has(two))
+        assert has(one)
+
+
+def test_an_image_that_was_here_before_is_never_dropped(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given no room at all, and an image that somebody else has fetched
+    for name in ("mine", "theirs"):
+        registry.add(f"a/{name}", ballast=2 * MIB)
+    mine, theirs = f"{registry.address}/a/mine:latest", f"{registry.address}/a/theirs:latest"
+    docker_pull(theirs)
+    with fetching(tmp_path / "box", options, cache_mb=1) as box:
+        # When it is used, and one that the worker fetches
+        visit(box, theirs)
+        visit(box, mine)
+        # Then only the latter goes
+        assert until(lambda: not has(mine))
+        assert has(theirs)
+
+
+def test_an_image_that_somebody_elses_container_needs_is_not_dropped(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given no room at all, and a fetched image of which somebody makes a container that does not run
+    registry.add("a/b", ballast=2 * MIB)
+    reference = f"{registry.address}/a/b:latest"
+    with fetching(tmp_path / "box", options, cache_mb=1) as box:
+        env = box.open(EnvironmentSpec(id="e1", image=reference))
+        made = subprocess.run(["docker", "create", reference, "true"], check=True, capture_output=True, text=True).stdout.strip()
+        try:
+            # When the worker does not use it any more; then it stays
+            env.close()
+            assert has(reference)
+        finally:
+            subprocess.run(["docker", "rm", made], check=True, capture_output=True)

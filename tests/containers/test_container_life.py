@@ -1,0 +1,385 @@
+"""Containers come, wait, are given, and go: also when the worker, the engine or somebody else ends them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.workers_cpu.support import admit, printed, processes_with, run, until
+from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.docker.container import Container, ContainerMaker
+from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import ContainerFailed, EnvironmentExists, EnvironmentGone, ImageMissing, StartTimeout
+
+from .conftest import NODE
+from .images import make_busybox
+from .support import box_of, containers, groups_of, processes_of
+
+ROOT = Path(__file__).parents[2]
+SPIN = "i=0; while :; do i=$((i+1)); done"
+
+
+def of(identity: str, memory_mb: int | None = None, image: str | None = None) -> EnvironmentSpec:
+    """Return the specification of an environment."""
+    return EnvironmentSpec(id=identity, memory_mb=memory_mb, image=image)
+
+
+@contextmanager
+def worker(tmp_path: Path, node: str, image: str, hold: str = ":") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Give a worker in a process of its own, and the id of its environment's container."""
+    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, hold]
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("hold", [":", "sleep 300.2917 </run/tangram/alive & setsid sleep 300.2917 &"], ids=["idle", "holds alive"])
+def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
+    # Given a worker with an environment that works and one that stands ready
+    node = f"{NODE}-killed"
+    with worker(tmp_path, node, image, hold) as (process, container_id):
+        assert until(lambda: len(containers(node)) == 2)
+        # When it is killed
+        process.send_signal(signal.SIGKILL)
+        # Then both containers go, with all that ran in them
+        assert until(lambda: containers(node) == [])
+        assert until(lambda: not processes_of(container_id) and not groups_of(container_id))
+        assert processes_with("300.2917") == []
+    # And the folder can be had again
+    with box_of(tmp_path / "box", ContainerOptions(image=image, pull="never"), node) as box:
+        assert printed(box.open(of("e1")), "echo again") == "again\n"
+
+
+def test_what_a_worker_left_is_removed_when_the_next_one_starts(tmp_path: Path, image: str, options: ContainerOptions) -> None:
+    # Given a container of this node that does not end with its worker
+    node = f"{NODE}-left"
+    subprocess.run(
+        ["docker", "run", "-d", "--label", f"tangram.node={node}", image, "sleep", "300"], check=True, capture_output=True, timeout=30
+    )
+    assert len(containers(node)) == 1
+    # When a sandbox of the node starts
+    with box_of(tmp_path / "box", options, node):
+        # Then it is gone
+        assert containers(node) == []
+
+
+def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options: ContainerOptions, env: ContainerEnvironment) -> None:
+    # Given an environment of one node; when another node's sandbox comes and goes
+    with box_of(tmp_path / "other", options, f"{NODE}-other"):
+        pass
+    # Then the environment works
+    assert printed(env, "echo here") == "here\n"
+
+
+@pytest.mark.parametrize("round_", range(3))
+def test_a_container_killed_from_outside_ends_its_command_and_its_environment(
+    sandbox: ContainerSandbox, env: ContainerEnvironment, round_: int
+) -> None:
+    # Given a command that runs
+    box: list[ExecOutcome] = []
+    execution = admit(env, "touch begun; sleep 20")
+    thread = threading.Thread(target=lambda: box.append(execution.wait()))
+    thread.start()
+    assert until(lambda: "begun" in printed(env, "ls", session="look"))
+    # When somebody kills the container
+    subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
+    thread.join(10)
+    # Then the command has failed for that reason, and the environment is gone
+    assert box, "the command did not end"
+    assert box[0].status == "failed", box
+    assert "container ended" in box[0].reason
+    assert until(lambda: sandbox.environments() == ())
+    for use in (lambda: run(env, ":"), lambda: env.read_file("x"), lambda: env.write_file("x", b""), lambda: sandbox.get("e1")):
+        with pytest.raises(EnvironmentGone):
+            use()
+    # And one of the same id can be opened afresh
+    assert printed(sandbox.open(of("e1")), "ls") == ""
+
+
+def test_an_idle_container_killed_from_outside_is_off_the_books(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    # Given an idle environment that has worked
+    printed(env, ":")
+    control = env.container.control
+    # When its container is killed
+    subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
+    # Then the environment goes, with its files
+    assert until(lambda: sandbox.environments() == () and not control.exists())
+    with pytest.raises(EnvironmentGone, match="e1 is gone"):
+        run(env, ":")
+
+
+def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions) -> None:
+    # Given an image whose shell never comes to anything
+    script = tmp_path / "sh"
+    script.write_text("#!/bin/busybox yes\n")
+    script.chmod(0o755)
+    make_busybox("tangram-test-hangs:1", programs={"bin/sh": script})
+    # When an environment of it is opened
+    with box_of(tmp_path / "box", replace(options, start_timeout_s=2.0)) as box:
+        with pytest.raises(StartTimeout):
+            box.open(of("e1", image="tangram-test-hangs:1"))
+        # Then nothing is left of it
+        assert box.environments() == ()
+        assert until(lambda: containers(NODE) == [])
+        assert list((tmp_path / "box" / "control").iterdir()) == []
+        # And the place to start another is free
+        assert printed(box.open(of("e1")), "echo up") == "up\n"
+
+
+def at_once(*calls: Callable[[], ContainerEnvironment]) -> list[ContainerEnvironment | Exception]:
+    """Make calls at the same time and return what each came to."""
+    barrier = threading.Barrier(len(calls))
+
+    def make(call: Callable[[], ContainerEnvironment]) -> ContainerEnvironment | Exception:
+        barrier.wait()
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(make, calls))
+
+
+def test_two_who_open_the_same_get_the_same(sandbox: ContainerSandbox) -> None:
+    # Given nothing; when one id is opened by several at once
+    found = at_once(*[lambda: sandbox.open(of("same"))] * 4)
+    # Then there is one environment, and one container
+    assert all(each is found[0] for each in found), found
+    assert len(containers(NODE)) == 1
+
+
+def test_two_who_open_different_things_under_one_id(sandbox: ContainerSandbox) -> None:
+    # Given nothing; when one id is opened with two specifications at once
+    found = at_once(lambda: sandbox.open(of("same", 32)), lambda: sandbox.open(of("same", 48)))
+    # Then one is served and the other refused
+    assert sorted(type(each).__name__ for each in found) == ["ContainerEnvironment", "EnvironmentExists"]
+    assert len(sandbox.environments()) == 1
+    with pytest.raises(EnvironmentExists):
+        sandbox.open(of("same", 50))
+
+
+@pytest.fixture(scope="module")
+def shell_less(image: str) -> str:
+    """Give an image without a shell."""
+    name = "tangram-test-no-shell:1"
+    make_busybox(name, without=("sh",))
+    return name
+
+
+def test_an_image_that_is_not_here_is_refused(sandbox: ContainerSandbox) -> None:
+    # Given nothing of that name; when it is asked for
+    with pytest.raises(ImageMissing, match="no-such-image") as caught:
+        sandbox.open(of("e1", image="no-such-image:9"))
+    # Then it is said in one line, and nothing is left
+    assert "\n" not in str(caught.value)
+    assert (sandbox.environments(), containers(NODE)) == ((), [])
+
+
+@pytest.mark.parametrize("reference", ["UPPER", "a b", "-x", "../x", "x:", "x@sha256:1", ":", "/"])
+def test_a_reference_that_no_image_can_have_is_refused(sandbox: ContainerSandbox, reference: str) -> None:
+    # Given a reference that is none; when it is asked for; then it is refused in one line
+    with pytest.raises((ImageMissing, ContainerFailed)) as caught:
+        sandbox.open(of("e1", image=reference))
+    assert "\n" not in str(caught.value)
+    assert (sandbox.environments(), containers(NODE)) == ((), [])
+
+
+def test_an_image_without_a_shell_is_refused(sandbox: ContainerSandbox, tmp_path: Path, shell_less: str) -> None:
+    # Given an image without /bin/sh; when an environment of it is opened
+    with pytest.raises(ContainerFailed, match="/bin/sh") as caught:
+        sandbox.open(of("e1", image=shell_less))
+    # Then it is said in one line, and nothing is left
+    assert "\n" not in str(caught.value)
+    assert until(lambda: containers(NODE) == [])
+    assert list((tmp_path / "box" / "control").iterdir()) == []
+    assert sandbox.environments() == ()
+
+
+def test_memory_that_the_engine_refuses_leaves_nothing(tmp_path: Path, options: ContainerOptions) -> None:
+    # Given a container that stands ready
+    with box_of(tmp_path / "box", replace(options, warm={options.image or "": 1})) as box:
+        assert until(lambda: box._pool.standing(options.image or "") == 1)
+        # When an environment wants less memory than any container may have
+        with pytest.raises(ContainerFailed):
+            box.open(of("e1", memory_mb=1))
+        # Then it is refused, and no more containers are there than stand ready
+        assert until(lambda: box._pool.standing(options.image or "") == 1 and len(containers(NODE)) == 1)
+
+
+class _Counted(ContainerMaker):
+    """Notes how many containers are being started at once."""
+
+    def __init__(self, inner: ContainerMaker) -> None:
+        self._inner, self._lock, self.now, self.most, self.made = inner, threading.Lock(), 0, 0, 0
+
+    def make(self, image: str, memory_mb: int) -> Container:
+        with self._lock:
+            self.now += 1
+            self.made += 1
+            self.most = max(self.most, self.now)
+        try:
+            return self._inner.make(image, memory_mb)
+        finally:
+            with self._lock:
+                self.now -= 1
+
+
+def test_no_more_start_at_once_than_may(tmp_path: Path, options: ContainerOptions) -> None:
+    # Given a bound of 3, and containers that are to stand ready beside
+    image = options.image or ""
+    with box_of(tmp_path / "box", replace(options, starting_limit=3, warm={image: 2})) as box:
+        counted = box._pool._maker = _Counted(box._pool._maker)
+        # When 16 are opened at once
+        found = at_once(*[lambda number=number: box.open(of(f"e{number}")) for number in range(16)])  # type: ignore[misc]
+        # Then all stand, and at no time more than 3 were starting
+        assert [each for each in found if isinstance(each, Exception)] == []
+        assert len(box.environments()) == 16
+        assert counted.most <= 3
+
+
+def test_who_waits_too_long_for_a_turn_is_told(tmp_path: Path, options: ContainerOptions) -> None:
+    # Given a bound of one, which is taken
+    with box_of(tmp_path / "box", replace(options, starting_limit=1, start_timeout_s=0.2)) as box:
+        with box._pool._changed:
+            box._pool._free = 0
+        # When one more is to start; then it is told
+        with pytest.raises(StartTimeout):
+            box.open(of("e1"))
+        assert box.environments() == ()
+        with box._pool._changed:
+            box._pool._free = 1
+
+
+def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: ContainerOptions) -> None:
+    # Given two that are to stand ready
+    image = options.image or ""
+    with box_of(tmp_path / "box", replace(options, warm={image: 2})) as box:
+        assert until(lambda: box._pool.standing(image) == 2)
+        # When three are opened
+        for number in range(3):
+            box.open(of(f"e{number}"))
+        # Then two stand ready again, and never more
+        seen: set[int] = set()
+
+        def is_full() -> bool:
+            seen.add(len(containers(NODE)))
+            return box._pool.standing(image) == 2
+
+        assert until(is_full)
+        assert len(containers(NODE)) == 5
+        assert max(seen) <= 5
+    assert until(lambda: containers(NODE) == [])
+
+
+def test_one_that_stood_ready_and_was_killed_is_not_given(tmp_path: Path, options: ContainerOptions) -> None:
+    # Given one that stands ready, and is killed there
+    image = options.image or ""
+    with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
+        assert until(lambda: box._pool.standing(image) == 1)
+        (killed,) = containers(NODE)
+        subprocess.run(["docker", "kill", killed], check=True, capture_output=True)
+        # When an environment is opened; then it works, with another container
+        environment = box.open(of("e1"))
+        assert environment.container.id != killed
+        assert printed(environment, "echo well") == "well\n"
+
+
+@pytest.mark.parametrize("memory_mb", [24, 256])
+def test_one_that_stood_ready_has_the_memory_of_who_takes_it(tmp_path: Path, options: ContainerOptions, memory_mb: int) -> None:
+    # Given a container that stands ready with 64 MB
+    image = options.image or ""
+    with box_of(tmp_path / "box", replace(options, warm={image: 1})) as box:
+        assert until(lambda: box._pool.standing(image) == 1)
+        (ready,) = containers(NODE)
+        # When an environment with other memory takes it
+        environment = box.open(of("e1", memory_mb))
+        assert environment.container.id == ready
+        # Then 48 MB are too much for the smaller, and not for the larger
+        outcome = run(environment, "x=$(head -c 48000000 /dev/zero | tr '\\0' x); echo ${#x}")
+        assert outcome.stdout == (b"48000000\n" if memory_mb == 256 else b""), outcome
+        limit = subprocess.run(["docker", "inspect", "-f", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}}", ready], capture_output=True)
+        assert limit.stdout.split() == [b"%d" % (memory_mb << 20)] * 2
+
+
+def test_an_environment_of_a_snapshot_has_the_same_files(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    # Given files with modes, a link and a folder, and one that was removed
+    printed(env, "mkdir -p a/b; echo one >a/b/c; chmod 741 a/b/c; ln -s c a/b/l; echo two >/tmp/t; sleep 20 & true")
+    reference = sandbox.snapshot("e1")
+    try:
+        printed(env, "echo later >a/b/c; rm /tmp/t")
+        # When an environment is opened from the snapshot
+        copy = sandbox.open(of("copy", image=reference))
+        # Then it has the files as they were, and none of the processes
+        assert printed(copy, "cat a/b/l /tmp/t; ls -l a/b/c | cut -c1-10; id -u; pwd") == "one\ntwo\n-rwxr----x\n1000\n/work\n"
+        assert printed(copy, "ls -nd /work a a/b | awk '{print $3}' | sort -u") == "1000\n"
+        assert "sleep" not in printed(copy, "ps")
+        # And what is written there stays there
+        printed(copy, "echo new >a/b/c")
+        assert printed(env, "cat a/b/c") == "later\n"
+        copy.close()
+    finally:
+        subprocess.run(["docker", "rmi", reference], check=True, capture_output=True)
+
+
+def test_a_fence_ends_what_was_left_and_keeps_the_state(env: ContainerEnvironment) -> None:
+    # Given processes that earlier commands of two sessions have left, an exported variable and a folder
+    printed(env, "mkdir -p /tmp/here; cd /tmp/here; export kept=yes; sleep 300.4321 & setsid sleep 300.4321 & (sleep 300.4321 &) ; true")
+    printed(env, "setsid sleep 300.4321 & true", session="other")
+    assert until(lambda: len(processes_with("300.4321")) == 4)
+    # When a command comes with a fence
+    request = ExecRequest(action_id="a", command="pwd; echo $kept; ps | grep -c '[3]00.4321'", fence=True, timeout_s=20)
+    outcome = env.start(request).wait()
+    # Then they are gone before it runs, and the state is there
+    assert outcome.stdout == b"/tmp/here\nyes\n0\n", outcome
+    assert processes_with("300.4321") == []
+
+
+def test_a_fence_spares_what_another_session_is_running(env: ContainerEnvironment) -> None:
+    # Given a command that runs in one session
+    box: list[ExecOutcome] = []
+    other = admit(env, "touch begun; until test -f go; do :; done; echo done", session="other")
+    thread = threading.Thread(target=lambda: box.append(other.wait()))
+    thread.start()
+    assert until(lambda: "begun" in printed(env, "ls"))
+    # When another one comes with a fence
+    outcome = env.start(ExecRequest(action_id="a", command="touch go", fence=True, timeout_s=20)).wait()
+    thread.join(10)
+    # Then both come to their end
+    assert outcome.exit_code == 0, outcome
+    assert box[0].stdout == b"done\n"
+
+
+def test_leftovers_have_next_to_no_time(env: ContainerEnvironment) -> None:
+    # Given a process that is left spinning
+    spinner = int(printed(env, f"({SPIN}) & echo $!"))
+    inside = processes_of(env.container.id)
+    (pid,) = [each for each in inside if f"NSpid:\t{each}\t{spinner}\n" in Path(f"/proc/{each}/status").read_text()]
+    # When nothing runs for a while
+    used, started = core_seconds(pid), time.monotonic()
+    assert not until(lambda: core_seconds(pid) - used > 0.5, 1.5)
+    # Then it has used some hundredths of a core at most
+    assert (core_seconds(pid) - used) / (time.monotonic() - started) < 0.05
+
+
+def core_seconds(pid: int) -> float:
+    """Return the core-seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100

@@ -1,0 +1,97 @@
+"""What a container has written to disk, counted as the host pays for it.
+
+Counted are the files of its own layer, those of its control folder, and files that have no name any more but are still
+open. Each counts with the blocks that it takes, and with one at least: millions of empty files fill a disk, too.
+
+Where the layer's folder cannot be reached from here, the engine is asked for the sum of its files' sizes instead.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+BLOCK_BYTES = 512
+LEAST_BYTES = 4096
+MOST_LEVELS = 256
+HOST_ROOT = "/proc/1/root"
+"""The host's files, for a worker that is in a container and shares the host's processes."""
+
+
+def reachable(folder: str) -> str | None:
+    """Return where this process sees a folder of the engine's host; None where it does not."""
+    return next((path for path in (folder, f"{HOST_ROOT}{folder}") if folder and os.access(path, os.R_OK | os.X_OK)), None)
+
+
+def taken_bytes(folders: Iterable[str | Path]) -> float:
+    """Return what the files below folders take, infinity where some lie deeper than `MOST_LEVELS`.
+
+    No link is followed, and what vanishes meanwhile takes nothing.
+    """
+    return sum(_size_below(str(folder)) for folder in folders)
+
+
+def _size_below(top: str) -> float:
+    """Walk through a folder, level by level with a descriptor for each: a path could lead elsewhere meanwhile."""
+    size, levels = 0, [level] if (level := _level(top, None)) else []
+    try:
+        while levels:
+            folder, names = levels[-1]
+            if not names:
+                os.close(levels.pop()[0])
+                continue
+            name = names.pop()
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError:
+                continue
+            size += _size(status)
+            if stat.S_ISDIR(status.st_mode):
+                if len(levels) == MOST_LEVELS:
+                    return float("inf")
+                levels += [level] if (level := _level(name, folder)) else []
+        return size
+    finally:
+        for folder, _ in levels:
+            os.close(folder)
+
+
+def _level(name: str, above: int | None) -> tuple[int, list[str]] | None:
+    """Open a folder and list it; None where that cannot be done."""
+    try:
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except OSError:
+        return None
+    try:
+        return folder, os.listdir(folder)
+    except OSError:
+        os.close(folder)
+        return None
+
+
+def nameless_bytes(root: str, pids: Iterable[int]) -> int:
+    """Return what files on the disk of `root` take that have no name any more and that some of these processes have open."""
+    try:
+        device = os.stat(root).st_dev
+    except OSError:
+        return 0
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for name in names:
+            try:
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            if status.st_nlink == 0 and status.st_dev == device:
+                found[status.st_dev, status.st_ino] = _size(status)
+    return sum(found.values())
+
+
+def _size(status: os.stat_result) -> int:
+    return max(LEAST_BYTES, status.st_blocks * BLOCK_BYTES)
