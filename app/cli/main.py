@@ -218,6 +218,17 @@ def status(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def health(part: Annotated[str, typer.Argument(help="scheduler, cpu, gpu or api.")]) -> None:
+    """Say whether this host's process of a deployment does its work; for health checks."""
+    from app.cli.health import PARTS, check_health
+
+    found = next((known for known in PARTS if known == part), None)
+    if found is None:
+        raise UsageError(f"{part!r} is none of {', '.join(PARTS)}")
+    print(check_health(found, Settings()))
+
+
+@app.command()
 def top(interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0) -> None:
     """Keep showing what `status` shows, until Ctrl-C."""
     from app.cli.state import read_state

@@ -1,0 +1,56 @@
+# One image for every process of a deployment, and a larger one for GPU workers:
+#
+#   docker build --target tangram -t arl-tangram:0.1.0 .
+#   docker build --target gpu     -t arl-tangram-gpu:0.1.0 .
+#
+# BASE is any Debian-like image with Python 3.11 or newer and its venv module; both stages must share it, since the virtual
+# environment points at its interpreter. What is installed is pinned by constraints.txt. pip takes its settings from the
+# build arguments PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS, so that an index of one's own leaves nothing behind.
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+ARG EXTRAS=server,postgres,containers
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+WORKDIR /srv/tangram
+RUN python3 -m venv /opt/tangram
+# Only what decides on the libraries, so that a change of the source does not install them again. `tangram` is installed as
+# a link to /srv/tangram, where the last stages put the source: the wheel has the client only.
+COPY pyproject.toml constraints.txt README.md ./
+RUN mkdir tangram && touch tangram/__init__.py \
+ && PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check -e ".[${EXTRAS}]"
+
+FROM build AS build-slim
+RUN /opt/tangram/bin/pip uninstall --yes --quiet pip setuptools
+
+# What both images share: the source, and a user that is not root. compose makes the CPU worker root, and says why.
+FROM ${BASE} AS source
+ENV PATH=/opt/tangram/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    TANGRAM_STATE_DIR=/var/lib/tangram
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/tangram --shell /usr/sbin/nologin tangram \
+ && install -d -o tangram -g tangram -m 0700 /var/lib/tangram
+WORKDIR /srv/tangram
+COPY . .
+# A checkout may keep other users out; its copy here is for all to read and for none but root to write.
+RUN chmod -R go+rX-w .
+USER tangram
+CMD ["tangram", "--help"]
+
+FROM source AS tangram
+COPY --from=build-slim /opt/tangram /opt/tangram
+
+FROM build AS build-gpu
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+RUN PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check -e ".[gpu]" \
+ && /opt/tangram/bin/pip uninstall --yes --quiet pip
+
+FROM source AS gpu
+COPY --from=build-gpu /opt/tangram /opt/tangram
+
+# A build that names no target ends here.
+FROM tangram

@@ -1,0 +1,1 @@
+"""The deployment by compose: its files, and its services as plain processes."""

@@ -1,0 +1,151 @@
+"""docker-compose.yml by itself: what it starts, what it keeps in, what it asks for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from tangram.settings import Settings
+from tests.deployment.support import COMPOSE_FILE, PASSWORDS, ROOT, compose, services
+
+OURS = {"migrate", "scheduler", "cpu-worker", "gpu-worker", "api-worker", "flower"}
+EVERY = OURS | {"redis", "postgres"}
+COMMITTED = ("docker-compose.yml", "docker-compose.cgroup2.yml", ".env.example", "Dockerfile", "docs/deployment.md")
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, dict[str, Any]]:
+    """Give the services as compose understands them."""
+    return services()
+
+
+def test_compose_takes_the_file_and_finds_every_service(config: dict[str, dict[str, Any]]) -> None:
+    assert set(config) == EVERY
+
+
+@pytest.mark.parametrize("name", PASSWORDS)
+def test_without_a_password_nothing_starts_and_one_line_says_why(name: str) -> None:
+    # Given all passwords but one
+    rest = {other: value for other, value in PASSWORDS.items() if other != name}
+    # When compose reads the file
+    done = compose("config", variables=rest)
+    # Then it refuses, names the variable, and shows no other password
+    assert done.returncode != 0
+    assert name in done.stderr and ".env.example" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not any(value in done.stderr for value in rest.values())
+
+
+def test_every_command_of_ours_exists(config: dict[str, dict[str, Any]]) -> None:
+    for name in OURS:
+        words = config[name]["command"]
+        if words[0] == "celery":
+            argv = [sys.executable, "-m", "celery", *words[1:], "--help"]
+        else:
+            assert words[0] == "tangram", name
+            argv = [sys.executable, "-m", "tangram", *words[1:], "--help"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (name, done.stderr)
+
+
+def test_every_tangram_variable_is_a_setting(config: dict[str, dict[str, Any]]) -> None:
+    known = {f"TANGRAM_{name.upper()}" for name in Settings.model_fields}
+    for name in COMMITTED:
+        used = set(re.findall(r"\bTANGRAM_[A-Z_]*[A-Z]\b", (ROOT / name).read_text(encoding="utf-8")))
+        assert used - known - {"TANGRAM_CONTAINER"} == set(), name
+
+
+def test_every_service_is_looked_after(config: dict[str, dict[str, Any]]) -> None:
+    for name, service in config.items():
+        assert "mem_limit" in service and "pids_limit" in service, name
+        assert service["logging"]["options"]["max-size"], name
+        if name != "migrate":
+            assert service["restart"] == "unless-stopped", name
+            assert service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL"), name
+
+
+def test_what_needs_the_tables_waits_for_them(config: dict[str, dict[str, Any]]) -> None:
+    for name in OURS - {"migrate"}:
+        assert config[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully", name
+
+
+def test_only_flower_has_a_port_and_for_this_machine_alone(config: dict[str, dict[str, Any]]) -> None:
+    assert [name for name, service in config.items() if service.get("ports")] == ["flower"]
+    (port,) = config["flower"]["ports"]
+    host = port["host_ip"] if isinstance(port, dict) else port.partition(":")[0]
+    assert host == "127.0.0.1"
+
+
+def test_servers_are_on_networks_that_lead_nowhere(config: dict[str, dict[str, Any]]) -> None:
+    networks = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))["networks"]
+    assert networks["queue"]["internal"] is True and networks["journal"]["internal"] is True
+    assert set(config["redis"]["networks"]) == {"queue"}
+    assert set(config["postgres"]["networks"]) == {"journal"}
+    # Then who has no business with the journal cannot reach it
+    assert {name for name, service in config.items() if "journal" in service["networks"]} == {"postgres", "migrate", "scheduler"}
+
+
+def test_only_the_cpu_worker_has_the_engine_and_only_it_is_root(config: dict[str, dict[str, Any]]) -> None:
+    assert {name for name in EVERY if "docker.sock" in str(config[name].get("volumes"))} == {"cpu-worker"}
+    assert {name for name in EVERY if config[name].get("pid") == "host"} == {"cpu-worker"}
+    assert {name for name in OURS if "user" in config[name]} == {"cpu-worker"}
+    for name, service in config.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.get("privileged"), name
+    assert set(config["cpu-worker"]["cap_add"]) == {"DAC_READ_SEARCH", "KILL", "SETGID", "SETUID", "SYS_PTRACE"}
+
+
+def test_the_base_folder_is_at_one_path_inside_and_outside() -> None:
+    worker = services(TANGRAM_STATE_DIR="/data/tangram")["cpu-worker"]
+    assert worker["environment"]["TANGRAM_STATE_DIR"] == "/data/tangram"
+    pairs = [(each["source"], each["target"]) if isinstance(each, dict) else tuple(each.split(":")[:2]) for each in worker["volumes"]]
+    assert ("/data/tangram", "/data/tangram") in pairs
+
+
+def test_images_have_a_tag_with_a_version(config: dict[str, dict[str, Any]]) -> None:
+    base = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    for image in [*base, *(service["image"] for service in config.values())]:
+        assert re.search(r":\d+\.?\d*", image), image
+
+
+def test_the_service_images_run_as_an_ordinary_user() -> None:
+    stages = _stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    for target in ("tangram", "gpu"):
+        user = _user(stages, target)
+        assert user not in ("", "root", "0"), target
+
+
+def _stages(text: str) -> dict[str, tuple[str, str]]:
+    """Return what each stage of a Dockerfile starts from, and its lines."""
+    found = re.findall(r"^FROM (\S+) AS (\S+)\n((?:(?!FROM ).*\n)*)", text, re.MULTILINE)
+    return {name: (base, lines) for base, name, lines in found}
+
+
+def _user(stages: dict[str, tuple[str, str]], name: str) -> str:
+    """Return the user that a stage ends with, the one of its base where it names none."""
+    if name not in stages:
+        return ""
+    base, lines = stages[name]
+    users = re.findall(r"^USER (\S+)$", lines, re.MULTILINE)
+    return users[-1] if users else _user(stages, base)
+
+
+def test_no_secret_is_in_a_committed_file() -> None:
+    for name in COMMITTED:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        # Then a password has no value of its own, and an address takes it from a variable
+        for value in re.findall(r"^\s*-?\s*\w*PASSWORD[=:][ \t]*(.*)$", text, re.MULTILINE):
+            assert value == "" or value.startswith("${"), (name, value)
+        for password in re.findall(r"://[^/\s:@]*:([^/\s@]+)@", text):
+            assert password.startswith("$"), (name, password)
+
+
+def test_git_ignores_the_file_with_the_passwords() -> None:
+    assert ".env" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "!.env" not in (ROOT / ".dockerignore").read_text(encoding="utf-8")
