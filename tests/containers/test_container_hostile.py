@@ -151,9 +151,10 @@ def test_a_hostile_command_hurts_itself_alone(
         # When a hostile command runs
         outcome = attack(env, hostile)
         # Then it ends as it must, for a reason that is told
-        assert outcome.status == hostile.status, outcome
         assert hostile.reason in outcome.reason, outcome
-        assert outcome.exit_code in (hostile.codes or (None,)), outcome
+        if not (hostile.may_end and outcome.status == "failed"):
+            assert outcome.status == hostile.status, outcome
+            assert outcome.exit_code in (hostile.codes or (None,)), outcome
         assert len(outcome.stdout) + len(outcome.stderr) <= 2 << 20
         # And the environment takes more, or is off the books
         after = next_outcome(env)

@@ -25,6 +25,8 @@ from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 
 NODE_LABEL = "tangram.node"
 SNAPSHOT_LABEL = "tangram.snapshot"
+FILTERS_VSOCK = 23
+"""The engine's first version whose default filter refuses vsock sockets, by its release notes."""
 LEAVING_S = 10.0
 
 
@@ -88,6 +90,11 @@ class Engine:
         """What the engine lacks that protects the host, in words for a person."""
         options = " ".join(self._info.get("SecurityOptions") or ())
         found = [] if "seccomp" in options else ["the engine filters no system calls (no seccomp)"]
+        if "seccomp" in options and _major(self._info.get("ServerVersion", "")) < FILTERS_VSOCK:
+            found.append(
+                f"this engine's filter of system calls is that of a version before {FILTERS_VSOCK}: containers can open vsock sockets, which "
+                "reach the hypervisor of a virtual machine, whatever their network"
+            )
         lacks = {"MemoryLimit": "memory", "PidsLimit": "the number of processes", "CpuCfsQuota": "quotas of cores", "CPUSet": "cores"}
         found += [f"the engine cannot limit {what}" for key, what in lacks.items() if self._info.get(key) is False]
         return tuple(found)
@@ -377,6 +384,12 @@ def _in_memory(spec: ContainerSpec) -> dict[str, str]:
     uid, _, gid = spec.user.partition(":")
     kept = f"rw,exec,nosuid,nodev,size={spec.disk_mb}m"
     return {spec.work: f"{kept},uid={uid},gid={gid},mode=0755", "/tmp": f"{kept},mode=1777"}
+
+
+def _major(version: str) -> int:
+    """Return the first number of a version, a large one where there is none."""
+    first = version.partition(".")[0]
+    return int(first) if first.isascii() and first.isdigit() else 1 << 30
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""What is written to control groups of version 2, in a folder made to look like one; needs no engine and no kernel of that kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from workers.cpu.docker.cgroups import v2
+from workers.cpu.docker.cgroups.files import Mounts
+
+FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.freeze", "cpu.max", "cpuset.cpus")
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> v2.ContainerGroupV2:
+    """Give the group of a container whose process 1 is 7 and that is alone in it."""
+    make: Callable[[str], None] = os.mkdir
+
+    def mkdir(path: str) -> None:
+        make(path)
+        # The kernel fills each new group with its control files.
+        for name in FILES:
+            (Path(path) / name).touch()
+
+    monkeypatch.setattr(v2, "os", SimpleNamespace(mkdir=mkdir))
+    monkeypatch.setattr(v2, "paths_of", lambda pid: {"": f"/system.slice/docker-{pid}.scope"})
+    folder = tmp_path / "system.slice" / "docker-7.scope"
+    folder.parent.mkdir()
+    mkdir(str(folder))
+    (folder / "cgroup.procs").write_text("7\n")
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\noom_group_kill 0\n")
+    return v2.ContainerGroupV2(Mounts(tmp_path, {}), 7, (0, 1, 2, 3))
+
+
+def folder_of(tmp_path: Path) -> Path:
+    return tmp_path / "system.slice" / "docker-7.scope"
+
+
+def test_the_attendant_moves_to_a_leaf_before_controllers_are_handed_down(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+    # Given a container; when its group is taken over; then process 1 is in a leaf, and its children may have controllers
+    assert (folder_of(tmp_path) / "attendant" / "cgroup.procs").read_text() == "7"
+    assert (folder_of(tmp_path) / "cgroup.subtree_control").read_text() == "+cpu +cpuset"
+
+
+def test_a_session_begins_parked_and_is_parked_again_after_a_grant(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+    # Given a session
+    session = container.session("session-1")
+    quota, cores = (folder_of(tmp_path) / "session-1" / name for name in ("cpu.max", "cpuset.cpus"))
+    assert quota.read_text() == "5000 1000000"
+    # When it is granted three cores, then half of one, then parked
+    said = []
+    for grant in (lambda: session.grant((1, 2, 3), 1.0), lambda: session.grant((2,), 0.5), session.park):
+        quota.write_text("")
+        cores.write_text("")
+        grant()
+        said.append((cores.read_text(), quota.read_text()))
+    # Then each is written, and nothing that stands already
+    assert said == [("1-3", "max 1000000"), ("2", "500000 1000000"), ("", "5000 1000000")]
+
+
+def test_processes_of_a_session_are_told_and_stopped_as_a_whole(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+    # Given a session with a process
+    session = container.session("session-1")
+    session.add(41)
+    folder = folder_of(tmp_path) / "session-1"
+    assert (folder / "cgroup.procs").read_text() == "41"
+    assert session.processes() == [41]
+    assert container.processes().count(41) == 1
+    # When it is stopped and goes on
+    session.freeze()
+    stopped = (folder / "cgroup.freeze").read_text()
+    session.thaw()
+    # Then the group was frozen, and is not
+    assert (stopped, (folder / "cgroup.freeze").read_text()) == ("1", "0")
+
+
+def test_use_and_kills_for_want_of_memory_are_read(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+    # Given what the kernel has counted
+    session = container.session("session-1")
+    (folder_of(tmp_path) / "session-1" / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n")
+    # When it is read; then it is in seconds, and in processes
+    assert session.cpu_s() == 1.5
+    assert container.oom_kills() == 2
