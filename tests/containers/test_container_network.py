@@ -16,6 +16,7 @@ from tangram.errors import InvalidAction
 from tangram.settings import Settings
 from tests.workers_cpu.support import printed, run, until
 from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.cores import CoreMap
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.network import NOBODY, _key
 from workers.cpu.docker.options import ContainerOptions
@@ -383,6 +384,6 @@ def test_a_name_that_cannot_be_allowed_is_refused_when_the_worker_starts(
     settings = Settings(sandbox="docker", image=image, container_allow=f"{machine.one}:8000, {name},")
     # When the worker starts; then it is refused, and nothing is left
     with pytest.raises(InvalidAction, match=f"^allow: '{name}'") as refused:
-        _container_sandbox(tmp_path, HOLDS, settings)
+        _container_sandbox(tmp_path, CoreMap.of_this_process(), HOLDS, settings)
     assert reason in str(refused.value)
     assert left() == []

@@ -92,8 +92,8 @@ class Engine:
         found = [] if "seccomp" in options else ["the engine filters no system calls (no seccomp)"]
         if "seccomp" in options and _major(self._info.get("ServerVersion", "")) < FILTERS_VSOCK:
             found.append(
-                f"this engine's filter of system calls is that of a version before {FILTERS_VSOCK}: containers can open vsock sockets, which "
-                "reach the hypervisor of a virtual machine, whatever their network"
+                f"this engine's filter of system calls is that of a version before {FILTERS_VSOCK}: containers can open vsock sockets, "
+                "which reach the hypervisor of a virtual machine, whatever their network"
             )
         lacks = {"MemoryLimit": "memory", "PidsLimit": "the number of processes", "CpuCfsQuota": "quotas of cores", "CPUSet": "cores"}
         found += [f"the engine cannot limit {what}" for key, what in lacks.items() if self._info.get(key) is False]
