@@ -1,8 +1,8 @@
 """What containers cost and what they hold: overhead of a command, enforcement of grants, the price of idle environments.
 
 `python -m bench.containers` needs a Docker engine on this machine, and an image with a shell (`--image`) and, for the
-program with threads, python3. Overheads are of alternating rounds in one run: a container, a process environment, and one
-`docker exec` a command. The exit code is 0 only if every target is met.
+program with threads, python3. Overheads are of alternating rounds in one run: a container, process environments without and
+with bubblewrap (where it works), and one `docker exec` a command. The exit code is 0 only if every target is met.
 
 | figure       | how                                                                                                |
 |--------------|----------------------------------------------------------------------------------------------------|
@@ -21,9 +21,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -34,6 +35,7 @@ from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Hold
 from workers.cpu.docker.cgroups.files import Mounts, paths_of, read
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process.sandbox import ProcessSandbox
 
 NODE = "tangram-bench"
@@ -98,36 +100,45 @@ def line(figure: Figure) -> str:
 
 def measure(folder: Path, image: str, rounds: int, window_s: float, idle: int) -> Iterator[Figure]:
     """Yield every figure."""
+    spec = EnvironmentSpec(id="overhead")
     with _containers(folder / "containers", image) as containers:
-        with _opened(ProcessSandbox(folder / "processes")) as processes:
-            yield from overhead(containers.open(EnvironmentSpec(id="overhead")), processes.open(EnvironmentSpec(id="overhead")), rounds)
+        with ExitStack() as stack:
+            plain = stack.enter_context(_opened(ProcessSandbox(folder / "plain", isolation="none")))
+            ways = {"container": containers, "process": plain}
+            with suppress(SessionUnavailable):
+                ways["process with bubblewrap"] = stack.enter_context(_opened(ProcessSandbox(folder / "apart", isolation="bubblewrap")))
+            yield from overhead({name: sandbox.open(spec) for name, sandbox in ways.items()}, rounds)
+        containers.get(spec.id).close()
         yield from grants(containers, rounds * 20)
         yield from enforcement(containers, window_s)
         containers.get("enforcement").close()
         yield from idling(containers, idle, window_s)
 
 
-def overhead(container: Environment, process: Environment, rounds: int) -> Iterator[Figure]:
-    """Yield what an empty command takes, in alternating rounds."""
-    container_id = container.container.id  # type: ignore[attr-defined]
+def overhead(environments: Mapping[str, Environment], rounds: int) -> Iterator[Figure]:
+    """Yield what an empty command takes, in alternating rounds, and what the first one of a session takes."""
+    container_id = environments["container"].container.id  # type: ignore[attr-defined]
     ways: dict[str, tuple[Callable[[], None], int]] = {
-        "container": (lambda: _run(container, ":"), 20),
-        "process": (lambda: _run(process, ":"), 20),
-        "docker exec": (lambda: _docker_exec(container_id), 2),
+        name: (partial(_run, environment, ":"), 20) for name, environment in environments.items()
     }
+    ways["docker exec"] = (partial(_docker_exec, container_id), 2)
     took: dict[str, list[float]] = {name: [] for name in ways}
+    first: dict[str, list[float]] = {name: [] for name in environments}
     for run, _ in ways.values():
         run()
     for number in range(rounds):
-        names = list(ways)[number % 3 :] + list(ways)[: number % 3]
-        for name in names:
+        turn = number % len(ways)
+        for name in [*list(ways)[turn:], *list(ways)[:turn]]:
             run, times = ways[name]
             took[name] += [_seconds(run) for _ in range(times)]
+            if name in environments:
+                first[name].append(_seconds(partial(_run, environments[name], ":", session=f"s{number}")))
     ours, theirs = median(took["container"]), median(took["docker exec"])
-    yield Figure("empty command in a container, p50", ours * MS, "ms", _spread(took["container"]), most=5.0)
-    yield Figure("empty command in a process environment, p50", median(took["process"]) * MS, "ms", _spread(took["process"]))
-    yield Figure("empty command by docker exec, p50", theirs * MS, "ms", _spread(took["docker exec"]))
+    for name, times_s in took.items():
+        yield Figure(f"empty command, {name}, p50", median(times_s) * MS, "ms", _spread(times_s), most=5.0 if name == "container" else None)
     yield Figure("container over docker exec", ours / theirs, "", most=0.1)
+    for name, times_s in first.items():
+        yield Figure(f"first command of a session, {name}, p50", median(times_s) * MS, "ms", _spread(times_s))
 
 
 def grants(sandbox: ContainerSandbox, times: int) -> Iterator[Figure]:
@@ -207,8 +218,9 @@ def _opened(sandbox: Sandbox) -> Iterator[Sandbox]:
         sandbox.close()
 
 
-def _run(environment: Environment, command: str) -> None:
-    outcome = environment.start(ExecRequest(action_id="bench", command=command, holding=Holding((0,)), timeout_s=20)).wait()
+def _run(environment: Environment, command: str, session: str = "main") -> None:
+    request = ExecRequest(action_id="bench", command=command, holding=Holding((0,)), session=session, timeout_s=20)
+    outcome = environment.start(request).wait()
     if outcome.status != "succeeded":
         raise TangramError(f"{command!r} in {environment.spec.id}: {outcome.status}: {outcome.reason}")
 
