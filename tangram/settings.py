@@ -87,7 +87,9 @@ class Settings(BaseSettings):
     container_processes: int = Field(default=512, ge=1, description="Processes and threads of one container.")
     container_disk_mb: int = Field(default=4096, ge=1, description="What one container may write to disk.")
     container_start_s: float = Field(
-        default=60.0, gt=0, description="Time within which a container must stand, waiting for its turn apart."
+        default=60.0,
+        gt=0,
+        description="Time within which a container must stand, and the longest wait for its turn to start and for an answer of the engine.",
     )
     containers_starting: int = Field(default=4, ge=1, description="Containers that start at once on one worker; more wait in line.")
 

@@ -34,9 +34,7 @@ class CpuContext:
 
     def close(self, environment_id: str) -> None:
         """Close an environment if it is open."""
-        for environment in self.sandbox.environments():
-            if environment.spec.id == environment_id:
-                environment.close()
+        self.sandbox.close_environment(environment_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,12 @@ scheduler. What it offers comes from the settings and, where they are silent, fr
 from __future__ import annotations
 
 import logging
+import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +53,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
         When the services file is wrong.
 
     """
+    _raise_open_files()
     addresses = find_addresses(settings)
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
@@ -77,6 +81,12 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     finally:
         node.leave()
         close()
+
+
+def _raise_open_files() -> None:
+    """Allow this process as many open files as it may have: every environment takes some."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listen(node: Node) -> None:
@@ -189,6 +199,9 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         from workers.cpu.docker.sandbox import ContainerSandbox
     except ModuleNotFoundError as error:
         raise ConfigError("TANGRAM_SANDBOX=docker needs the extra `containers`: pip install 'arl-tangram[containers]'") from error
+    # Files of containers are opened as their user; the groups of this process would come with it.
+    with suppress(PermissionError):
+        os.setgroups([])
     limits = ContainerLimits(
         memory_mb=settings.container_memory_mb, processes=settings.container_processes, disk_mb=settings.container_disk_mb
     )

@@ -15,6 +15,7 @@ import pytest
 
 from app.services_file import ConfigError
 from tangram.settings import Settings
+from workers.cpu.cores import CoreMap
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.files import FLAGS
 from workers.cpu.process.environment import ProcessEnvironment
@@ -72,7 +73,7 @@ def test_without_a_bubblewrap_that_works_auto_is_none(tmp_path: Path, monkeypatc
     with pytest.raises(SessionUnavailable, match="^bubblewrap does not work here: .*$"):
         ProcessSandbox(tmp_path / "box", isolation="bubblewrap")
     with pytest.raises(ConfigError, match="^TANGRAM_ISOLATION=bubblewrap: bubblewrap does not work here"):
-        _process_sandbox(tmp_path / "box", Settings(isolation="bubblewrap"))
+        _process_sandbox(tmp_path / "box", CoreMap.of_this_process(), Settings(isolation="bubblewrap"))
     assert not processes_with("300.71875")
 
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from tangram.errors import InvalidAction
-from workers.cpu.errors import SnapshotUnsupported
+from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
 
 Status = Literal["succeeded", "timed_out", "cancelled", "failed"]
 
@@ -222,6 +222,14 @@ class Sandbox(ABC):
 
         """
         raise SnapshotUnsupported("only containers have snapshots")
+
+    def close_environment(self, environment_id: str) -> None:
+        """Close an environment if there is one of this id. Raises as `Environment.close` does."""
+        try:
+            environment = self.get(environment_id)
+        except EnvironmentGone:
+            return
+        environment.close()
 
     @abstractmethod
     def environments(self) -> tuple[Environment, ...]:

@@ -19,6 +19,8 @@ INSIDE = "/run/tangram"
 """Where a container sees the control folder of its environment."""
 
 ALIVE, HELLO = "alive", "hello"
+STATES, STATES_INSIDE = "states", "/run/tangram-states"
+"""The folder in it for what shells write themselves, and where a container sees that; all else it can only read."""
 
 SCRIPT = f"""
 if command -v bash >{INSIDE}/{HELLO} 2>/dev/null; then :; else echo /bin/sh >{INSIDE}/{HELLO}; fi

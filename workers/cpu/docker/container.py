@@ -24,18 +24,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.cpu.docker import disk
-from workers.cpu.docker.attendant import ALIVE, HELLO, INSIDE, SCRIPT
+from workers.cpu.docker.attendant import ALIVE, HELLO, INSIDE, SCRIPT, STATES, STATES_INSIDE
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
 from workers.cpu.docker.engine import ContainerSpec, Engine
 from workers.cpu.docker.network import NOBODY, AllowedNetwork
 from workers.cpu.docker.options import ContainerOptions
-from workers.cpu.errors import ContainerFailed, StartTimeout
+from workers.cpu.errors import ContainerFailed, SandboxError, StartTimeout
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, make_fifo
 
-MOST_TRESPASSES = 1
+MOST_TRESPASSES, SAME_TRESPASS_S = 1, 0.5
 LONGEST_HELLO = 4096
 STAT_FLAGS, PF_EXITING = 6, 0x4
 """Where /proc/<pid>/stat has the flags of a process, counted from its state; the flag of one that is ending."""
+NAME_PREFIX = "tangram-"
 WORK, TEMPORARY = "/work", "/tmp"
 
 Groups = Callable[[str, int], ContainerGroup]
@@ -57,9 +58,9 @@ class Container:
         self.disk_mb = disk_mb
         self.written_mb = 0.0
         """What it had written when it was looked at last."""
-        self.layer = ""
-        """The folder of its own layer on the engine's host; empty where there is no telling."""
-        self.trespasses = 0
+        self.folders: tuple[str, ...] = ()
+        """Where it writes on the engine's host; none where there is no telling."""
+        self.trespasses, self._trespassed_at = 0, float("-inf")
         """How many of its commands were ended since they wrote more than it may."""
         self.oom_kills_told = 0
         """How many of its processes the kernel had ended for want of memory when a command was told of it last."""
@@ -76,7 +77,7 @@ class Container:
         """
         hello = os.open(self.control / HELLO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.pid, self.layer = self.engine.start(self.id)
+            self.pid, self.folders = self.engine.start(self.id)
             try:
                 self.ended = os.pidfd_open(self.pid)
             except ProcessLookupError:
@@ -118,10 +119,18 @@ class Container:
         """Take note of what it has written."""
         if self.has_ended():
             return
-        layer = disk.reachable(self.layer)
+        found = [path for path in map(disk.reachable, self.folders) if path is not None]
         nameless = disk.nameless_bytes(f"/proc/{self.pid}/root", self.group.processes())
-        named = self.engine.written_bytes(self.id) if layer is None else disk.taken_bytes((layer,))
+        named = disk.taken_bytes(found) if found else self.engine.written_bytes(self.id)
         self.written_mb = (named + disk.taken_bytes((self.control,)) + nameless) / (1 << 20)
+
+    def note_trespass(self) -> None:
+        """Count a command that has written too much; those that are ended for it at the same time count once."""
+        now = time.monotonic()
+        with self._descriptors:
+            if now - self._trespassed_at > SAME_TRESPASS_S:
+                self.trespasses += 1
+            self._trespassed_at = now
 
     def judge(self) -> None:
         """End it when its commands have written more than it may, and then more again; once, it may clear up.
@@ -214,10 +223,10 @@ class ContainerMaker:
             self._network.hold()
         name = secrets.token_hex(8)
         control = self._folder / name
-        _make_control(control)
-        alive = os.open(control / ALIVE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        container: Container | None = None
+        container, alive = None, -1
         try:
+            _make_control(control)
+            alive = os.open(control / ALIVE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             container_id = self._engine.create(self._spec(image, memory_mb, name, control))
             container = Container(self._engine, container_id, control, alive, memory_mb, self._options.limits.disk_mb)
             if not self._options.read_only:
@@ -228,17 +237,21 @@ class ContainerMaker:
             if container is not None:
                 container.remove()
             else:
-                os.close(alive)
+                if alive >= 0:
+                    os.close(alive)
                 shutil.rmtree(control, ignore_errors=True)
+                # An engine that is slow to answer may have made it all the same.
+                with contextlib.suppress(SandboxError):
+                    self._engine.remove(f"{NAME_PREFIX}{name}")
             raise
         return container
 
     def _spec(self, image: str, memory_mb: int, name: str, control: Path) -> ContainerSpec:
         options, limits, allowed = self._options, self._options.limits, self._network
         if self._disk_hard is None:
-            self._disk_hard = not options.read_only and self._engine.can_limit_disk(image)
+            self._disk_hard = not options.read_only and self._engine.can_limit_disk(image, self._node)
         return ContainerSpec(
-            name=f"tangram-{name}",
+            name=f"{NAME_PREFIX}{name}",
             node=self._node,
             image=image,
             command=("/bin/sh", "-c", SCRIPT),
@@ -247,6 +260,8 @@ class ContainerMaker:
             work=WORK,
             control=str(control),
             control_inside=INSIDE,
+            states=str(control / STATES),
+            states_inside=STATES_INSIDE,
             memory_mb=memory_mb,
             processes=limits.processes,
             open_files=limits.open_files,
@@ -264,5 +279,7 @@ def _make_control(control: Path) -> None:
     control.mkdir(mode=0o755)
     # The worker's umask must not keep the container's user out.
     os.chmod(control, 0o755)
+    (control / STATES).mkdir()
+    os.chmod(control / STATES, 0o755)
     make_fifo(str(control / ALIVE), READ_BY_SHELL)
     make_fifo(str(control / HELLO), WRITTEN_BY_SHELL)

@@ -1,16 +1,19 @@
 """What a container has written to disk, counted as the host pays for it.
 
-Counted are the files of its own layer, those of its control folder, and files that have no name any more but are still
-open. Each counts with the blocks that it takes, and with one at least: millions of empty files fill a disk, too.
+Counted are the files of its own layer, of its volumes and of its control folder, and files that have no name any more but
+are still open or mapped. Each counts with the blocks that it takes, and with one at least: millions of empty files fill a disk, too.
+
+Not seen are nameless files whose only descriptor is under way between two processes.
 
 Where the layer's folder cannot be reached from here, the engine is asked for the sum of its files' sizes instead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 BLOCK_BYTES = 512
@@ -79,18 +82,22 @@ def nameless_bytes(root: str, pids: Iterable[int]) -> int:
         return 0
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for name in names:
-            try:
-                status = os.stat(f"/proc/{pid}/fd/{name}")
-            except OSError:
-                continue
-            if status.st_nlink == 0 and status.st_dev == device:
-                found[status.st_dev, status.st_ino] = _size(status)
+        for folder in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):
+            for status in _behind(folder):
+                if status.st_nlink == 0 and status.st_dev == device:
+                    found[status.st_dev, status.st_ino] = _size(status)
     return sum(found.values())
+
+
+def _behind(folder: str) -> Iterator[os.stat_result]:
+    """Yield what the kernel's links in a folder of /proc lead to."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        with contextlib.suppress(OSError):
+            yield os.stat(f"{folder}/{name}")
 
 
 def _size(status: os.stat_result) -> int:

@@ -41,7 +41,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """What the engine is told of a container. `control` is the host's folder that it sees at `control_inside`.
+    """What the engine is told of a container. `control`, read-only, and `states` are folders of the host that it sees at `…_inside`.
 
     `hosts` are lines for its /etc/hosts, `name:address` each; with `name_servers`, names that it does not find there are asked of those.
     """
@@ -55,6 +55,8 @@ class ContainerSpec:
     work: str
     control: str
     control_inside: str
+    states: str
+    states_inside: str
     memory_mb: int
     processes: int
     open_files: int
@@ -99,11 +101,11 @@ class Engine:
         found += [f"the engine cannot limit {what}" for key, what in lacks.items() if self._info.get(key) is False]
         return tuple(found)
 
-    def can_limit_disk(self, image: str) -> bool:
+    def can_limit_disk(self, image: str, node: str) -> bool:
         """Say whether the engine's storage can hold a container to an amount of disk, by trying it."""
         host = self._api.create_host_config(storage_opt={"size": "64m"})
         try:
-            made = self._api.create_container(image, ["true"], host_config=host)
+            made = self._api.create_container(image, ["true"], host_config=host, labels={NODE_LABEL: node})
         except APIError:
             return False
         self.remove(made["Id"])
@@ -136,7 +138,10 @@ class Engine:
             shm_size=min(memory, 64 << 20),
             tmpfs=_in_memory(spec) if spec.read_only else None,
             storage_opt={"size": f"{spec.disk_mb}m"} if spec.disk_hard else None,
-            mounts=[Mount(spec.control_inside, spec.control, type="bind")],
+            mounts=[
+                Mount(spec.control_inside, spec.control, type="bind", read_only=True),
+                Mount(spec.states_inside, spec.states, type="bind"),
+            ],
             log_config=LogConfig(type="none"),
             ulimits=[
                 Ulimit(name="core", soft=0, hard=0),
@@ -172,8 +177,10 @@ class Engine:
         with _refusals("folders of a container"):
             self._api.put_archive(container_id, "/", packed.getvalue())
 
-    def start(self, container_id: str) -> tuple[int, str]:
-        """Start a container; return the id of its process 1 and the folder of its layer, as the engine's host sees them.
+    def start(self, container_id: str) -> tuple[int, tuple[str, ...]]:
+        """Start a container; return the id of its process 1 and the folders that it writes to, as the engine's host sees them.
+
+        The folders are that of its own layer, first, where the engine tells, and those of the volumes that its image asks for.
 
         Raises:
             ContainerFailed: it cannot be started, or has ended at once.
@@ -185,7 +192,9 @@ class Engine:
         pid: int = found["State"]["Pid"]
         if pid <= 0:
             raise ContainerFailed("a container ended as soon as it was started: has its image a /bin/sh?")
-        return pid, ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
+        layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
+        volumes = [mount["Source"] for mount in found.get("Mounts") or () if mount.get("Type") == "volume"]
+        return pid, tuple(folder for folder in (layer, *volumes) if folder)
 
     def state(self, container_id: str) -> str:
         """Return how a container ended, for a person; nothing where there is no telling, also as the engine has not heard of it yet."""
@@ -233,13 +242,14 @@ class Engine:
 
     def remove(self, container_id: str) -> None:
         """Remove a container, running or not; nothing where it has gone or is going."""
-        try:
-            self._api.remove_container(container_id, force=True, v=True)
-        except NotFound:
-            return
-        except APIError as error:
-            if error.response is None or error.response.status_code != requests.codes.conflict:
-                raise ContainerFailed(f"a container cannot be removed: {error.explanation}") from error
+        with _refusals("the removal of a container"):
+            try:
+                self._api.remove_container(container_id, force=True, v=True)
+            except NotFound:
+                return
+            except APIError as error:
+                if error.response is None or error.response.status_code != requests.codes.conflict:
+                    raise
 
     def left_by(self, node: str) -> list[str]:
         """Return the containers that an earlier worker of this node has left."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -50,8 +49,10 @@ class ContainerEnvironment(ShellEnvironment):
             deadline = time.monotonic() + NOTICE_LIMIT_S
             while self.is_busy and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
-            with contextlib.suppress(SandboxError):
+            try:
                 self.close()
+            except (SandboxError, OSError) as error:
+                log.warning("environment %s left something behind: %s", self._spec.id, error)
 
         with self._lock:
             self._closed = True

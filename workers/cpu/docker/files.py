@@ -52,6 +52,8 @@ class ContainerFiles(RegularFiles):
     def open_to_write(self, path: str) -> int:
         """Open or make a file of the container; see the base class."""
         target = _absolute(path)
+        if self._container.written_mb > self._container.disk_mb:
+            raise FileUnusable(f"{path}: the environment has written all of the {self._container.disk_mb} MB that it may have on disk")
         with self._root() as root, self._as_user():
             if path.endswith("/"):
                 raise PathIsDirectory(f"{path} names a folder")

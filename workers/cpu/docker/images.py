@@ -22,6 +22,9 @@ from workers.cpu.errors import ImageMissing
 log = logging.getLogger(__name__)
 
 REPORT_S = 5.0
+SNAPSHOTS = "tangram-snapshot"
+"""The repository of snapshots of environments, which no registry has."""
+
 # The parts of a name become a part of an address of the engine.
 _REFERENCE = re.compile(r"[A-Za-z0-9](?!.*[./]{2})[A-Za-z0-9._/-]*(:[A-Za-z0-9][A-Za-z0-9._/:-]*)?(@[a-z0-9]+:[0-9a-f]+)?")
 MIB = 1 << 20
@@ -71,9 +74,10 @@ class Images:
     def _present(self, reference: str, known: _Known) -> Image:
         # Asked each time, for others remove images, too.
         before = self._engine.image(reference)
-        if before is None and self._pull == "never":
+        if before is None and (self._pull == "never" or reference.startswith(f"{SNAPSHOTS}:")):
             raise ImageMissing(f"image {reference!r} is not on this node, and nothing is fetched here")
-        if before is None or (self._pull == "always" and known.image is None):
+        fresh = self._pull == "always" and known.image is None and not reference.startswith(f"{SNAPSHOTS}:")
+        if before is None or fresh:
             self._fetch(reference)
             known.fetched = known.fetched or before is None
         known.image = self._engine.image(reference)

@@ -56,7 +56,7 @@ class GroupMeter(Meter):
         written_mb = self._container.written_mb
         if written_mb <= self._disk_mb:
             return ""
-        self._container.trespasses += 1
+        self._container.note_trespass()
         self._disk_mb = float("inf")
         if math.isinf(written_mb):
             return "the environment has folders in folders deeper than is looked at on disk"

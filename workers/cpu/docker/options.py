@@ -13,7 +13,7 @@ from workers.cpu.docker.allowed import Entry
 
 Pull = Literal["missing", "always", "never"]
 
-_USER = re.compile(r"\d+:\d+")
+_USER = re.compile(r"\d+:\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class ContainerOptions:
         """Refuse users that are not two numbers, and root where it is not allowed."""
         if not _USER.fullmatch(self.user):
             raise InvalidAction("user", f"must be like 1000:1000, not {self.user!r}")
-        if self.user.split(":")[0] == "0" and not self.allow_root:
+        if self.uid == 0 and not self.allow_root:
             raise InvalidAction("user", "must not be root")
         if self.starting_limit < 1:
             raise InvalidAction("starting_limit", f"must be at least 1, not {self.starting_limit}")

@@ -141,11 +141,15 @@ class Pool:
         with self._changed:
             return len(self._ready.get(image, ()))
 
-    def close(self) -> None:
-        """Remove what stands ready; who waits is refused."""
+    def refuse(self) -> None:
+        """Start nothing more: whoever waits for a place is refused."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Remove what stands ready; who waits is refused."""
+        self.refuse()
         if self._filler.is_alive():
             self._filler.join()
         for image, ready in self._ready.items():

@@ -31,26 +31,25 @@ from pathlib import Path
 from workers.cpu.abstract import EnvironmentSpec, Sandbox
 from workers.cpu.base import take_base
 from workers.cpu.cores import CoreMap
-from workers.cpu.docker.attendant import INSIDE
+from workers.cpu.docker.attendant import INSIDE, STATES, STATES_INSIDE
 from workers.cpu.docker.cgroups.choice import CgroupsOf, Way
 from workers.cpu.docker.container import WORK, Container, ContainerMaker
 from workers.cpu.docker.engine import Engine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
-from workers.cpu.docker.images import Images
+from workers.cpu.docker.images import SNAPSHOTS, Images
 from workers.cpu.docker.network import AllowedNetwork, open_network
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.pool import Pool
 from workers.cpu.docker.warden import ContainerWardens
 from workers.cpu.docker.watch import Watch
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageMissing, ProcessesLeft, SnapshotUnsupported
+from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageMissing, ProcessesLeft, SandboxError, SnapshotUnsupported
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
-SNAPSHOTS = "tangram-snapshot"
 
 
 class ContainerSandbox(Sandbox):
@@ -122,14 +121,19 @@ class ContainerSandbox(Sandbox):
             ImageMissing, ContainerFailed, EngineUnavailable, StartTimeout: its container could not be had.
 
         """
-        with self._lock:
-            if self._closed:
-                raise EnvironmentGone("the sandbox is closed")
-            known = self._environments.get(spec.id)
-            if known is None:
-                made = self._environments[spec.id] = Future()
-        if known is not None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise EnvironmentGone("the sandbox is closed")
+                known = self._environments.get(spec.id)
+                if known is None:
+                    made = self._environments[spec.id] = Future()
+                    break
             environment = known.result()
+            if environment.is_closed:
+                # One of that name is on its way out; its room is waited for.
+                environment.close()
+                continue
             if environment.spec != spec:
                 raise EnvironmentExists(f"environment {spec.id} is open with another specification")
             return environment
@@ -156,6 +160,8 @@ class ContainerSandbox(Sandbox):
             control_inside=INSIDE,
             home=WORK,
             start_timeout_s=self._options.start_timeout_s,
+            state_folder=container.control / STATES,
+            state_inside=STATES_INSIDE,
         )
         files = ContainerFiles(container, self._options.uid, self._options.gid, self._max_file_bytes)
 
@@ -189,6 +195,13 @@ class ContainerSandbox(Sandbox):
             raise SnapshotUnsupported("environments whose work folder is in memory have no snapshots")
         return environment.snapshot(SNAPSHOTS, secrets.token_hex(8), self._node)
 
+    def close_environment(self, environment_id: str) -> None:
+        """Close an environment, also one that is still being opened; see the base class."""
+        with self._lock:
+            known = self._environments.get(environment_id)
+        if known is not None and known.exception() is None:
+            known.result().close()
+
     def environments(self) -> tuple[ContainerEnvironment, ...]:
         """Return the open environments, in the order of their opening."""
         with self._lock:
@@ -203,7 +216,7 @@ class ContainerSandbox(Sandbox):
         """Close every environment; see the base class.
 
         Raises:
-            ProcessesLeft: processes of some environment could not be ended.
+            ProcessesLeft: something could not be ended or removed; the rest is.
 
         """
         with self._lock:
@@ -211,23 +224,27 @@ class ContainerSandbox(Sandbox):
                 return
             self._closed = True
             known = list(self._environments.values())
-        problems: list[str] = []
+        # Who waits in line for a place to start in is refused; who starts already comes to be closed.
+        self._pool.refuse()
         living = [each.result() for each in known if each.exception() is None]
         # All are told first, so that their grace periods run at the same time.
         for environment in living:
             environment.hang_up()
-        for environment in living:
+        last = (self._pool.close, self._watch.close, self._drain.close, self._close_network, self._remove_snapshots)
+        problems: list[str] = []
+        for close in (*(environment.close for environment in living), *last):
             try:
-                environment.close()
-            except ProcessesLeft as error:
+                close()
+            except (SandboxError, OSError) as error:
                 problems.append(str(error))
-        self._pool.close()
-        self._watch.close()
-        self._drain.close()
-        if self._network is not None:
-            self._network.close()
-        self._engine.remove_snapshots(self._node)
         self._engine.close()
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))
+
+    def _close_network(self) -> None:
+        if self._network is not None:
+            self._network.close()
+
+    def _remove_snapshots(self) -> None:
+        self._engine.remove_snapshots(self._node)

@@ -13,6 +13,7 @@ group first, and nothing can slip away between two signals.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import shlex
@@ -33,6 +34,8 @@ from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Control, 
 from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawned, Warden, Wardens
 
 START, LAUNCH = "start", "launch"
+log = logging.getLogger(__name__)
+
 KILL_LIMIT_S, CLOSE_GRACE_S, CODE_LIMIT_S, PAUSE_S = 10.0, 0.2, 1.0, 0.003
 ENDED_AT_ONCE = "it ended at once"
 SIGKILL_CODE = 128 + signal.SIGKILL
@@ -55,6 +58,7 @@ class ContainerWarden(Warden):
         self._watched.register(container.ended, select.EPOLLIN)
         self._shell, self._shell_fd, self._started = 0, -1, ""
         self._spared: frozenset[tree.Identity] = frozenset()
+        self._go = -1
         self._over = threading.Event()
         self._ending = False
 
@@ -66,6 +70,7 @@ class ContainerWarden(Warden):
 
     def spawn(self, control: Control, cwd: str) -> None:
         """Have the engine start a shell in the session's group; see the base class."""
+        self._let_go()
         try:
             if self._group is None:
                 self._group = self._container.group.session(self._name)
@@ -111,18 +116,17 @@ class ContainerWarden(Warden):
             self._watched.register(self._shell_fd, select.EPOLLIN)
             os.write(go, b"go\n")
             self._tell(Spawned(self._shell))
-            self._await_reading(go)
-        finally:
+        except BaseException:
             os.close(go)
+            raise
+        # It must stay open until the shell has read its line, which the shell's first report says.
+        self._go = go
 
-    def _await_reading(self, go: int) -> None:
-        """Keep the FIFO open until the shell has read its line, or has ended."""
-        poller = select.poll()
-        poller.register(self._shell_fd, select.POLLIN)
-        unread = select.poll()
-        unread.register(go, select.POLLIN)
-        while unread.poll(0) and not poller.poll(1):
-            continue
+    def _let_go(self) -> None:
+        """Close the FIFO by which a shell was told to go on."""
+        if self._go >= 0:
+            os.close(self._go)
+        self._go = -1
 
     def folder(self) -> str | None:
         """Return the folder that the shell is in; see the base class."""
@@ -173,6 +177,7 @@ class ContainerWarden(Warden):
 
     def begin(self, holding: Holding) -> None:
         """Grant, and note what is there already; see the base class."""
+        self._let_go()
         assert self._group is not None, "a shell was started"
         self._spared = frozenset(process.identity for process in self._living() if process.pid != self._shell)
         self.hold(holding)
@@ -201,10 +206,15 @@ class ContainerWarden(Warden):
         """End what was not there when the command began; the answer is `Gone`."""
 
         def work() -> None:
-            left = self._end(self._spared, grace_s)
-            self._container.bury()
-            self._container.judge()
-            self._tell(Gone(left=tuple(left)))
+            left: list[int] = []
+            try:
+                left = self._end(self._spared, grace_s)
+                self._container.bury()
+                self._container.judge()
+            except (SandboxError, OSError) as error:
+                log.warning("a command's processes could not all be ended: %s", error)
+            finally:
+                self._tell(Gone(left=tuple(left)))
 
         threading.Thread(target=work, name="tangram-kill", daemon=True).start()
 
@@ -216,10 +226,16 @@ class ContainerWarden(Warden):
             self._ending = True
 
         def work() -> None:
-            left = self._end(frozenset(), CLOSE_GRACE_S)
-            if not left:
-                self._over.set()
-            self._ring()
+            try:
+                left = self._end(frozenset(), CLOSE_GRACE_S)
+                # What has ended counts against the container's bound on processes until it is collected.
+                self._container.bury()
+                if not left:
+                    self._over.set()
+            except (SandboxError, OSError) as error:
+                log.warning("a session's processes could not all be ended: %s", error)
+            finally:
+                self._ring()
 
         threading.Thread(target=work, name="tangram-hang-up", daemon=True).start()
 
@@ -228,7 +244,10 @@ class ContainerWarden(Warden):
         if self._group is None:
             return []
         began = time.monotonic()
-        self.hold(Holding())  # Who is out of time does not take notice of a signal.
+        try:
+            self.hold(Holding())  # Who is out of time does not take notice of a signal.
+        except (SandboxError, OSError) as error:
+            log.warning("processes that are to end have no time to: %s", error)
         for process in self._living(spared) if grace_s > 0 else ():
             tree.send(process, signal.SIGTERM)
             tree.send(process, signal.SIGCONT)
@@ -278,6 +297,7 @@ class ContainerWarden(Warden):
     def close(self) -> None:
         """Give descriptors and the group back."""
         self._watched.close()
+        self._let_go()
         with self._ringing:
             for descriptor in (self._bell, self._shell_fd):
                 if descriptor >= 0:

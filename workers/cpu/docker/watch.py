@@ -70,11 +70,16 @@ class Watch:
 
     def _tell(self, descriptor: int) -> None:
         with self._lock:
-            watched = self._watched.pop(descriptor, None)
-            if watched is not None:
-                self._poller.unregister(descriptor)
-        if watched is not None:
+            watched = self._watched.get(descriptor)
+            # Between the poll and now the number may have become another container's, which stands.
+            if watched is None or not watched.container.has_ended():
+                return
+            del self._watched[descriptor]
+            self._poller.unregister(descriptor)
+        try:
             watched.on_end()
+        except Exception:
+            log.exception("the end of container %s could not be dealt with", watched.container.id[:12])
 
     def _look(self, now: float) -> None:
         with self._lock:

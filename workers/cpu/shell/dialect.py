@@ -67,11 +67,14 @@ class Control:
     """The folder of a session's protocol files, and where the shell sees it.
 
     Shells that run as another user than the worker can do with each file what they must, and no more: they cannot
-    remove one, nor write what only the worker writes.
+    remove one, nor write what only the worker writes. The state is written by the shell, so it may lie elsewhere: whoever
+    shows the folder to a sandbox can then show it read-only. (FIFOs can be written all the same.)
     """
 
     folder: Path
     inside: str
+    state_folder: Path
+    state_inside: str
 
     @property
     def go(self) -> str:
@@ -91,11 +94,16 @@ class Control:
     @property
     def state(self) -> str:
         """Return the file with the exported variables and the functions, as of the last report."""
-        return str(self.folder / "state")
+        return str(self.state_folder / self._state_name)
+
+    @property
+    def _state_name(self) -> str:
+        """Return the state's name: that of the session where the folder is not the session's own."""
+        return "state" if self.state_folder == self.folder else self.folder.name
 
     def seen(self, path: str) -> str:
         """Return one of these files as the shell sees it."""
-        return f"{self.inside}/{os.path.basename(path)}"
+        return f"{self.state_inside if path == self.state else self.inside}/{os.path.basename(path)}"
 
     def make(self) -> None:
         """Make the folder and the FIFOs for turns."""
@@ -112,6 +120,15 @@ def make_fifo(path: str, mode: int) -> None:
     """Make a FIFO of just this mode, whatever the umask."""
     os.mkfifo(path, 0o600)
     os.chmod(path, mode)
+
+
+def empty_file(path: str) -> None:
+    """Empty a file that others may write, and may have replaced by anything. Raises `OSError` where it is no plain file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
 
 
 def make_file(path: str, mode: int) -> None:

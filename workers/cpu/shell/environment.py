@@ -47,6 +47,11 @@ class ShellEnvironment(Environment):
         return self._spec
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it takes nothing more."""
+        return self._closed
+
+    @property
     def is_busy(self) -> bool:
         """Whether a command runs in it, or waits."""
         with self._lock:
@@ -106,8 +111,10 @@ class ShellEnvironment(Environment):
             try:
                 self._end_sessions()
             finally:
-                self._remove()
-                self._forget(self._spec.id)
+                try:
+                    self._remove()
+                finally:
+                    self._forget(self._spec.id)
 
     def _end_sessions(self) -> None:
         left = 0

@@ -15,6 +15,7 @@ want under the lock and wake it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from workers.cpu.errors import SandboxError
 from workers.cpu.shell.run import NotBegun, Run
 from workers.cpu.shell.session import Session, Shell, Turn
 from workers.cpu.shell.warden import Meter, Warden
+
+log = logging.getLogger(__name__)
 
 Phase = Literal["waiting", "running", "ending", "over"]
 
@@ -122,7 +125,11 @@ class ShellExecution(Execution):
         finally:
             with self._lock:
                 self._phase = "over"
-            shell.warden.park()
+            # What the command did stands, whatever becomes of its grant.
+            try:
+                shell.warden.park()
+            except (SandboxError, OSError) as error:
+                log.warning("a grant could not be taken back: %s", error)
 
     def _begin(self, warden: Warden) -> None:
         """Apply the grant to the session's processes."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.cpu.errors import ProcessesLeft, SessionUnavailable
-from workers.cpu.shell.dialect import Control, Dialect
+from workers.cpu.shell.dialect import Control, Dialect, empty_file
 from workers.cpu.shell.output import Drain, StreamFifo
 from workers.cpu.shell.warden import Exited, HungUp, Refused, Spawned, Warden, Wardens
 
@@ -37,7 +37,8 @@ CLOSE_LIMIT_S = 15.0
 class SessionSetup:
     """What a session is made of; the same for all sessions of an environment.
 
-    `control_folder` holds the folders of sessions, and shells see it as `control_inside`; they start in `home`.
+    `control_folder` holds the folders of sessions, and shells see it as `control_inside`; they start in `home`. Where
+    shells must not write there, their states are in `state_folder`, which they see as `state_inside`.
     """
 
     wardens: Wardens
@@ -47,6 +48,14 @@ class SessionSetup:
     control_inside: str
     home: str
     start_timeout_s: float
+    state_folder: Path | None = None
+    state_inside: str = ""
+
+    def control(self) -> Control:
+        """Return the control folder of one more session."""
+        name = secrets.token_hex(8)
+        folder, inside = self.control_folder / name, f"{self.control_inside}/{name}"
+        return Control(folder, inside, self.state_folder or folder, self.state_inside or inside)
 
 
 @dataclass(slots=True)
@@ -69,8 +78,7 @@ class Session:
 
     def __init__(self, setup: SessionSetup) -> None:
         self.setup = setup
-        name = secrets.token_hex(8)
-        self.control = Control(setup.control_folder / name, f"{setup.control_inside}/{name}")
+        self.control = setup.control()
         self._turns = threading.Condition()
         self._queue: deque[Turn] = deque()
         self._warden: Warden | None = None
@@ -129,7 +137,7 @@ class Session:
                     raise
                 # The saved state itself may be what a shell cannot start with. Emptied, not removed: a session that is
                 # set apart has this very file in its sight.
-                os.truncate(self.control.state, 0)
+                empty_file(self.control.state)
                 self._shell = self._start(wake)
         return self._shell
 
@@ -244,10 +252,17 @@ class Session:
             self.release(turn)
 
     def sweep(self) -> None:
-        """End every process of a session that nobody uses; the next command finds what it exported and where it was."""
+        """End every process of a session that nobody uses; the next command finds what it exported and where it was.
+
+        Raises:
+            SessionUnavailable: some did not end.
+
+        """
         self.remember_folder()
         if self._warden is not None:
             self._end_all(self._warden)
+        if self._warden is not None:
+            raise SessionUnavailable("what earlier commands left running could not be ended")
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,217 @@
+"""What goes wrong beside a command: an engine that does not answer, a close in the middle, a shell that never starts."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.workers_cpu.support import admit, printed, until
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest
+from workers.cpu.docker import disk
+from workers.cpu.docker.engine import Engine
+from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.options import ContainerLimits, ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import EngineUnavailable, EnvironmentGone, SandboxError
+
+from .conftest import NODE
+
+
+class Moody(Engine):
+    """An engine that refuses to change cores while it is `away`."""
+
+    away = False
+
+    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int) -> None:
+        if self.away:
+            raise EngineUnavailable("the engine is away")
+        super().update_cores(container_id, cores, quota_us, period_us)
+
+
+@pytest.fixture
+def moody(options: ContainerOptions, tmp_path: Path) -> Iterator[tuple[Moody, ContainerEnvironment]]:
+    """Give an engine and an environment whose grants go through it."""
+    engine = Moody()
+    box = ContainerSandbox(tmp_path / "moody", node=f"{NODE}-moody", options=options, engine=engine, way="docker update")
+    yield engine, box.open(EnvironmentSpec(id="e1"))
+    engine.away = False
+    box.close()
+
+
+def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(moody: tuple[Moody, ContainerEnvironment]) -> None:
+    # Given a command that runs when the engine goes away
+    engine, env = moody
+    execution = admit(env, "echo begun > mark; until [ -e go ]; do sleep 0.01; done; echo done", cores=(0,))
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
+    thread.start()
+    assert until(lambda: _reads(env, "mark") == b"begun\n")
+    engine.away = True
+    # When it ends by itself
+    env.write_file("go", b"")
+    thread.join(20)
+    # Then it has succeeded, with what it printed
+    (outcome,) = outcomes
+    assert (outcome.status, outcome.stdout) == ("succeeded", b"done\n")  # type: ignore[attr-defined]
+
+
+def test_a_command_is_killed_also_when_it_can_be_given_no_time(moody: tuple[Moody, ContainerEnvironment]) -> None:
+    # Given a command that sleeps when the engine goes away
+    engine, env = moody
+    execution = admit(env, "echo begun > mark; sleep 300", cores=(0,), timeout_s=None)
+    outcomes: list[object] = []
+    thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
+    thread.start()
+    assert until(lambda: _reads(env, "mark") == b"begun\n")
+    engine.away = True
+    # When it is killed
+    execution.kill("enough")
+    thread.join(30)
+    # Then it has ended as that
+    (outcome,) = outcomes
+    assert (outcome.status, outcome.reason) == ("cancelled", "enough")  # type: ignore[attr-defined]
+
+
+def test_a_shell_that_is_stopped_while_it_starts_fails_the_command_in_time(options: ContainerOptions, tmp_path: Path) -> None:
+    # Given a program that stops every shell that is about to start
+    box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-stop", options=replace(options, start_timeout_s=3.0))
+    try:
+        env = box.open(EnvironmentSpec(id="e1"))
+        stopper = "while :; do for p in /proc/[0-9]*; do grep -q launch $p/cmdline 2>/dev/null && kill -STOP ${p#/proc/}; done; done"
+        assert admit(env, f"({stopper}) >/dev/null 2>&1 & :", cores=(0,)).wait().status == "succeeded"
+        running = admit(env, "sleep 20", cores=(0,), timeout_s=20)
+        thread = threading.Thread(target=running.wait)
+        thread.start()
+        # When a command wants another session
+        outcome = admit(env, "echo never", session="other").wait()
+        # Then it has failed, in words, and its thread is free
+        assert outcome.status == "failed"
+        assert "was not ready within 3 s" in outcome.reason
+        running.kill("done")
+        thread.join(20)
+    finally:
+        box.close()
+
+
+def test_the_control_folder_cannot_be_written(env: ContainerEnvironment) -> None:
+    # Given a session; when a command writes to the folder through which it is spoken to; then it is refused by the mount
+    said = printed(env, "touch /run/tangram/x 2>&1; touch /run/tangram-states/x 2>&1; true")
+    assert "Read-only file system" in said.splitlines()[0]
+    assert "Permission denied" in said.splitlines()[1]
+
+
+def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
+    # Given a file that has no name and no descriptor any more, but is mapped
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 << 20))
+    with path.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    path.unlink()
+    # When what this process holds is counted; then it is among it
+    assert disk.nameless_bytes(str(tmp_path), [os.getpid()]) >= 4 << 20
+    mapped.close()
+    assert disk.nameless_bytes(str(tmp_path), [os.getpid()]) < 4 << 20
+
+
+def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: ContainerOptions, tmp_path: Path) -> None:
+    # Given an image that asks for a volume
+    name = "tangram-test-volume:1"
+    description = f"FROM {image}\nUSER root\nRUN mkdir /data && chmod 777 /data\nVOLUME /data\n"
+    subprocess.run(["docker", "build", "-q", "-t", name, "-"], input=description.encode(), check=True, capture_output=True)
+    box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-volume", options=options)
+    try:
+        env = box.open(EnvironmentSpec(id="e1", image=name))
+        # When a command writes more to it than an environment may
+        writing = "i=0; while :; do dd if=/dev/zero of=/data/$i bs=1M count=1 2>/dev/null; i=$((i+1)); sleep 0.01; done"
+        outcome = admit(env, writing, cores=(0,)).wait()
+        # Then it is ended for it
+        assert outcome.status == "failed"
+        assert "to disk" in outcome.reason
+    finally:
+        box.close()
+        subprocess.run(["docker", "rmi", "-f", name], capture_output=True)
+
+
+def test_a_living_container_is_not_lost_by_an_event_of_another(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    # Given an event that bears the number of a descriptor which has become this container's since
+    sandbox._watch._tell(env.container.ended)
+    # When it is dealt with; then nothing has happened
+    assert printed(env, "echo here") == "here\n"
+    assert sandbox.environments() == (env,)
+
+
+def test_closing_the_sandbox_starts_nothing_more(image: str, tmp_path: Path) -> None:
+    # Given ten environments that want to open, one at a time
+    options = ContainerOptions(image=image, pull="never", starting_limit=1, limits=ContainerLimits(memory_mb=64))
+    box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-line", options=options)
+    refused: list[Exception] = []
+    opened = threading.Event()
+
+    def open_one(number: int) -> None:
+        try:
+            box.open(EnvironmentSpec(id=f"e{number}"))
+            opened.set()
+        except SandboxError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=open_one, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    # When the sandbox is closed after the first
+    assert opened.wait(20)
+    box.close()
+    for thread in threads:
+        thread.join(20)
+    # Then most of the others were refused, and nothing is left
+    assert len(refused) >= 6
+    assert all(isinstance(error, EnvironmentGone) for error in refused)
+    assert Engine().left_by(f"{NODE}-line") == []
+
+
+def test_an_environment_that_is_being_opened_is_closed_when_it_stands(sandbox: ContainerSandbox) -> None:
+    # Given an environment that is being opened
+    opening = threading.Thread(target=sandbox.open, args=(EnvironmentSpec(id="e2"),))
+    opening.start()
+    assert until(lambda: "e2" in sandbox._environments)
+    # When it is to be closed
+    sandbox.close_environment("e2")
+    opening.join(20)
+    # Then it is
+    with pytest.raises(EnvironmentGone):
+        sandbox.get("e2")
+
+
+def test_an_environment_can_be_opened_again_while_it_closes(sandbox: ContainerSandbox) -> None:
+    # Given an environment that is being closed
+    first = sandbox.open(EnvironmentSpec(id="e3"))
+    printed(first, "echo old > file")
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    assert until(lambda: first.is_closed)
+    # When one of its id is opened; then it is a fresh one
+    second = sandbox.open(EnvironmentSpec(id="e3"))
+    closing.join(20)
+    assert second is not first
+    assert printed(second, "cat file 2>/dev/null || echo none") == "none\n"
+
+
+def test_a_fence_leaves_room_for_processes(env: ContainerEnvironment) -> None:
+    # Given a command that has left as many processes as the container may have
+    admit(env, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()
+    # When a fenced command starts programs; then it can
+    outcome = env.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=20)).wait()
+    assert (outcome.status, outcome.exit_code, outcome.stderr) == ("succeeded", 0, b"")
+
+
+def _reads(env: ContainerEnvironment, path: str) -> bytes:
+    try:
+        return env.read_file(path)
+    except SandboxError:
+        return b""
