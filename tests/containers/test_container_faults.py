@@ -115,9 +115,9 @@ def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
         mapped = mmap.mmap(file.fileno(), 4096)
     path.unlink()
     # When what this process holds is counted; then it is among it
-    assert disk.nameless_bytes(str(tmp_path), [os.getpid()]) >= 4 << 20
+    assert disk.nameless_bytes([str(tmp_path)], [os.getpid()]) >= 4 << 20
     mapped.close()
-    assert disk.nameless_bytes(str(tmp_path), [os.getpid()]) < 4 << 20
+    assert disk.nameless_bytes([str(tmp_path)], [os.getpid()]) < 4 << 20
 
 
 def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: ContainerOptions, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.workers_cpu.support import admit, printed, processes_with, run, until
 from tests.workers_cpu.test_hostile_commands import BY_EXIT_CODE, SURVIVED
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.docker.attendant import STATES_INSIDE
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -257,7 +258,7 @@ def test_control_files_take_no_disk_beyond_the_bound(env: ContainerEnvironment) 
     # Given a few sessions; when a command fills the files that the host keeps for them
     for number in range(3):
         printed(env, ":", session=f"s{number}")
-    outcome = admit(env, f"for f in {CONTROL}/*/state; do head -c 30000000 /dev/zero >$f; done; sleep 20", cores=(0,), timeout_s=5).wait()
+    outcome = admit(env, f"for f in {STATES_INSIDE}/*; do head -c 30000000 /dev/zero >$f; done; sleep 20", cores=(0,), timeout_s=5).wait()
     # Then it is ended for that
     assert outcome.status == "failed", outcome
     assert "to disk" in outcome.reason

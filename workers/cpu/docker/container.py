@@ -32,7 +32,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import ContainerFailed, SandboxError, StartTimeout
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, make_fifo
 
-MOST_TRESPASSES, SAME_TRESPASS_S = 1, 0.5
+MOST_TRESPASSES = 1
 LONGEST_HELLO = 4096
 STAT_FLAGS, PF_EXITING = 6, 0x4
 """Where /proc/<pid>/stat has the flags of a process, counted from its state; the flag of one that is ending."""
@@ -58,8 +58,8 @@ class Container:
         self.disk_mb = disk_mb
         self.written_mb = 0.0
         """What it had written when it was looked at last."""
-        self.folders: tuple[str, ...] = ()
-        """Where it writes on the engine's host; none where there is no telling."""
+        self.layer, self.volumes = "", tuple[str, ...]()
+        """Where it writes on the engine's host: its own layer, empty where there is no telling, and its image's volumes."""
         self.trespasses, self._trespassed_at = 0, float("-inf")
         """How many of its commands were ended since they wrote more than it may."""
         self.oom_kills_told = 0
@@ -77,7 +77,7 @@ class Container:
         """
         hello = os.open(self.control / HELLO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.pid, self.folders = self.engine.start(self.id)
+            self.pid, self.layer, self.volumes = self.engine.start(self.id)
             try:
                 self.ended = os.pidfd_open(self.pid)
             except ProcessLookupError:
@@ -119,18 +119,21 @@ class Container:
         """Take note of what it has written."""
         if self.has_ended():
             return
-        found = [path for path in map(disk.reachable, self.folders) if path is not None]
-        nameless = disk.nameless_bytes(f"/proc/{self.pid}/root", self.group.processes())
-        named = disk.taken_bytes(found) if found else self.engine.written_bytes(self.id)
+        layer, *volumes = map(disk.reachable, (self.layer, *self.volumes))
+        seen = [path for path in (layer, *volumes) if path is not None]
+        nameless = disk.nameless_bytes([f"/proc/{self.pid}/root", *seen], self.group.processes())
+        named = disk.taken_bytes(seen) + (self.engine.written_bytes(self.id) if layer is None else 0)
         self.written_mb = (named + disk.taken_bytes((self.control,)) + nameless) / (1 << 20)
 
-    def note_trespass(self) -> None:
-        """Count a command that has written too much; those that are ended for it at the same time count once."""
-        now = time.monotonic()
+    def note_trespass(self, began: float) -> None:
+        """Count a command that has written too much, unless it ran already when another was counted: who of them wrote is not known.
+
+        `began` is its start, on the monotonic clock.
+        """
         with self._descriptors:
-            if now - self._trespassed_at > SAME_TRESPASS_S:
+            if began > self._trespassed_at:
                 self.trespasses += 1
-            self._trespassed_at = now
+                self._trespassed_at = time.monotonic()
 
     def judge(self) -> None:
         """End it when its commands have written more than it may, and then more again; once, it may clear up.

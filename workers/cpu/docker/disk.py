@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 BLOCK_BYTES = 512
@@ -74,30 +74,54 @@ def _level(name: str, above: int | None) -> tuple[int, list[str]] | None:
         return None
 
 
-def nameless_bytes(root: str, pids: Iterable[int]) -> int:
-    """Return what files on the disk of `root` take that have no name any more and that some of these processes have open."""
-    try:
-        device = os.stat(root).st_dev
-    except OSError:
-        return 0
+def nameless_bytes(places: Iterable[str], pids: Iterable[int]) -> int:
+    """Return what files take that have no name any more and that some of these processes have open or mapped.
+
+    Files count that are on the disk of one of `places`; others are in memory.
+    """
+    devices: set[int] = set()
+    for place in places:
+        with contextlib.suppress(OSError):
+            devices.add(os.stat(place).st_dev)
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
-        for folder in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):
-            for status in _behind(folder):
-                if status.st_nlink == 0 and status.st_dev == device:
+        for path in (*_open(pid), *_mapped(pid)):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                if status.st_nlink == 0 and status.st_dev in devices:
                     found[status.st_dev, status.st_ino] = _size(status)
     return sum(found.values())
 
 
-def _behind(folder: str) -> Iterator[os.stat_result]:
-    """Yield what the kernel's links in a folder of /proc lead to."""
+def _open(pid: int) -> list[str]:
+    """Return paths to the files that a process has open."""
     try:
-        names = os.listdir(folder)
+        return [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
     except OSError:
-        return
-    for name in names:
-        with contextlib.suppress(OSError):
-            yield os.stat(f"{folder}/{name}")
+        return []
+
+
+def _mapped(pid: int) -> list[str]:
+    """Return paths to the files without a name that a process has mapped, one for each however often it is.
+
+    To follow them takes CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
+    """
+    found: dict[tuple[bytes, bytes], str] = {}
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            for line in file:
+                if line.endswith(b" (deleted)\n"):
+                    fields = line.split(None, 5)
+                    found.setdefault((fields[3], fields[4]), f"/proc/{pid}/map_files/{_plain(fields[0])}")
+    except OSError:
+        return []
+    return list(found.values())
+
+
+def _plain(span: bytes) -> str:
+    """Return a span of addresses as the folder of mappings names it: without leading zeros."""
+    first, _, last = span.partition(b"-")
+    return f"{int(first, 16):x}-{int(last, 16):x}"
 
 
 def _size(status: os.stat_result) -> int:

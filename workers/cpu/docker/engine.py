@@ -177,10 +177,10 @@ class Engine:
         with _refusals("folders of a container"):
             self._api.put_archive(container_id, "/", packed.getvalue())
 
-    def start(self, container_id: str) -> tuple[int, tuple[str, ...]]:
-        """Start a container; return the id of its process 1 and the folders that it writes to, as the engine's host sees them.
+    def start(self, container_id: str) -> tuple[int, str, tuple[str, ...]]:
+        """Start a container; return its process 1, the folder of its own layer and those of its volumes, as the engine's host sees them.
 
-        The folders are that of its own layer, first, where the engine tells, and those of the volumes that its image asks for.
+        The layer's folder is empty where the engine does not tell; volumes are those that the image asks for.
 
         Raises:
             ContainerFailed: it cannot be started, or has ended at once.
@@ -193,8 +193,8 @@ class Engine:
         if pid <= 0:
             raise ContainerFailed("a container ended as soon as it was started: has its image a /bin/sh?")
         layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
-        volumes = [mount["Source"] for mount in found.get("Mounts") or () if mount.get("Type") == "volume"]
-        return pid, tuple(folder for folder in (layer, *volumes) if folder)
+        volumes = tuple(mount["Source"] for mount in found.get("Mounts") or () if mount.get("Type") == "volume")
+        return pid, layer, volumes
 
     def state(self, container_id: str) -> str:
         """Return how a container ended, for a person; nothing where there is no telling, also as the engine has not heard of it yet."""

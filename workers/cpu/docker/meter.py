@@ -25,6 +25,7 @@ class GroupMeter(Meter):
         super().__init__()
         self._container, self._group = container, group
         self._interval_s = FIRST_SAMPLE_S
+        self._began = time.monotonic()
         self._disk_mb = max(container.written_mb, container.disk_mb)
         self._before_s, self._ended_before = group.cpu_s(), container.group.oom_kills()
 
@@ -56,7 +57,7 @@ class GroupMeter(Meter):
         written_mb = self._container.written_mb
         if written_mb <= self._disk_mb:
             return ""
-        self._container.note_trespass()
+        self._container.note_trespass(self._began)
         self._disk_mb = float("inf")
         if math.isinf(written_mb):
             return "the environment has folders in folders deeper than is looked at on disk"

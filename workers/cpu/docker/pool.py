@@ -105,36 +105,37 @@ class Pool:
         finally:
             self._images.leave(image)
 
-    def _missing(self) -> str | None:
-        """Return an image of which too few stand ready."""
-        return next((image for image, wanted in self._warm.items() if len(self._ready[image]) < wanted), None)
+    def _missing(self) -> list[str]:
+        """Return the images of which too few stand ready."""
+        return [image for image, wanted in self._warm.items() if len(self._ready[image]) < wanted]
 
     def _fill(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._missing() is not None)
-                image = self._missing()
-                if self._closed or image is None:
+                self._changed.wait_for(lambda: self._closed or self._missing())
+                missing = self._missing()
+                if self._closed:
                     return
-            pause_s = self._add_warm(image)
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed, pause_s)
+            # One image that cannot be had must not keep the others from standing ready.
+            if not any([self._add_warm(image) for image in missing]):
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, RETRY_S)
 
-    def _add_warm(self, image: str) -> float:
-        """Start one more; return how long to leave it at that."""
+    def _add_warm(self, image: str) -> bool:
+        """Start one more; say whether it worked."""
         try:
             container = self._make(image, self._memory_mb, None, None)
         except EnvironmentGone:
-            return 0.0
+            return False
         except (SandboxError, OSError) as error:
             log.warning("no warm container of %s: %s", image, error)
-            return RETRY_S
+            return False
         with self._changed:
             if not self._closed:
                 self._ready[image].append(container)
-                return 0.0
+                return True
         self.give_back(container, image)
-        return 0.0
+        return False
 
     def standing(self, image: str) -> int:
         """Return how many of an image stand ready."""

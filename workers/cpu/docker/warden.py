@@ -213,6 +213,7 @@ class ContainerWarden(Warden):
                 self._container.judge()
             except (SandboxError, OSError) as error:
                 log.warning("a command's processes could not all be ended: %s", error)
+                left = [process.pid for process in self._living(self._spared)]
             finally:
                 self._tell(Gone(left=tuple(left)))
 

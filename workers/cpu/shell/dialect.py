@@ -133,8 +133,11 @@ def empty_file(path: str) -> None:
 
 def make_file(path: str, mode: int) -> None:
     """Make an empty file of just this mode, whatever the umask."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    os.chmod(path, mode)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
