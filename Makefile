@@ -8,7 +8,7 @@ COMPOSE ?= docker compose
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker lint smoke bench bench-containers bench-live bench-paper bench-scaling clean
+.PHONY: help demo test test-docker lint smoke bench bench-containers bench-live bench-paper bench-quotas bench-scaling clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-containers  what containers cost and what they hold; IMAGE names one with python3"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
+	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
 	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
 	@echo "make clean   remove .venv and what demos left"
 
@@ -66,6 +67,9 @@ bench-live: $(STAMP)
 
 bench-paper: $(STAMP)
 	@$(BIN)/python -m bench.paper
+
+bench-quotas: $(STAMP)
+	@$(BIN)/python -m bench.quotas
 
 bench-scaling: $(STAMP)
 	@$(BIN)/python -m bench.scaling

@@ -33,7 +33,8 @@ class Call:
     """One try of an action on this node.
 
     A task's body fills in what it knows better than a stopwatch round it: `execution_s` without preparation,
-    `cpu_s` core-seconds used, and `status` with `reason` where the action ended otherwise than by a return.
+    `cpu_s` core-seconds used, and `status` with `reason` where the action ended otherwise than by a return. `answer` is
+    what an outside API said, for the scheduler; with `waits_again` it refused, and no result is stored.
     """
 
     id: str
@@ -46,6 +47,8 @@ class Call:
     execution_s: float | None = None
     cpu_s: float = 0.0
     cancel_reason: str = ""
+    answer: dict[str, Any] | None = None
+    waits_again: bool = False
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)
 
@@ -118,6 +121,8 @@ class ActionTask(Task):  # type: ignore[misc]
             if not runtime_of(self.app).still_holds(call):
                 log.warning("the result of action %s is dropped: its node leaves or was taken for lost", call.id)
                 raise Ignore()
+        if call.waits_again:
+            raise Ignore()
         return self._payload(call, value) if self.payload else value
 
     @property

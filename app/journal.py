@@ -28,7 +28,7 @@ from app import journal_fold
 from app.database import DatabaseError, database_errors, problem, shown, writing
 from app.leader import Lease
 from app.models import NODE_UP, RUNNING, Action, Base, Environment, Grant, Job, LeaseRow, Node, Service, table
-from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, Unfinished, UnfinishedAction
+from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, SpentAction, Unfinished, UnfinishedAction
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ PASSING_SQLSTATES = ("40P01", "40001", "57P01", "57P02", "57P03")
 IDS_PER_QUERY = 500
 # Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
 ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
+
+SPENT_LOADED_S = 120.0
+"""How far back what ended actions took of quotas still counts: rates are per second and per minute."""
 
 T = TypeVar("T")
 
@@ -253,6 +256,12 @@ def _load_unfinished(connection: Connection) -> Unfinished:
     environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
     nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
     ended = select(Action.id).where(Action.ended_at > time.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
+    since = time.time() - SPENT_LOADED_S
+    spent = (
+        select(Action.header, Action.granted_at)
+        .where(Action.ended_at > since, Action.granted_at > since, Action.quota.is_not(None))
+        .order_by(Action.granted_at)
+    )
     return Unfinished(
         actions=[_unfinished_action(row) for row in connection.execute(actions)],
         environments=[
@@ -274,6 +283,7 @@ def _load_unfinished(connection: Connection) -> Unfinished:
             for row in connection.execute(nodes)
         ],
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
+        spent=tuple(SpentAction(header=row.header, granted_at=row.granted_at) for row in connection.execute(spent)),
     )
 
 

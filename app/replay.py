@@ -22,6 +22,7 @@ from app.outside import OutsideApi
 from app.processes import wait_until
 from app.queries import status
 from app.runs import finish_run, start_run
+from app.traces import limits_of
 from scheduler.model import UNLIMITED
 from scheduler.policies import make_policy
 from scheduler.simulate import Cluster, Simulation
@@ -255,8 +256,7 @@ def quotas_toml(trace: Trace) -> str:
     lines = []
     for name, quota in trace.quotas.items():
         lines += ["", f"[quotas.{json.dumps(name)}]"]
-        limits = {"rate_per_s": quota.rate_per_s, "concurrency": quota.concurrency, "burst": quota.burst}
-        lines += [f"{key} = {value}" for key, value in limits.items() if value is not None]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in limits_of(quota).items() if value is not None]
     return "\n".join([*lines, ""])
 
 

@@ -44,13 +44,15 @@ def action(
     cells: Amounts | None = None,
     memory_mb: int | None = None,
     quotas: Mapping[str, int] | None = None,
+    tokens: Mapping[str, int] | None = None,
     parallel_fraction: float | None = None,
     efficiency: Mapping[int | str, float] | None = None,
     **fields: Any,
 ) -> Callable[[Callable[..., Any]], ActionTask]:
     """Declare a function as a Celery task whose calls are actions.
 
-    Further `fields` are those of `tangram.Action`: `timeout_s`, `priority`, `idempotent`, `work_s` and so on.
+    `quotas` are requests by quota, `tokens` what they are expected to cost there. Further `fields` are those of
+    `tangram.Action`: `timeout_s`, `priority`, `idempotent`, `work_s` and so on.
 
     Raises
     ------
@@ -59,6 +61,7 @@ def action(
 
     """
     amounts: dict[str, Amounts] = {f"quota:{quota}": count for quota, count in (quotas or {}).items()}
+    amounts |= {f"tokens:{quota}": count for quota, count in (tokens or {}).items()}
     amounts |= {key: value for key, value in (("cores", cores), ("cells", cells), ("memory_mb", memory_mb)) if value is not None}
 
     def register(function: Callable[..., Any]) -> ActionTask:

@@ -27,13 +27,16 @@ from app.transport import KombuTransport
 from scheduler.descriptions import service_spec
 from scheduler.durations import Observation
 from scheduler.event_log import Setup
-from scheduler.model import Limits, QuotaSpec
+from scheduler.model import Limits
 from scheduler.service import Service
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 
 log = logging.getLogger(__name__)
+
+QUOTA_LEAD_S = 0.15
+"""How much ahead of its time a request to an outside API is granted: what commit, broker and worker take on a busy machine."""
 
 _LOOKS = 5
 """How often a standby looks at the lease, and the active one prolongs it, while it lasts."""
@@ -147,7 +150,7 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
         without=tuple(part.strip() for part in settings.without.split(",") if part.strip()),
         limits=limits,
         services=tuple(service_spec(name, service.model_dump()) for name, service in declared.services.items()),
-        quotas=tuple(QuotaSpec(name=name, **quota.model_dump()) for name, quota in declared.quotas.items()),
+        quotas=declared.quota_specs(QUOTA_LEAD_S),
         history=tuple(history),
     )
 

@@ -13,8 +13,13 @@ no SQL, no clock. Whatever is wrong ends as one `ConfigError`, one line naming f
     restore_s = 0.0           # declared estimate of a restore, seconds
 
     [quotas.search]
-    rate_per_s = 50
-    concurrency = 20
+    rate_per_s = 50           # requests per second
+    concurrency = 20          # requests at a time
+    burst = 5                 # requests that may start at once after a pause
+    tokens_per_min = 100000   # tokens per minute
+    account = "acme"          # quotas of one account share its limits
+    usage_header = "x-cost"   # header of an answer that says how many tokens it cost
+    margin = 0.03             # part of the rates that is left unused
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from scheduler.model import QuotaSpec
+from scheduler.resources.quota import clash
 from tangram.errors import TangramError
 
 CHUNKS = (1, 2, 4, 8)
@@ -85,7 +92,10 @@ class ServiceConfig(_Table):
 
 
 class QuotaConfig(_Table):
-    """One `[quotas.NAME]` table: the limits of an outside API, shared by every process."""
+    """One `[quotas.NAME]` table: the limits of an outside API, shared by every process.
+
+    Of the quotas of one account at least one says its limits; those that do say the same.
+    """
 
     rate_per_s: float | None = Field(default=None, gt=0, le=1e9)
     """Requests per second; none: no limit on the rate."""
@@ -94,10 +104,20 @@ class QuotaConfig(_Table):
     burst: int | None = Field(default=None, ge=1, le=10**9)
     """Requests that may start at once after a pause; none: the scheduler's own choice."""
 
+    tokens_per_min: float | None = Field(default=None, gt=0, le=1e12)
+    """Tokens per minute; none: no limit on tokens."""
+    account: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    """The account whose limits these are; none: the quota is an account of its own."""
+    usage_header: Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")] | None = None
+    """Header of an answer that says how many tokens it cost; none: `usage.total_tokens` of a JSON answer."""
+    margin: float = Field(default=0.03, ge=0, le=0.5)
+    """Part of the rates that is left unused, for what differs in how long requests travel."""
+
     @model_validator(mode="after")
     def _limits_something(self) -> QuotaConfig:
-        if self.rate_per_s is None and self.concurrency is None:
-            raise ValueError("must limit something: give rate_per_s, concurrency or both")
+        limits = (self.rate_per_s, self.concurrency, self.tokens_per_min)
+        if self.account is None and all(limit is None for limit in limits):
+            raise ValueError("must limit something: give rate_per_s, concurrency or tokens_per_min, or an account")
         if self.burst is not None and self.rate_per_s is None:
             raise ValueError("burst: means nothing without rate_per_s")
         return self
@@ -119,6 +139,16 @@ class ServicesFile(_Table):
         if not self.services and not self.quotas:
             raise ValueError("declares neither a service nor a quota")
         return self
+
+    @model_validator(mode="after")
+    def _accounts_agree(self) -> ServicesFile:
+        if found := clash(self.quota_specs()):
+            raise ValueError(f"quotas.{found[0]}: {found[1]}")
+        return self
+
+    def quota_specs(self, lead_s: float = 0.0) -> tuple[QuotaSpec, ...]:
+        """Return the quotas as the scheduler has them; requests may be granted `lead_s` ahead of their time."""
+        return tuple(QuotaSpec(name=name, lead_s=lead_s, **quota.model_dump()) for name, quota in self.quotas.items())
 
 
 def load_services_file(path: Path) -> ServicesFile:

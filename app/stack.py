@@ -22,7 +22,7 @@ READY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
-    """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, `gpu_nodes` GPU nodes of `cells` cells, one API node.
+    """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, `gpu_nodes` GPU nodes of `cells` cells, `api_nodes` API nodes.
 
     `include` names further modules with Celery tasks for the workers.
     """
@@ -34,6 +34,7 @@ class StackPlan:
     gpu_nodes: int = 1
     cells: int = 0
     cell_memory_mb: int | None = None
+    api_nodes: int = 1
     services_file: Path | None = None
     labels: str = ""
     include: tuple[str, ...] = ()
@@ -42,7 +43,11 @@ class StackPlan:
     def node_names(self) -> list[str]:
         """Return the names of the nodes, in the order of their start."""
         names = [f"cpu-{number}" for number in range(self.nodes)]
-        return [*names, *(f"gpu-{number}" for number in range(self.gpu_nodes if self.cells else 0)), "api-0"]
+        return [
+            *names,
+            *(f"gpu-{number}" for number in range(self.gpu_nodes if self.cells else 0)),
+            *(f"api-{number}" for number in range(self.api_nodes)),
+        ]
 
 
 def commands(plan: StackPlan) -> list[Command]:

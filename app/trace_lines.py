@@ -68,6 +68,7 @@ class ActionLine(AnyLine):
     command: Command | None = None
     service: Name | None = None
     quota: Name | None = None
+    tokens: Annotated[int, Field(ge=0, le=10**12)] | None = None
     requires: tuple[Name, ...] = ()
     cpu_s: Seconds | None = None
     observed_s: Seconds | None = None
@@ -116,6 +117,8 @@ class QuotaLine(AnyLine):
     rate_per_s: Annotated[float, Field(gt=0, le=1e9)]
     concurrency: Amount
     burst: Amount | None = None
+    tokens_per_min: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    account: Name | None = None
 
 
 class HeaderLine(AnyLine):

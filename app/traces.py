@@ -33,6 +33,7 @@ from app.trace_lines import (
     validated,
 )
 from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.resources.quota import clash
 from scheduler.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity, Table, check_units, make_curve
 from tangram.errors import InvalidAction
@@ -103,6 +104,8 @@ def parse_header(text: str | bytes) -> Trace:
             quotas[name] = _quota(name, quota)
     except TraceError as error:
         raise error.inside(f"quotas.{name}") from None
+    if found := clash(tuple(quotas.values())):
+        raise TraceError(found[1], key=f"quotas.{found[0]}")
     return Trace(trajectories=(), services=services, quotas=quotas, extra=extra_of(line))
 
 
@@ -183,7 +186,8 @@ def _action(line: ActionLine, header: Trace, key: str) -> TraceAction:
         efficiency = None if line.efficiency is None else tuple(line.efficiency.items())
         return TraceAction(
             kind=line.kind, work_s=line.work_s, elasticity=_elasticity(line.units, line.parallel_fraction, efficiency),
-            action_class=line.action_class, command=line.command, service=line.service, quota=line.quota, requires=line.requires,
+            action_class=line.action_class, command=line.command, service=line.service, quota=line.quota, tokens=line.tokens,
+            requires=line.requires,
             cpu_s=line.cpu_s, observed_s=line.observed_s, timeout_s=line.timeout_s, idempotent=line.idempotent,
             priority=line.priority, memory_mb=_whole(line.memory_mb), extra=extra_of(line),
         )  # fmt: skip
@@ -203,6 +207,8 @@ def _check_names(line: ActionLine, header: Trace) -> None:
         raise TraceError(f"{shown(line.service)} is not among the header's services", key="service")
     if line.kind == "api.call" and line.quota is None:
         raise TraceError("is missing, and api.call needs one", key="quota")
+    if line.tokens is not None and line.quota is None:
+        raise TraceError("only actions with a quota have some", key="tokens")
     if line.quota is not None and line.quota not in header.quotas:
         raise TraceError(f"{shown(line.quota)} is not among the header's quotas", key="quota")
 
@@ -229,7 +235,10 @@ def _service(name: str, line: ServiceLine) -> ServiceSpec:
 
 
 def _quota(name: str, line: QuotaLine) -> QuotaSpec:
-    return QuotaSpec(name=name, rate_per_s=line.rate_per_s, concurrency=line.concurrency, burst=line.burst, extra=extra_of(line))
+    return QuotaSpec(
+        name=name, rate_per_s=line.rate_per_s, concurrency=line.concurrency, burst=line.burst,
+        tokens_per_min=line.tokens_per_min, account=line.account, extra=extra_of(line),
+    )  # fmt: skip
 
 
 # Writing: from values to lines
@@ -259,7 +268,7 @@ def _step_line(step: Step) -> dict[str, object]:
 def _action_line(action: TraceAction) -> dict[str, object]:
     curve = action.elasticity.curve
     known = {
-        "kind": action.kind, "class": action.action_class, "service": action.service, "quota": action.quota,
+        "kind": action.kind, "class": action.action_class, "service": action.service, "quota": action.quota, "tokens": action.tokens,
         "command": action.command, "requires": list(action.requires) or None, "work_s": action.work_s,
         "units": None if action.elasticity.units == (1,) else list(action.elasticity.units),
         "parallel_fraction": curve.parallel_fraction if isinstance(curve, Amdahl) else None,
@@ -276,4 +285,12 @@ def _service_line(spec: ServiceSpec) -> dict[str, object]:
 
 
 def _quota_line(spec: QuotaSpec) -> dict[str, object]:
-    return {**spec.extra, **_said({"rate_per_s": spec.rate_per_s, "concurrency": spec.concurrency, "burst": spec.burst})}
+    return {**spec.extra, **_said(limits_of(spec))}
+
+
+def limits_of(spec: QuotaSpec) -> dict[str, object]:
+    """Return what a quota's table in a trace or a services file says of its limits."""
+    return {
+        "rate_per_s": spec.rate_per_s, "concurrency": spec.concurrency, "burst": spec.burst,
+        "tokens_per_min": spec.tokens_per_min, "account": spec.account,
+    }  # fmt: skip

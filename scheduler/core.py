@@ -11,7 +11,7 @@ Theory of operation:
    (policies/) what starts, takes the units (resources/) and emits `Start`.
 3. `Environments` (environments.py) places sandboxes and parks actions that could not run anyway.
 4. An action's units come back with `Finished`, which a worker sends when the processes are gone, not before
-   (ends.py); a node that is lost gives back all of its own (nodes.py).
+   (ends.py); a node that is lost gives back all of its own (nodes.py). What an outside API answered is in answers.py.
 5. Time enters by `Tick`. `next_wake` says when one would change something.
 6. After a restart the driver tells what the journal knew (recovery.py).
 """
@@ -22,13 +22,14 @@ import heapq
 from collections.abc import Sequence
 
 from scheduler import events
-from scheduler.commands import Command, Stop
+from scheduler.answers import may_wait_again, note_answer
+from scheduler.commands import Command, Requeue, Stop
 from scheduler.dispatch import Dispatcher
 from scheduler.durations import Observation
 from scheduler.ends import Ends
 from scheduler.environments import Environments
 from scheduler.lifecycle import End
-from scheduler.model import Environment, Limits, QuotaSpec, ServiceSpec, Waiting
+from scheduler.model import Environment, Limits, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.nodes import Nodes
 from scheduler.policies.abstract import Policy
 from scheduler.recovery import Recovery
@@ -77,6 +78,8 @@ class Core:
                 self._nodes.joined(event.node, now)
             case events.NodeLost():
                 self._nodes.lost(event.name, event.reason, now, left=event.left)
+            case events.Spent():
+                self._recovery.spent(event)
             case events.EnvironmentOpened():
                 self._recovery.environment_opened(event, now)
             case events.EnvironmentClosed():
@@ -190,11 +193,26 @@ class Core:
         running = self.state.running.get(event.id)
         if running is None or running.grant.attempt != event.attempt:
             return
+        note_answer(self.state, running, event, now)
         self._ends.release(running, now)
+        if event.waits_again and may_wait_again(running.waiting.action, running.grant):
+            self._wait_again(running, event, now)
+            return
         if event.status == "succeeded":
             self._ends.learn(running, event)
         self._ends.note_end(running, event.status, event.reason, now, finished=event)
         self._after_end(running.waiting, event.status, event.reason, now)
+
+    def _wait_again(self, running: Running, event: events.Finished, now: float) -> None:
+        """Put an action that an outside API has refused back to where it stood, unless its trainer gave it up."""
+        if running.stopping:
+            self._ends.note_end(running, "cancelled", running.stopping, now, finished=None)
+            return
+        waiting = running.waiting
+        waiting.refused += 1
+        self.state.enter(waiting)
+        self.state.out.append(Requeue(id=waiting.id, reason=event.reason or "the API refused it"))
+        self._enqueue(waiting, now)
 
     def _after_end(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
         """Do what the end of an action means for its environment."""

@@ -51,14 +51,14 @@ class Dispatcher:
         started = []
         for waiting in self._state.in_order([quota.queue], now):
             if self.holds.held(waiting, quota, now):
-                if quota.opens_at(now) != now:
+                if not self.holds.opens(quota, now):
                     break
                 continue
             node = self._least_busy("api", waiting)
             if node is None:
                 continue
-            self.holds.take(waiting, now)
-            self.start_without_units(waiting, node, now)
+            not_before = self.holds.take(waiting, now)
+            self.start_without_units(waiting, node, now, not_before if not_before > now else 0.0)
             started.append(waiting)
         for waiting in started:  # not before: the walk must not see the queue change
             quota.queue.remove(waiting)
@@ -85,7 +85,7 @@ class Dispatcher:
                 self._state.unplaced.remove(waiting)
                 self.start_without_units(waiting, node, now)
 
-    def start_without_units(self, waiting: Waiting, node: Node, now: float) -> None:
+    def start_without_units(self, waiting: Waiting, node: Node, now: float, not_before: float = 0.0) -> None:
         """Start an action that holds no cores or cells."""
-        grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1)
+        grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, not_before=not_before)
         self._state.start(waiting, grant, now, waiting.durations_s[0])

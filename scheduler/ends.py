@@ -15,7 +15,6 @@ from scheduler.model import Running
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.state import State, own_memory
-from tangram.action import QUOTA_PREFIX
 
 
 class Ends:
@@ -32,8 +31,8 @@ class Ends:
         del state.running[running.waiting.id]
         state.count(running, -1)
         node = state.nodes.get(grant.node)
-        for name in action.cost.quotas:
-            state.quotas[name].give_back(action.cost.least(f"{QUOTA_PREFIX}{name}"))
+        for account, requests, _ in state.draws(action):
+            account.give_back(requests)
         if action.cost.quotas:
             self._dispatcher.holds.open(now)
         if node is None:

@@ -52,7 +52,7 @@ class ActionResized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRequeued:
-    """A granted action went back to the queue because its node was lost."""
+    """A granted action went back to the queue: its node was lost, or an outside API refused it."""
 
     id: str
     reason: str
@@ -113,16 +113,26 @@ class UnfinishedAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpentAction:
+    """An ended action that drew on quotas, and when it was granted."""
+
+    header: Mapping[str, Any]
+    granted_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
     """All that a restarted scheduler goes on with, in order of reception.
 
-    `ended` are the ids of actions that ended lately: a message of theirs that comes again is old.
+    `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
+    them that drew on quotas, in the order of their grants.
     """
 
     actions: Sequence[UnfinishedAction]
     environments: Sequence[EnvironmentChanged]
     nodes: Sequence[NodeChanged]
     ended: Sequence[str] = ()
+    spent: Sequence[SpentAction] = ()
 
 
 class Journal(Protocol):

@@ -49,8 +49,37 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """An action that drew on quotas had been granted at `at` by an earlier scheduler, and has ended since."""
+
+    action: Action
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an outside API answered: its HTTP status, the seconds of its `Retry-After`, the tokens that it says it cost.
+
+    `requests` are those that the worker really sent; None is what the answer does not say.
+    """
+
+    status: int
+    retry_after_s: float | None = None
+    tokens: int | None = None
+    requests: int = 1
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it asks for fewer requests: 429, or 503 that says when to come again."""
+        return self.status == 429 or (self.status == 503 and self.retry_after_s is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A worker has ended an action: its processes are gone and its result is stored."""
+    """A worker has ended an action: its processes are gone and its result is stored.
+
+    With `waits_again` no result is stored: an outside API has refused it, and its grant said that it may wait again.
+    """
 
     id: str
     attempt: int
@@ -59,6 +88,8 @@ class Finished:
     started_at: float | None = None
     execution_s: float = 0.0
     cpu_s: float = 0.0
+    answer: Answer | None = None
+    waits_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +165,7 @@ class Tick:
 Event = (
     Submitted
     | Resumed
+    | Spent
     | Started
     | Used
     | Finished

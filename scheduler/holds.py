@@ -7,7 +7,6 @@ from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import State
-from tangram.action import QUOTA_PREFIX
 
 Place = CoreGroup | CellGroup | QuotaState
 """Where an action waits that a quota keeps back."""
@@ -18,44 +17,48 @@ class Holds:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._by_quota: dict[str, dict[Place, int]] = {}
+        self._by_quota: dict[QuotaState, dict[Place, int]] = {}
 
     def held(self, waiting: Waiting, place: Place, now: float) -> bool:
         """Say whether a quota keeps the action back; if so, the place is looked at again when it opens."""
-        for name in waiting.action.cost.quotas:
-            requests = requests_of(waiting, name)
-            if self._state.quotas[name].opens_at(now, requests) != now:
-                held = self._by_quota.setdefault(name, {})
+        for quota, requests, _ in self._state.draws(waiting.action):
+            if quota.opens_at(now, requests, _lead_s(quota, place)) != now:
+                held = self._by_quota.setdefault(quota, {})
                 held[place] = min(requests, held.get(place, requests))
                 return True
         return False
 
-    def take(self, waiting: Waiting, now: float) -> None:
-        """Take the requests of an action that starts."""
-        for name in waiting.action.cost.quotas:
-            self._state.quotas[name].take(now, requests_of(waiting, name))
+    def opens(self, quota: QuotaState, now: float) -> bool:
+        """Say whether a quota has room for one request of those that wait in its own queue."""
+        return quota.opens_at(now, 1, quota.spec.lead_s) == now
+
+    def take(self, waiting: Waiting, now: float) -> float:
+        """Take the requests of an action that starts; return when they may go."""
+        taken = [quota.take(now, requests, tokens) for quota, requests, tokens in self._state.draws(waiting.action)]
+        return max(taken, default=now)
 
     def next_opening(self, now: float) -> float | None:
         """Return when the next quota with waiting actions opens; None where none does by itself."""
-        return min((at for at in (self._opens_at(name, now) for name in self._by_quota) if at is not None), default=None)
+        return min((at for at in (self._opens_at(quota, now) for quota in self._by_quota) if at is not None), default=None)
 
     def open(self, now: float) -> None:
         """Mark what may go on because a rate has opened."""
-        for name in [name for name in self._by_quota if self._opens_at(name, now) == now]:
-            for place in self._by_quota.pop(name):
+        for quota in [quota for quota in self._by_quota if self._opens_at(quota, now) == now]:
+            for place in self._by_quota.pop(quota):
                 self._state.touch(place)
 
     def forget(self, place: Place) -> None:
         """Look no more at a place that is gone."""
         for held in self._by_quota.values():
             held.pop(place, None)
-        self._by_quota = {name: held for name, held in self._by_quota.items() if held}
+        self._by_quota = {quota: held for quota, held in self._by_quota.items() if held}
 
-    def _opens_at(self, name: str, now: float) -> float | None:
+    def _opens_at(self, quota: QuotaState, now: float) -> float | None:
         """Return when the quota has room for the least of what it keeps back."""
-        return self._state.quotas[name].opens_at(now, min(self._by_quota[name].values()))
+        held = self._by_quota[quota]
+        return quota.opens_at(now, min(held.values()), max(_lead_s(quota, place) for place in held))
 
 
-def requests_of(waiting: Waiting, quota: str) -> int:
-    """Return the requests that an action makes of a quota."""
-    return waiting.action.cost.least(f"{QUOTA_PREFIX}{quota}")
+def _lead_s(quota: QuotaState, place: Place) -> float:
+    """Return how much ahead of its time a request may be granted: only its own worker knows how to wait for it."""
+    return quota.spec.lead_s if isinstance(place, QuotaState) else 0.0

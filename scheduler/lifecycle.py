@@ -9,6 +9,7 @@ Action:
 | `waiting` | cancelled, queue deadline, environment gone | `cancelled`, `timed_out`, `failed` |
 | `running` | finished | `succeeded`, `failed`, `timed_out`, `cancelled` |
 | `running` | node lost | `waiting` when it may run again, else `lost` |
+| `running` | an outside API refused it | `waiting` when it may run again, else `succeeded` with the refusal as answer |
 
 Environment:
 

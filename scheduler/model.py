@@ -64,13 +64,28 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSpec:
-    """The limits of an outside API: requests per second, at once, and in one burst; None for no limit."""
+    """The limits of an outside API: requests per second, at once, and in one burst, and tokens per minute; None for no limit.
+
+    Quotas of one `account` share its limits; without one a quota is an account of its own. `margin` is the part of the
+    rates that is left unused, `lead_s` how much ahead of its time a request may be granted (`resources/quota.py`).
+    `usage_header` names the header of an answer that says how many tokens it cost.
+    """
 
     name: str
     rate_per_s: float | None = None
     concurrency: int | None = None
     burst: int | None = None
+    tokens_per_min: float | None = None
+    account: str | None = None
+    usage_header: str | None = None
+    margin: float = 0.0
+    lead_s: float = 0.0
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    @property
+    def limits(self) -> bool:
+        """Whether it says a limit itself."""
+        return self.rate_per_s is not None or self.concurrency is not None or self.tokens_per_min is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +113,8 @@ class Grant:
 
     `units` is its degree of parallelism. `share` is the part of its core that is its own: below 1, which only a grant of
     one unit can be, the core is shared with other such grants. `evict` names the services to be thrown off the cells first, in order;
-    `restore` says that the action's own service must be brought onto the cells before it runs.
+    `restore` says that the action's own service must be brought onto the cells before it runs. A request to an outside API
+    goes out at `not_before`, the scheduler's time, where that is later than its arrival.
     """
 
     node: str
@@ -109,6 +125,7 @@ class Grant:
     cell_ids: tuple[int, ...] = ()
     evict: tuple[str, ...] = ()
     restore: bool = False
+    not_before: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +133,8 @@ class Waiting:
     """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
 
     `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`); `estimate` is what is expected
-    of it beyond durations. `share` is the part of a core that does for it where cores are short: 1 where it needs a whole
-    one, and only actions that can run on one unit have less.
+    of it beyond durations; `refused` counts the tries that an outside API has refused. `share` is the part of a core that does for
+    it where cores are short: 1 where it needs a whole one, and only actions that can run on one unit have less.
     """
 
     id: str
@@ -129,6 +146,7 @@ class Waiting:
     durations_s: tuple[float, ...]
     key: tuple[float, ...] = ()
     attempt: int = 0
+    refused: int = 0
     unit_s: float = 0.0
     steps: tuple[tuple[float, int, int], ...] = ()
     estimate: Estimate = UNKNOWN

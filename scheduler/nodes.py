@@ -111,7 +111,8 @@ class Nodes:
         self._ends.release(running, now)
         environment = self._state.environments.get(action.environment or "")
         opening = action.kind == "cpu.open" and environment is not None
-        tried = running.grant.attempt >= MOST_TRIES
+        # Tries that an outside API refused lost no node; a restarted scheduler knows only their sum, and is careful.
+        tried = running.grant.attempt - waiting.refused >= MOST_TRIES
         unwanted = running.stopping or (environment is not None and environment.doomed)
         if (opening or (action.idempotent and action.environment is None)) and not tried and not unwanted:
             self._state.enter(waiting)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scheduler import commands
+from scheduler.answers import may_wait_again
 from scheduler.core import Core
 from scheduler.entries import (
     ActionEnded,
@@ -146,7 +147,18 @@ class Orders:
             "submitted_at": self.submitted_at[action_id],
             "received_at": running.waiting.received_at if running is not None else granted_at,
             "granted_at": granted_at,
+            **(self._api_words(running.waiting.action, grant) if running is not None and running.waiting.action.cost.quotas else {}),
         }
+
+    def _api_words(self, action: Action, grant: Grant) -> dict[str, Any]:
+        """Return what only the grant of an action that draws on quotas says."""
+        words: dict[str, Any] = {"may_wait_again": may_wait_again(action, grant)}
+        if grant.not_before:
+            words["not_before"] = grant.not_before
+        headers = [header for name in action.cost.quotas if (header := self._core.state.usage_headers.get(name))]
+        if headers:
+            words["usage_header"] = headers[0]
+        return words
 
     def _most_units(self, action_id: str, grant: Grant) -> int:
         """Return what a grant may grow to on its node."""

@@ -11,7 +11,7 @@ from scheduler.nodes import Nodes
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import Node, State, memory_of, own_memory
-from tangram.action import CORES, QUOTA_PREFIX
+from tangram.action import CORES, Action
 
 
 class Recovery:
@@ -52,10 +52,11 @@ class Recovery:
         expected_end = event.granted_at + waiting.duration_s(grant.units) if grant.units in waiting.units else event.granted_at
         running = Running(waiting, grant, event.granted_at, expected_end, since=event.granted_at, held_since=event.granted_at)
         state.running[waiting.id] = running
+        self._declare_quotas(action)
         state.count(running, 1)
-        for name in action.cost.quotas:
-            quota = state.quotas.setdefault(name, QuotaState(QuotaSpec(name=name)))
-            quota.take(now, action.cost.least(f"{QUOTA_PREFIX}{name}"))
+        for account, requests, tokens in state.draws(action):
+            account.running += requests
+            account.resume(event.granted_at, requests, tokens)
         if node is None:
             self._nodes.lose(running, f"node {grant.node} was lost while no scheduler ran", now)
             return
@@ -71,6 +72,17 @@ class Recovery:
             self._adopt_cells(running, node)
         elif grant.core_ids and action.kind != "cpu.open":
             self._adopt_cores(running, state.core_group(environment) if environment else node.cores, now)
+
+    def spent(self, event: events.Spent) -> None:
+        """Count what an action has taken of its quotas that has ended."""
+        self._declare_quotas(event.action)
+        for account, requests, tokens in self._state.draws(event.action):
+            account.resume(event.at, requests, tokens)
+
+    def _declare_quotas(self, action: Action) -> None:
+        """Take up quotas that were declared when the action was granted and are no longer."""
+        for name in action.cost.quotas:
+            self._state.quotas.setdefault(name, QuotaState(QuotaSpec(name=name)))
 
     def _adopt_cells(self, running: Running, node: Node) -> None:
         service, action_id = running.waiting.action.service or "", running.waiting.id

@@ -8,7 +8,7 @@ from typing import Literal
 
 from scheduler.model import Environment
 from scheduler.state import State, memory_of, wants_cells, wants_cores
-from tangram.action import CELLS, CORES, QUOTA_PREFIX, Action
+from tangram.action import CELLS, CORES, Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,12 @@ def refusal(state: State, action: Action) -> Refusal | None:
     for name in action.cost.quotas:
         if name not in state.quotas:
             return Refusal(f"quota {name!r} is not declared")
-        requests, most_requests = action.cost.least(f"{QUOTA_PREFIX}{name}"), state.quotas[name].spec.concurrency
+    for account, requests, tokens in state.draws(action):
+        most_requests, most_tokens = account.spec.concurrency, account.spec.tokens_per_min
         if most_requests is not None and requests > most_requests:
-            return Refusal(f"needs {requests} requests at once, quota {name!r} allows {most_requests}")
+            return Refusal(f"needs {requests} requests at once, quota {account.account!r} allows {most_requests}")
+        if most_tokens is not None and tokens > most_tokens:
+            return Refusal(f"needs {tokens} tokens, quota {account.account!r} allows {most_tokens:g} a minute")
     if action.environment is not None:
         return _environment_refusal(state, action)
     if wants_cells(action):

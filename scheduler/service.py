@@ -86,6 +86,8 @@ class Service:
                     id=kept.id, node=kept.node, job=kept.job, trajectory=kept.trajectory, memory_mb=kept.memory_mb
                 )
                 self._handle(opened, now)
+        for spent in unfinished.spent:
+            self._handle(events.Spent(action=Action.from_header(spent.header), at=spent.granted_at), now)
         # What holds units already takes them up before what waits could be given them.
         for kept_action in sorted(unfinished.actions, key=lambda one: one.grant is None):
             self._resume(kept_action, now)
@@ -210,6 +212,8 @@ class Service:
                 started_at=None if report.get("started_at") is None else _seconds(report["started_at"]),
                 execution_s=_seconds(report.get("execution_s", 0.0)),
                 cpu_s=_seconds(report.get("cpu_s", 0.0)),
+                answer=_answer(report.get("answer")),
+                waits_again=report.get("waits_again") is True,
             )
             self._handle(finished, now)
         elif sort == "started":
@@ -270,6 +274,26 @@ class Service:
                 "prediction_factor_p90": error.factor_p90,
             }
         )
+
+
+def _answer(said: object) -> events.Answer | None:
+    """Return what a worker reported of an outside API's answer; None where it reported nothing. Raises `ValueError`."""
+    if not isinstance(said, Mapping):
+        return None
+    retry_after_s, tokens = said.get("retry_after_s"), said.get("tokens")
+    return events.Answer(
+        status=_count(said.get("status")),
+        retry_after_s=None if retry_after_s is None else _seconds(retry_after_s),
+        tokens=None if tokens is None else _count(tokens),
+        requests=_count(said.get("requests", 1)),
+    )
+
+
+def _count(value: object) -> int:
+    """Return a whole number that a worker reported. Raises `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 60:
+        raise ValueError(f"not a whole number: {value!r}")
+    return value
 
 
 def _seconds(value: object) -> float:

@@ -24,7 +24,7 @@ from scheduler.policies.abstract import Policy
 from scheduler.progress import Live, SharedCores
 from scheduler.summary import ActionRecord, Capacity, RunRecord
 from scheduler.trace import Step, Trace, TraceAction, Trajectory
-from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action, Cost
+from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost
 
 _T = TypeVar("_T")
 
@@ -79,6 +79,8 @@ def action_of(
         amounts = {CELLS: recorded.elasticity.units}
     else:
         amounts = {f"{QUOTA_PREFIX}{recorded.quota}": (1,)}
+        if recorded.tokens:
+            amounts[f"{TOKENS_PREFIX}{recorded.quota}"] = (recorded.tokens,)
     return Action(
         kind=recorded.kind,
         cost=Cost(amounts),

@@ -20,7 +20,7 @@ from scheduler.policies.allocation import steps_of
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.resources.queue import WaitQueue, Walk, merged
-from scheduler.resources.quota import QuotaState
+from scheduler.resources.quota import QuotaState, by_quota
 from scheduler.shares import Shares
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action
 
@@ -61,7 +61,8 @@ class State:
         self.durations = Durations(learning=policy.learns, history=history)
         self.shares = Shares(limits.weights)
         self.services = {spec.name: spec for spec in services}
-        self.quotas = {spec.name: QuotaState(spec) for spec in quotas}
+        self.quotas = by_quota(quotas)
+        self.usage_headers = {spec.name: spec.usage_header for spec in quotas if spec.usage_header is not None}
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, CoreGroup] = {}
         self.environments: dict[str, Environment] = {}
@@ -81,8 +82,8 @@ class State:
         self.kept_until = math.inf
         """When to look at all of those again in any case."""
         self._seq = 0
-        for quota in quotas:
-            self.shares.offer(f"{QUOTA_PREFIX}{quota.name}", quota.concurrency or 0)
+        for account in dict.fromkeys(self.quotas.values()):
+            self.shares.offer(f"{QUOTA_PREFIX}{account.account}", account.spec.concurrency or 0)
 
     def make_waiting(self, action_id: str, action: Action, submitted_at: float, now: float) -> Waiting:
         """Return an action with its number and its place in the queue."""
@@ -143,11 +144,23 @@ class State:
         for resource, amount in ((CORES, len(grant.core_ids) * grant.share), (CELLS, len(grant.cell_ids))):
             if amount:
                 self.shares.hold(action.job, resource, sign * amount)
-        for name in action.cost.quotas:
-            self.shares.hold(action.job, f"{QUOTA_PREFIX}{name}", sign * action.cost.least(f"{QUOTA_PREFIX}{name}"))
+        for account, requests, _ in self.draws(action):
+            self.shares.hold(action.job, f"{QUOTA_PREFIX}{account.account}", sign * requests)
         if sign < 0:
             self.shares.leave(action.job)
             self.look_again()
+
+    def draws(self, action: Action) -> list[tuple[QuotaState, int, int]]:
+        """Return the accounts that an action draws on, each once, with its requests and tokens there."""
+        names = action.cost.quotas
+        if not names:
+            return []
+        drawn: dict[QuotaState, tuple[int, int]] = {}
+        for name in names:
+            account = self.quotas[name]
+            requests, tokens = drawn.get(account, (0, 0))
+            drawn[account] = (requests + action.cost.least(QUOTA_PREFIX + name), tokens + action.cost.tokens(name))
+        return [(account, requests, tokens) for account, (requests, tokens) in drawn.items()]
 
     def offer(self, spec: NodeSpec, sign: int) -> None:
         """Count what a node offers, or offers no longer."""

@@ -39,7 +39,7 @@ class TraceAction:
     """One recorded invocation of an outside resource.
 
     `work_s` is `T_ori`, seconds on one unit; `cpu_s` the core-seconds really used; `observed_s` what it took
-    when it was recorded, on however many units. `None` means that the trace does not say.
+    when it was recorded, on however many units; `tokens` what a request to an outside API cost. `None` means that the trace does not say.
     """
 
     kind: Kind
@@ -49,6 +49,7 @@ class TraceAction:
     command: str | None = None
     service: str | None = None
     quota: str | None = None
+    tokens: int | None = None
     requires: tuple[str, ...] = ()
     cpu_s: float | None = None
     observed_s: float | None = None

@@ -24,6 +24,7 @@ CORES = "cores"
 CELLS = "cells"
 MEMORY_MB = "memory_mb"
 QUOTA_PREFIX = "quota:"
+TOKENS_PREFIX = "tokens:"
 
 CPU_KINDS = ("cpu.open", "cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.snapshot", "cpu.close")
 GPU_KINDS = ("gpu.score", "gpu.logprobs", "gpu.generate")
@@ -43,7 +44,8 @@ Amounts = int | Iterable[int]
 class Cost:
     """A cost vector: for each kind of resource the acceptable amounts, ascending.
 
-    Names are `cores`, `cells` (GPU cells), `memory_mb` and `quota:<name>` (requests against that quota).
+    Names are `cores`, `cells` (GPU cells), `memory_mb`, `quota:<name>` (requests against that quota) and
+    `tokens:<name>` (tokens that these requests are expected to cost there).
     """
 
     amounts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -55,9 +57,12 @@ class Cost:
             raise InvalidAction("cost", f"must be an object, not {shown(self.amounts)}")
         for name in sorted(self.amounts, key=shown):
             if not _is_resource(name):
-                raise InvalidAction("cost", f"unknown resource {shown(name)}: use cores, cells, memory_mb or quota:<name>")
+                raise InvalidAction("cost", f"unknown resource {shown(name)}: use cores, cells, memory_mb, quota:<name> or tokens:<name>")
             check_units(self.amounts[name], f"cost.{name}")
             clean[name] = tuple(self.amounts[name])
+        for name in clean:
+            if name.startswith(TOKENS_PREFIX) and (QUOTA_PREFIX + name.removeprefix(TOKENS_PREFIX) not in clean or len(clean[name]) > 1):
+                raise InvalidAction(f"cost.{name}", "must be one amount, beside requests against the same quota")
         elastic = [name for name, amounts in clean.items() if len(amounts) > 1]
         if len(elastic) > 1:
             raise InvalidAction("cost", f"at most one resource may name several amounts, not {' and '.join(elastic)}")
@@ -88,6 +93,10 @@ class Cost:
     def quotas(self) -> tuple[str, ...]:
         """The names of the quotas that this cost draws on."""
         return tuple([name[len(QUOTA_PREFIX) :] for name in self.amounts if name[0] == "q"])  # no other resource begins so
+
+    def tokens(self, quota: str) -> int:
+        """Return the tokens that the requests against a quota are expected to cost."""
+        return self.least(TOKENS_PREFIX + quota)
 
     def __hash__(self) -> int:
         """Hash by content."""
@@ -246,7 +255,9 @@ def command_class(command: str) -> str:
 def _is_resource(name: object) -> bool:
     if not isinstance(name, str) or len(name) > 256 or not name.isprintable():
         return False
-    return name in (CORES, CELLS, MEMORY_MB) or (name.startswith(QUOTA_PREFIX) and name != QUOTA_PREFIX)
+    return name in (CORES, CELLS, MEMORY_MB) or (
+        name.startswith((QUOTA_PREFIX, TOKENS_PREFIX)) and name not in (QUOTA_PREFIX, TOKENS_PREFIX)
+    )
 
 
 def _amounts(name: object, given: object) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, Action, Cost, command_class
+from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
 from tangram.elasticity import make_curve
 from tangram.errors import InvalidAction
 from tangram.results import Snapshot
@@ -86,8 +86,14 @@ class ServiceOptions(Limits, total=False):
 
 
 class CallOptions(Limits, total=False):
-    """Options of a request to an outside API; GET, HEAD and OPTIONS are idempotent unless said otherwise."""
+    """Options of a request to an outside API; GET, HEAD and OPTIONS are idempotent unless said otherwise.
 
+    `tokens` says how many tokens it is expected to cost, 0 by default; what the answer says corrects it. An idempotent
+    request that the API refuses (429, or 503 with `Retry-After`) waits again in the queue, a few times; of any other the
+    refusal is the answer.
+    """
+
+    tokens: int
     idempotent: bool | None
     trajectory: str
     work_s: float | None
@@ -251,6 +257,7 @@ def call(
     headers: Mapping[str, str] | None = None,
     body: bytes | str | None = None,
     json: Any = None,
+    tokens: int = 0,
     idempotent: bool | None = None,
     trajectory: str = "",
     work_s: float | None = None,
@@ -266,12 +273,14 @@ def call(
         raise InvalidAction("method", f"must be an HTTP method, not {str(method)[:40]!r}")
     if not isinstance(quota, str) or not quota:
         raise InvalidAction("quota", f"must be the name of a quota, not {quota!r}")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise InvalidAction("tokens", f"must be a whole number, 0 or more, not {tokens!r}")
     method = method.upper()
     given = dict(headers or {})
     return Action(
         kind="api.call",
         arguments=_given(quota=quota, method=method, url=url, body=_body(body, json, given), headers=given or None),
-        cost=Cost({QUOTA_PREFIX + quota: (1,)}),
+        cost=Cost({QUOTA_PREFIX + quota: (1,)} | ({TOKENS_PREFIX + quota: (tokens,)} if tokens else {})),
         job=job,
         trajectory=trajectory,
         work_s=work_s,

@@ -30,6 +30,10 @@ A cancel names tasks, one trajectory of a job, or a whole job:
 An argument that was not given is absent. What is marked ° may be a *blob reference* `{"$blob": key, "bytes": n}` where
 it is large (`tangram.blobs`). Bytes (`data`, `body`) are otherwise base64 text, all else is itself.
 
+What a worker reports as `finished` has, of a request to an outside API, `answer`: `{"status", "retry_after_s", "tokens",
+"requests"}`, the last three where there is something to say; and `waits_again`, true, where the API refused it and its
+grant said `may_wait_again`: then no result is stored, and the scheduler grants the action once more.
+
 A *payload* is the JSON result that the tasks of this system store in the Celery result backend:
 `{"status", "value", "reason", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
 or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
@@ -90,7 +94,9 @@ class WireGrant(TypedDict):
     `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted,
     `core_ids` or `cell_ids` are ids on the node, `evict` names the services to be thrown off first, in order. Below 1,
     `share` is the part of the one core that is the action's own; the core is shared with others. `most_units` is what
-    the grant may grow to while the action runs.
+    the grant may grow to while the action runs. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
+    the queue when the API refuses it; `not_before`, when its request may go out; `usage_header`, the header of the answer
+    that says how many tokens it cost.
     """
 
     node: str
@@ -106,6 +112,9 @@ class WireGrant(TypedDict):
     submitted_at: float
     received_at: float
     granted_at: float
+    may_wait_again: NotRequired[bool]
+    not_before: NotRequired[float]
+    usage_header: NotRequired[str]
 
 
 class WireNode(TypedDict):

@@ -11,6 +11,9 @@ It claims tries of actions, holds their calls while they run, and reports.
 | `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
 | `unknown` | the scheduler asked for a try that never arrived here |
 | `left` | the worker shuts down |
+
+Of a request to an outside API `finished` also says what the answer means for limits, and whether the API refused it: then there
+is no result, and the action waits again.
 """
 
 from __future__ import annotations
@@ -267,6 +270,8 @@ class Node:
             "started_at": call.started_at,
             "execution_s": call.execution_s or 0.0,
             "cpu_s": call.cpu_s,
+            **({"answer": call.answer} if call.answer is not None else {}),
+            **({"waits_again": True} if call.waits_again else {}),
         }
         with self._lock:
             self._calls.pop(action_id, None)

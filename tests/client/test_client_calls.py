@@ -141,6 +141,17 @@ def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_el
     assert single.curve == FLAT
 
 
+def test_the_tokens_of_a_request_are_in_its_cost_beside_it() -> None:
+    some, none = (calls.call("j", "llm", url="http://x", tokens=tokens) for tokens in (1500, 0))
+
+    assert dict(some.cost.amounts) == {"quota:llm": (1,), "tokens:llm": (1500,)}
+    assert dict(none.cost.amounts) == {"quota:llm": (1,)}
+    assert Action.from_header(some.to_header()).cost.tokens("llm") == 1500
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(InvalidAction, match="tokens"):
+            calls.call("j", "llm", url="http://x", tokens=wrong)  # type: ignore[arg-type]
+
+
 def test_an_environment_from_a_snapshot_goes_where_that_is() -> None:
     # Given a snapshot on a node; when an environment is to be opened from it; then it asks for the image and for that node
     action = calls.open_environment("j", trajectory="t", snapshot=Snapshot("kept:1", "n7"), requires=["fast"])

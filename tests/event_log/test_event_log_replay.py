@@ -36,7 +36,11 @@ STORY: list[events.Event] = [
     events.NodeJoined(node=GPU),
     submitted("one", "some.task", Cost.of(cores=(1, 2, 4))),
     submitted("two", "some.task", Cost.of(cores=(1, 2, 4))),
-    submitted("call", "api.call", Cost({"quota:search": (1,)})),
+    submitted("call", "api.call", Cost({"quota:search": (1,)}), idempotent=True),
+    events.Finished(
+        id="call", attempt=1, status="succeeded", answer=events.Answer(status=429, retry_after_s=0.5, tokens=9), waits_again=True
+    ),
+    events.Spent(action=Action(kind="api.call", cost=Cost({"quota:search": (1,)})), at=1.0),
     submitted("score", "gpu.score", Cost.of(cells=1), service="rm"),
     submitted("offered", "gpu.score", Cost.of(cells=1), service="late"),
     submitted("unknown", "gpu.score", Cost.of(cells=1), service="nobody's"),
@@ -69,7 +73,7 @@ def recorded(tmp_path: Path) -> Path:
 def test_a_recorded_log_replays_to_the_same_commands(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a log that has everything in it: starts, resizes, stops and ends
     words = [command["type"] for line in recorded.read_text().splitlines() for command in json.loads(line).get("commands", ())]
-    assert set(words) >= {"Start", "Resize", "Stop", "Finish", "NoteNode"}
+    assert set(words) >= {"Start", "Resize", "Stop", "Finish", "Requeue", "NoteNode"}
     # When it is replayed; then all is equal
     assert main([str(recorded)]) == 0
     assert capsys.readouterr().out == f"{2 * len(STORY)} decisions, all equal\n"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from scheduler.commands import Command
 from scheduler.event_log import BrokenLog, Handled, Line, decode_line, encode_line
-from scheduler.events import Event, Tick
+from scheduler.events import Event, Finished, Tick
 from tests.event_log.strategies import LINES, any_of
 
 OPENING = '{"schema":"tangram.events/1","epoch":1,"setup":{"policy":"fcfs"}}'
@@ -43,6 +43,11 @@ def test_each_event_and_command_can_be_written(kind: type) -> None:
 def test_a_set_is_written_in_order_so_that_equal_logs_are_equal_files() -> None:
     beat = '{"epoch":1,"at":2.0,"event":{"type":"NodeBeat","name":"n","running":["a","b","c"]},"commands":[]}'
     assert encode_line(decode_line(beat)) == beat
+
+
+def test_a_log_from_before_answers_were_reported_is_read() -> None:
+    line = decode_line('{"epoch":1,"at":2.0,"event":{"type":"Finished","id":"a","attempt":1,"status":"succeeded"},"commands":[]}')
+    assert isinstance(line, Handled) and line.event == Finished(id="a", attempt=1, status="succeeded", answer=None, waits_again=False)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import commands, events
+from scheduler.answers import may_wait_again
 from scheduler.core import Core
 from scheduler.durations import Observation
 from scheduler.model import Grant, Limits, NodeSpec, QuotaSpec, ServiceSpec
@@ -89,12 +90,20 @@ class World:
 
     def call(self, id: str, *quotas: str, **fields: Any) -> None:
         """Submit a request to an outside API."""
-        action = Action(kind="api.call", cost=Cost({f"quota:{quota}": (1,) for quota in quotas}), **fields)
+        tokens = fields.pop("tokens", 0)
+        cost = {f"quota:{quota}": (1,) for quota in quotas} | {f"tokens:{quota}": (tokens,) for quota in quotas if tokens}
+        action = Action(kind="api.call", cost=Cost(cost), **fields)
         self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
 
     def finish(self, id: str, status: Any = "succeeded", **fields: Any) -> None:
         """Have the worker report an end."""
         self.handle(events.Finished(id=id, attempt=self.grants[id].attempt, status=status, **fields))
+
+    def answer(self, id: str, status: int, **fields: Any) -> None:
+        """Have the worker report an API's answer, and keep a refusal to itself where it may."""
+        refused = events.Answer(status=status, **fields)
+        again = refused.refuses and may_wait_again(self.core.state.running[id].waiting.action, self.grants[id])
+        self.finish(id, answer=refused, waits_again=again)
 
     def used(self, id: str, cpu_s: float) -> None:
         """Have the worker report what an action has used so far."""

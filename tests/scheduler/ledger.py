@@ -20,6 +20,7 @@ QUOTAS = (
     QuotaSpec(name="even", rate_per_s=2.0, concurrency=2),
     QuotaSpec(name="burst", rate_per_s=1.0, burst=3),
     QuotaSpec(name="narrow", concurrency=1),
+    QuotaSpec(name="costly", tokens_per_min=60.0, concurrency=3),
 )
 TOLERANCE = 1e-6
 
@@ -34,6 +35,7 @@ class Book:
     attempt: int = 0
     ends: int = 0
     stopped: bool = False
+    refused: bool = False
 
 
 @dataclass
@@ -62,7 +64,8 @@ class Ledger:
             case commands.Requeue():
                 book = self.actions[command.id]
                 assert book.state == "running"
-                assert book.grant.node not in self.nodes
+                assert book.grant.node not in self.nodes or book.refused
+                book.refused = False
                 book.state, book.grant = "waiting", None
             case commands.Finish():
                 book = self.actions[command.id]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler import commands, events
+from scheduler.answers import may_wait_again
 from scheduler.model import Limits, NodeSpec
 from tangram.action import CELLS, CORES, MEMORY_MB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
@@ -242,6 +243,9 @@ class CoreMachine(RuleBasedStateMachine):
                 {"quota:even": (1,), "quota:narrow": (1,)},
                 {"quota:even": (2,), "quota:burst": (1,), MEMORY_MB: (60,)},
                 {"quota:unheard-of": (1,)},
+                {"quota:costly": (1,)},
+                {"quota:costly": (1,), "tokens:costly": (20,)},
+                {"quota:costly": (1,), "tokens:costly": (61,)},
             ]
         ),
         job=st.sampled_from(JOBS),
@@ -275,6 +279,27 @@ class CoreMachine(RuleBasedStateMachine):
             attempt = chosen[1].grant.attempt
             self.handle(events.Finished(id=chosen[0], attempt=attempt, status=status, **fields))
             assert chosen[1].state == status
+
+    @rule(
+        pick=st.integers(0, 50),
+        status=st.sampled_from([200, 200, 429, 503, 502]),
+        retry_after_s=st.sampled_from([None, 0.0, 2.0]),
+        tokens=st.sampled_from([None, 0, 3, 40]),
+        requests=st.sampled_from([1, 1, 3]),
+    )
+    def is_answered(self, pick: int, **fields: Any) -> None:
+        calling = sorted((i, b) for i, b in self.ledger.running().items() if b.action.kind == "api.call")
+        if not calling:
+            return
+        action_id, book = calling[pick % len(calling)]
+        answer = events.Answer(**fields)
+        again = answer.refuses and may_wait_again(book.action, book.grant)
+        book.refused = again
+        self.handle(events.Finished(id=action_id, attempt=book.grant.attempt, status="succeeded", answer=answer, waits_again=again))
+        if again:
+            assert book.state in ("cancelled" if book.stopped else "waiting", "running")
+        else:
+            assert book.state == "succeeded"
 
     @rule(pick=st.integers(0, 50), cpu_s=st.sampled_from([0.0, 0.1, 5.0, 1e9]), stale=st.booleans())
     def has_used(self, pick: int, cpu_s: float, stale: bool) -> None:

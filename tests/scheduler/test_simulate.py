@@ -350,3 +350,12 @@ def test_elastic_beats_the_smallest_amounts_where_there_is_room() -> None:
 
     assert elastic["mean_act"] < 0.6 * fcfs["mean_act"]
     assert elastic["mean_act"] < 1.05 * elastic["floor_act"]
+
+
+def test_tokens_of_recorded_requests_are_paid_off_in_simulation_too() -> None:
+    # Given 60 tokens a minute, and two rollouts of requests of 10 tokens each
+    quotas = {name: QuotaSpec(name=name, account="acme", tokens_per_min=60.0) for name in ("chat", "embed")}
+    calls = [TraceAction(kind="api.call", work_s=0.5, quota=name, tokens=10) for name in quotas]
+    trace = Trace(trajectories=tuple(rollout(call.quota or "", call) for call in calls), quotas=quotas)
+    # When they are replayed; then the second waits for the tokens of the first, which share its account
+    assert [action.queue_s for action in simulate(trace).actions] == [0.0, 10.0]

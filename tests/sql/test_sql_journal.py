@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from sqlalchemy import Engine
@@ -15,6 +16,20 @@ def test_it_is_a_journal(engine: Engine) -> None:
     journal: Journal = SqlJournal(engine)
     journal.write([])
     assert journal.unfinished() == Unfinished(actions=[], environments=[], nodes=[], ended=())
+
+
+def test_what_ended_actions_took_of_quotas_lately_is_found_again(engine: Engine, make: Any) -> None:
+    # Given ended actions: two of a quota lately, one of a quota long ago, one of none
+    now = time.time()
+    lately = [("late", now - 1.0, {"quota:search": [1], "tokens:search": [30]}), ("early", now - 5.0, {"quota:search": [1]})]
+    others = [("old", now - 10_000.0, {"quota:search": [1]}), ("cores", now - 1.0, {"cores": [1]})]
+    with SqlJournal(engine) as journal:
+        for id, at, cost in (*lately, *others):
+            journal.write([make.received(id, at, cost=cost), make.granted(id, at), make.ended(id, at + 0.5)])
+        # When a scheduler starts over
+        found = journal.unfinished().spent
+    # Then it is told of those two, in the order of their grants
+    assert [(one.granted_at, one.header["cost"]) for one in found] == [(at, cost) for _, at, cost in reversed(lately)]
 
 
 def test_a_received_action_waits(engine: Engine, make: Any, tables: Any) -> None:

@@ -82,6 +82,15 @@ def test_the_header_names_services_and_quotas() -> None:
     assert (quota.name, quota.rate_per_s, quota.concurrency, quota.burst) == ("search", 5.0, 2, None)
 
 
+def test_quotas_may_limit_tokens_and_share_an_account() -> None:
+    limits = '"rate_per_s": 5, "concurrency": 2, "tokens_per_min": 60, "account": "acme"'
+    header = HEADER.replace('"rate_per_s": 5, "concurrency": 2', limits).replace('"search": {', f'"chat": {{{limits}}}, "search": {{')
+    trace = read(header + LINE % '{"kind": "api.call", "quota": "chat", "tokens": 7, "work_s": 1}')
+
+    assert [(quota.tokens_per_min, quota.account) for quota in trace.quotas.values()] == [(60.0, "acme")] * 2
+    assert next(trace.actions()).tokens == 7
+
+
 def test_actions_of_one_step_stay_together() -> None:
     trace = read(STEPS % f'[{{"actions": [{EXEC}, {EXEC}]}}, {{"action": {EXEC}}}]')
 
@@ -107,6 +116,8 @@ def test_every_kind_is_known(kind: str) -> None:
 
 
 WRONG_ACTIONS = {
+    '{"kind": "cpu.exec", "work_s": 1, "tokens": 5}': "action.tokens: only actions with a quota have some",
+    '{"kind": "api.call", "quota": "search", "work_s": 1, "tokens": -5}': "action.tokens: should be greater than or equal to 0",
     '{"kind": "cpu.exec", "work_s": -1}': "action.work_s: should be greater than or equal to 0, not -1",
     '{"kind": "cpu.exec", "work_s": NaN}': "action.work_s: should be a finite number",
     '{"kind": "cpu.exec", "work_s": 1e999}': "action.work_s: should be a finite number",

@@ -69,7 +69,13 @@ def traces(draw: st.DrawFn) -> Trace:
         for name in draw(st.sets(NAMES, max_size=2))
     }
     quotas = {
-        name: QuotaSpec(name=name, rate_per_s=draw(st.floats(0.001, 1e9)), concurrency=draw(COUNTS), burst=draw(st.none() | COUNTS))
+        name: QuotaSpec(
+            name=name,
+            rate_per_s=draw(st.floats(0.001, 1e9)),
+            concurrency=draw(COUNTS),
+            burst=draw(st.none() | COUNTS),
+            tokens_per_min=draw(st.none() | st.floats(0.001, 1e12)),
+        )
         for name in draw(st.sets(NAMES, max_size=2))
     }
     one = actions(sorted(services), sorted(quotas))

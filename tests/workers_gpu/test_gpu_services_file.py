@@ -53,6 +53,22 @@ def test_a_good_file_is_read_with_model_folders_relative_to_it(tmp_path: Path) -
     assert (quota.rate_per_s, quota.concurrency, quota.burst) == (50.0, 20, None)
 
 
+def test_a_quota_may_limit_tokens_and_share_an_account(tmp_path: Path) -> None:
+    text = (
+        '[quotas.a]\naccount = "x"\ntokens_per_min = 600\nusage_header = "X-Cost"\n[quotas.b]\naccount = "x"\n[quotas.c]\nconcurrency = 1\n'
+    )
+    first, second, third = read(tmp_path, text).quota_specs(lead_s=0.1)
+
+    assert (first.tokens_per_min, first.usage_header, first.margin, first.lead_s) == (600.0, "X-Cost", 0.03, 0.1)
+    assert (second.account, second.limits, third.account) == ("x", False, None)
+
+
+def test_quotas_that_cannot_share_an_account_are_refused(tmp_path: Path) -> None:
+    shared = '[quotas.a]\naccount = "x"\nrate_per_s = 5\n[quotas.b]\naccount = "x"\n'
+    assert "quotas.b: account 'x' has other limits in quota 'a'" in said(tmp_path, shared + "rate_per_s = 6")
+    assert "quotas.c: must limit something" in said(tmp_path, shared + '[quotas.c]\naccount = "y"')
+
+
 def test_defaults_are_one_cell_one_call_and_an_instant_restore(tmp_path: Path) -> None:
     service = read(tmp_path, '[services.a]\nengine = "stub"\ntask = "score"\nmemory_mb = 1').services["a"]
 

@@ -1,6 +1,7 @@
 """The Celery task of an API node: `api.call`, one HTTP request that a quota allows.
 
-The quota was granted by the scheduler before the request came here; nothing is retried or delayed here.
+The quota was granted by the scheduler before the request came here. What the answer says of limits and costs goes back to
+it with the report of the end; a refusal that the action may wait out is no result but a report (`scheduler/answers.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import httpx
 from app.action_task import PayloadTask
 from app.celery import app
 from tangram.errors import ActionCancelled, ActionFailed, ActionTimedOut
+from workers.api.limits import refuses, report
+from workers.api.requests import Outgoing
 from workers.context import ApiContext, context
 from workers.control import this_node
 
@@ -24,12 +27,22 @@ from workers.control import this_node
 def call(
     self: PayloadTask, quota: str, method: str, url: str, headers: Mapping[str, str] | None = None, body: Any = None
 ) -> dict[str, Any]:
-    """Send a request and return the answer, whatever its status code."""
+    """Send a request and return the answer, whatever its status code; a refusal only where the action may not wait again."""
     here, node = context(ApiContext), this_node()
     action = node.call(self.request.id)
     timeout_s = action.header.get("timeout_s") or here.settings.timeout_s
     content = here.blobs.get(body) if body is not None else None
-    sent = here.requests.send(method, url, dict(headers or {}), content, timeout_s=timeout_s, limit=here.settings.output_limit_bytes)
+    outgoing = Outgoing(
+        method=method,
+        url=url,
+        headers=dict(headers or {}),
+        content=content,
+        timeout_s=timeout_s,
+        limit=here.settings.output_limit_bytes,
+        idempotent=action.header.get("idempotent") is True,
+        not_before=action.grant.get("not_before", 0.0),
+    )
+    sent = here.requests.send(outgoing)
 
     def stop(reason: str) -> None:
         sent.cancel()
@@ -43,6 +56,11 @@ def call(
         raise ActionTimedOut(f"{method} {url}: no answer within {timeout_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError, TypeError) as error:
         raise ActionFailed(f"{method} {url}: {_problem(error)}") from None
+    action.execution_s = answer.execution_s
+    action.answer = report(answer, answer.requests, action.grant.get("usage_header"))
+    if refuses(answer) and action.grant.get("may_wait_again"):
+        action.waits_again, action.reason = True, f"{method} {url}: answered {answer.status_code}"[:1000]
+        return {}
     return {
         "status_code": answer.status_code,
         "headers": dict(answer.headers),

@@ -1,0 +1,195 @@
+"""Accounts: tokens, quotas that share one, what answers correct, and what a restart still knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler import events
+from scheduler.model import Grant, QuotaSpec
+from scheduler.resources.quota import QuotaState, clash
+from tangram.action import Action, Cost
+from tangram.errors import InvalidAction
+
+
+def test_an_action_waits_until_the_tokens_before_it_are_paid_off(world: Any) -> None:
+    # Given 60 tokens a minute
+    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)])
+    w.node()
+    # When one action of 10 tokens comes, then one of 5, then one of none
+    w.call("ten", "llm", tokens=10)
+    w.call("five", "llm", tokens=5)
+    w.call("none", "llm")
+    # Then they start 10 and 5 seconds apart
+    assert w.started == ["ten"]
+    w.wake()
+    assert (w.now, w.started) == (10.0, ["ten", "five"])
+    w.wake()
+    assert (w.now, w.started) == (15.0, ["ten", "five", "none"])
+
+
+def test_what_an_answer_cost_corrects_the_account(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)])
+    w.node()
+    for name, declared, real in (("more", 0, 20), ("less", 30, 3)):
+        # Given an action that declared other tokens than it used
+        w.call(name, "llm", tokens=declared)
+        w.call(f"after-{name}", "llm")
+        # When its answer comes at once
+        w.answer(name, 200, tokens=real)
+        # Then the next waits for the real ones
+        began = w.now
+        if f"after-{name}" in w.waiting:
+            w.wake()
+        assert w.now - began == pytest.approx(real if declared else 0.0)  # the next had started before the debt was known
+        w.answer(f"after-{name}", 200)
+        w.tick(60.0)
+
+
+def test_a_debt_is_paid_off_before_anything_else_starts(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)])
+    w.node()
+    w.call("first", "llm")
+    w.answer("first", 200, tokens=20)
+
+    w.call("second", "llm")
+
+    assert w.waiting == ["second"]
+    w.wake()
+    assert (w.now, w.started) == (20.0, ["first", "second"])
+
+
+def test_more_tokens_than_a_minute_has_are_refused(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)])
+    w.call("huge", "llm", tokens=61)
+
+    assert w.ended("huge") == ("rejected", "needs 61 tokens, quota 'llm' allows 60 a minute")
+
+
+def test_tokens_need_requests_beside_them() -> None:
+    for cost in ({"tokens:llm": (5,)}, {"quota:llm": (1,), "tokens:llm": (5, 6)}):
+        with pytest.raises(InvalidAction, match="beside requests against the same quota"):
+            Cost(cost)
+
+
+def test_quotas_of_one_account_share_its_places_and_its_order(world: Any) -> None:
+    # Given two quotas of one account with one place, and a third on its own
+    shared = {"account": "acme", "concurrency": 1}
+    w = world(quotas=[QuotaSpec(name="chat", **shared), QuotaSpec(name="embed", account="acme"), QuotaSpec(name="web", concurrency=1)])
+    w.node()
+    # When all are called, the second quota with more priority
+    w.call("first", "chat")
+    w.call("low", "chat", priority=1)
+    w.call("high", "embed", priority=9)
+    w.call("other", "web")
+    # Then the place goes by priority across quotas, and the other account is not disturbed
+    assert w.started == ["first", "other"]
+    w.finish("first")
+    assert w.started[2:] == ["high"]
+    w.finish("high")
+    assert w.started[3:] == ["low"]
+
+
+def test_an_action_that_names_an_account_twice_takes_two_places(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="a", account="acme", concurrency=2), QuotaSpec(name="b", account="acme")])
+    w.node()
+    w.call("both", "a", "b")
+    w.call("one", "a")
+
+    assert w.waiting == ["one"]
+    w.finish("both")
+    assert "one" in w.grants
+
+
+def test_quotas_that_contradict_each_other_are_told_apart() -> None:
+    declared = QuotaSpec(name="a", account="acme", rate_per_s=5.0)
+    assert clash([declared, QuotaSpec(name="b", account="acme"), QuotaSpec(name="c", account="acme", rate_per_s=5.0)]) is None
+    found = clash([declared, QuotaSpec(name="b", account="acme", rate_per_s=6.0)])
+    assert found == ("b", "account 'acme' has other limits in quota 'a'")
+    found = clash([declared, QuotaSpec(name="b", account="other")])
+    assert found is not None and found[0] == "b" and found[1].startswith("must limit something")
+
+
+def test_requests_are_granted_ahead_and_told_when_to_go(world: Any) -> None:
+    # Given a quota of 10 a second that may be granted 50 ms ahead
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=10.0, lead_s=0.05)])
+    w.node()
+    for number in range(4):
+        w.call(f"c{number}", "web")
+    # When the core wakes a little late each time
+    grants = {}
+    for _ in range(3):
+        w.now += 0.01
+        w.wake()
+    grants = {name: grant.not_before for name, grant in w.grants.items()}
+    # Then the first goes at once, and the others evenly, whenever they were granted
+    assert grants == pytest.approx({"c0": 0.0, "c1": 0.15, "c2": 0.25, "c3": 0.35})
+
+
+@given(gaps=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=60), margin=st.sampled_from([0.0, 0.03]))
+def test_sending_times_keep_the_rate_however_late_grants_are(gaps: list[float], margin: float) -> None:
+    quota = QuotaState(QuotaSpec(name="web", rate_per_s=20.0, margin=margin, lead_s=0.05))
+    now, sent = 0.0, []
+    for gap in gaps:
+        now += gap
+        while quota.opens_at(now, 1, 0.05) == now:
+            sent.append(quota.take(now))
+            quota.give_back()
+
+    for first, start in enumerate(sent):
+        for count, end in enumerate(sent[first:]):
+            assert count <= 20.0 * (1 - margin) * (end - start) + 1e-6
+
+
+@given(costs=st.lists(st.tuples(st.integers(0, 30), st.floats(0.0, 20.0)), min_size=1, max_size=40))
+def test_no_stretch_of_time_sees_more_than_its_tokens_and_one_actions(costs: list[tuple[int, float]]) -> None:
+    quota = QuotaState(QuotaSpec(name="llm", tokens_per_min=60.0))
+    now, taken = 0.0, []
+    for tokens, gap in costs:
+        now += gap
+        at = quota.opens_at(now)
+        assert at is not None
+        now = max(now, at)
+        quota.take(now, 1, tokens)
+        taken.append((now, tokens))
+
+    for first, (start, _) in enumerate(taken):
+        for last in range(first, len(taken)):
+            end, newest = taken[last]
+            assert sum(tokens for _, tokens in taken[first:last]) <= end - start + 1e-6, newest
+
+
+@pytest.mark.parametrize("burst", [None, 5])
+def test_a_restart_does_not_double_the_rate(world: Any, burst: int | None) -> None:
+    # Given a scheduler that has granted what it could until 10 s, of which the last still runs
+    spec = QuotaSpec(name="web", rate_per_s=2.0, burst=burst, tokens_per_min=6000.0)
+    before = world(quotas=[spec])
+    before.node()
+    for number in range(40):
+        before.call(f"c{number}", "web", tokens=10)
+    granted: list[tuple[float, str]] = [(0.0, name) for name in before.started]
+    while before.now < 10.0:
+        before.wake()
+        granted += [(before.now, name) for name in before.started[len(granted) :]]
+    # When another one takes over and is told what the journal knows
+    after = world(quotas=[spec])
+    after.now = before.now
+    after.node()
+    for at, _ in granted[:-1]:
+        after.handle(events.Spent(action=Action(kind="api.call", cost=Cost({"quota:web": (1,), "tokens:web": (10,)})), at=at))
+    at, name = granted[-1]
+    running = Action(kind="api.call", cost=Cost({"quota:web": (1,), "tokens:web": (10,)}))
+    after.handle(events.Resumed(id=name, action=running, submitted_at=0.0, received_at=0.0, granted_at=at, grant=Grant(node="n0")))
+    for number in range(5):
+        after.call(f"d{number}", "web", tokens=10)
+    while after.waiting:
+        after.wake()
+        granted += [(after.now, name) for name in after.started[len(granted) - len(before.started) :]]
+    # Then it goes on where the first would have
+    times = [at for at, _ in granted]
+    for first, start in enumerate(times):
+        for count, end in enumerate(times[first:], start=1):
+            assert count <= (burst or 1) + 2.0 * (end - start) + 1e-6
