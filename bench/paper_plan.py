@@ -241,6 +241,9 @@ def _ablation(sizes: Sizes, seed: int, file: Path | None) -> Section:
         heading = f"Recorded rollouts, {sizes.rollouts} trajectories, {cores} cores"
         case = _case("rollouts", sizes.rollouts, "elastic", _cpu(1, cores), seed, file=file)
         tables.append(_parts(f"ablation-rollouts-{cores}", heading, case))
+    fewer = sizes.fewer_gpus[len(sizes.fewer_gpus) // 2]
+    heading = f"MOPD, {sizes.teachers} trajectories, {shape(fewer)}"
+    tables.append(_parts("ablation-mopd", heading, _case("mopd", sizes.teachers, "elastic", fewer, seed)))
     text = "`elastic` with each of its parts switched off alone."
     return Section(
         name="ablation", title="What each part is worth", text=text, tables=tuple(tables), missing=MISSING if file is None else ""

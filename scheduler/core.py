@@ -106,6 +106,7 @@ class Core:
         Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
         """
         times = [self._dispatcher.holds.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
+        times.append(self._dispatcher.next_look())
         if self.state.kept_back:
             times.append(self.state.kept_until)
         deadlines = self.state.deadlines
@@ -139,6 +140,7 @@ class Core:
             self._environments.admit(waiting, environment, now)
         elif wants_cells(action):
             state.floating_cells.add(waiting)
+            self._dispatcher.came(waiting, now)
             for node in state.nodes.values():
                 if node.cells.capacity:
                     state.touch(node.cells)
@@ -317,3 +319,4 @@ class Core:
         self._environments.end_leases(now)
         self._environments.place(now)
         self._dispatcher.holds.open(now)
+        self._dispatcher.look_again(now)

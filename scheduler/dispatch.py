@@ -10,6 +10,7 @@ from scheduler.holds import Holds
 from scheduler.lanes.cells import Cells
 from scheduler.lanes.cores import Cores
 from scheduler.lanes.elastic import ElasticCores
+from scheduler.lanes.services import Services
 from scheduler.model import Grant, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
@@ -26,7 +27,7 @@ class Dispatcher:
         self.holds = Holds(state)
         policy = state.policy
         self._cores = ElasticCores(state, self.holds, policy) if isinstance(policy, Elastic) else Cores(state, self.holds)
-        self._cells = Cells(state, self.holds)
+        self._cells = Services(state, self.holds) if isinstance(policy, Elastic) and policy.services else Cells(state, self.holds)
 
     def run(self, now: float) -> bool:
         """Look at the changed groups; return whether there were any."""
@@ -46,6 +47,22 @@ class Dispatcher:
             else:
                 self._cells.look(group, node, now)
         return looked
+
+    def came(self, waiting: Waiting, now: float) -> None:
+        """Tell the lane of the cells that an action for a model has come in."""
+        self._cells.came(waiting, now)
+
+    def next_look(self) -> float | None:
+        """Return when the cells are to be looked at again by themselves; None where nothing would change."""
+        return self._cells.next_look()
+
+    def look_again(self, now: float) -> None:
+        """Have the cells looked at, if the time has come."""
+        at = self._cells.next_look()
+        if at is not None and at <= now:
+            for node in self._state.nodes.values():
+                if node.cells.capacity:
+                    self._state.touch(node.cells)
 
     def _quota(self, quota: QuotaState, now: float) -> None:
         started = []

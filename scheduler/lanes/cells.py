@@ -21,6 +21,13 @@ class Cells:
         self._static_cells: dict[str, int] = {}
         self._started: list[Waiting] = []
 
+    def came(self, waiting: Waiting, now: float) -> None:
+        """Take note of an action that has come in for the first time."""
+
+    def next_look(self) -> float | None:
+        """Return when a look would change something though nothing else has happened."""
+        return None
+
     def look(self, group: CellGroup, node: Node, now: float) -> None:
         """Start what can start on the cells of a node."""
         if not group.has_room:

@@ -8,22 +8,28 @@ An *instance* is a service on a set of cells; it keeps them between actions unti
 | – | action without a place on a resident instance | busy, after a restore |
 | busy | last action ended | idle, still resident |
 | idle | action of its service | busy |
-| idle | cells needed by another instance | evicted, least recently used first |
+| idle | cells needed by another instance | evicted: least recently used first, or as lanes/services.py says |
+| busy, idle | an overdue action of a service that is nowhere (lanes/services.py) | leaving: takes no more actions, evicted once idle |
+| leaving | the overdue action is gone, or its service is there | busy or idle |
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.model import Running, ServiceSpec
 from scheduler.policies.abstract import Group, Release
+from scheduler.resources.chunks import take
 
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A service resident on cells. `pinned` instances are never evicted."""
+    """A service resident on cells since `since`.
+
+    `pinned` instances are never evicted. `leaving` names the service that it makes way for, and takes no more actions for.
+    """
 
     service: str
     cell_ids: tuple[int, ...]
@@ -31,6 +37,13 @@ class Instance:
     pinned: bool = False
     active: dict[str, None] = field(default_factory=dict)
     last_used: float = 0.0
+    since: float = 0.0
+    leaving: str | None = None
+
+    @property
+    def size(self) -> int:
+        """The cells that it holds."""
+        return len(self.cell_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,11 @@ class CellGroup(Group):
         """Cells that can be granted now: the empty ones and those of idle instances."""
         return len(self._free) + sum(len(i.cell_ids) for i in self.instances if not i.active and not i.pinned)
 
+    @property
+    def unused(self) -> int:
+        """Cells without an instance."""
+        return len(self._free)
+
     def releases(self) -> Iterable[Release]:
         """Return the expected ends of the busy instances."""
         for instance in self.instances:
@@ -79,25 +97,39 @@ class CellGroup(Group):
         own = [i for i in self.instances if i.service == spec.name]
         return spec.instances_per_node is not None and len(own) >= spec.instances_per_node and all(i.active for i in own)
 
-    def bring(self, spec: ServiceSpec, cells: int) -> tuple[Instance, Eviction]:
-        """Make an instance on `cells` cells, evicting idle ones, least recently used first, until it fits."""
+    def bring(self, spec: ServiceSpec, cells: int, victims: Sequence[Instance] | None = None) -> tuple[Instance, Eviction]:
+        """Make an instance on `cells` cells, evicting idle ones of `victims` in their order until it fits.
+
+        By default those are all idle ones, least recently used first.
+        """
         evicted = []
         own = [i for i in self.instances if i.service == spec.name]
         if spec.instances_per_node is not None and len(own) >= spec.instances_per_node:
             replaced = min((i for i in own if not i.active), key=lambda i: i.last_used)
             self.drop(replaced)
             evicted.append(replaced.service)
-        while len(self._free) < cells:
+        if victims is None:
             idle = [i for i in self.instances if not i.active and not i.pinned]
-            if not idle:
-                raise ValueError(f"{cells} cells wanted on {self.node}, which has none to spare")
-            oldest = min(idle, key=lambda i: (i.last_used, i.cell_ids))
-            self.drop(oldest)
-            evicted.append(oldest.service)
-        instance = Instance(spec.name, tuple(self._free[:cells]), spec.max_concurrency)
-        del self._free[:cells]
+            victims = sorted(idle, key=lambda i: (i.last_used, i.cell_ids))
+        room = list(self._free)
+        going = []
+        for victim in victims:
+            if len(room) >= cells:
+                break
+            if victim not in self.instances:
+                continue  # it was the one to be replaced
+            going.append(victim)
+            room += victim.cell_ids
+        if len(room) < cells:
+            raise ValueError(f"{cells} cells wanted on {self.node}, which has none to spare")
+        for victim in going:
+            self.drop(victim)
+            evicted.append(victim.service)
+        cell_ids = take(self._free, cells)
+        self._free = [cell for cell in self._free if cell not in cell_ids]
+        instance = Instance(spec.name, cell_ids, spec.max_concurrency)
         self.instances.append(instance)
-        return instance, Eviction(instance.cell_ids, tuple(evicted))
+        return instance, Eviction(cell_ids, tuple(evicted))
 
     def adopt(self, spec: ServiceSpec, cell_ids: tuple[int, ...]) -> Instance:
         """Return the instance on these very cells, noting it where it is not known yet."""

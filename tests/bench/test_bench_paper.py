@@ -119,7 +119,7 @@ def test_sentences_on_columns_and_parts_follow_the_figures() -> None:
     (batch,) = sections["batch"].tables
     found = {entry.case: outcome(2.0 if entry.row == "elastic" else 1.0) for entry in batch.entries}
     assert "`elastic` is number 7 of 7" in on_columns(batch, found) and "`paper` 0.500" in on_columns(batch, found)
-    (parts,) = sections["ablation"].tables
+    parts = sections["ablation"].tables[0]
     found = {entry.case: outcome(1.5 if entry.row == "without resizing" else 1.0) for entry in parts.entries}
     assert "largest first: without resizing +50.0%" in on_parts(parts, found)
 

@@ -81,7 +81,7 @@ def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobod
     w.score("c", "judge")
 
     assert w.waiting == ["b"]
-    assert w.grants["c"].cell_ids == (1,)
+    assert {w.grants["a"].cell_ids, w.grants["c"].cell_ids} == {(0,), (2,)}
 
 
 def test_without_that_bound_a_second_instance_is_brought(world: Any) -> None:
@@ -111,8 +111,8 @@ def test_an_instance_that_is_taken_up_again_is_not_replaced_by_one_of_another_si
     assert (w.grants["wide"].units, w.grants["wide"].evict) == (2, ("rm",))
 
 
-def test_a_large_service_is_not_starved_by_small_ones_behind_it(world: Any) -> None:
-    w = world(services=[RM, JUDGE, TEACHER])
+def test_under_paper_a_large_service_is_not_starved_by_small_ones_behind_it(world: Any) -> None:
+    w = world("paper", services=[RM, JUDGE, TEACHER])
     w.node(cells=2)
     w.score("a", "rm")
     w.score("t", "teacher")

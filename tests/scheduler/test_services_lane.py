@@ -1,0 +1,157 @@
+"""GPU cells under `elastic`: who is served by what is resident, who is worth a swap, who makes way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler import events
+from scheduler.lanes.services import OVERDUE_S
+from scheduler.model import ServiceSpec
+
+RM = ServiceSpec(name="rm", restore_s=0.5)
+JUDGE = ServiceSpec(name="judge", restore_s=0.5)
+PAIR = ServiceSpec(name="pair", cells=(2,), restore_s=0.5)
+
+
+def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
+    # Given a busy cell, and three that wait for another service with room for all of them
+    w = world(services=[RM, ServiceSpec(name="many", restore_s=0.5, max_concurrency=3)])
+    w.node(cells=1)
+    w.score("a", "rm")
+    for number in range(3):
+        w.score(f"m{number}", "many")
+
+    # When the cell falls idle, and they have waited long enough
+    w.finish("a")
+    w.tick(3.0)
+
+    # Then one of them brings the instance and the others start on it
+    assert [w.grants[f"m{number}"].restore for number in range(3)] == [True, False, False]
+    assert w.grants["m0"].evict == ("rm",)
+
+
+def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) -> None:
+    # Given a service that is resident and idle on the second node only
+    w = world(services=[RM])
+    w.node("n0", cells=0)
+    w.node("n1", cells=1)
+    w.score("a", "rm")
+    w.finish("a")
+    w.node("n2", cells=1)
+
+    w.score("b", "rm")
+
+    assert (w.grants["b"].node, w.grants["b"].restore) == ("n1", False)
+
+
+def test_an_idle_instance_that_is_asked_for_stays_until_the_action_has_waited(world: Any) -> None:
+    # Given one cell with a service that is often asked for, and idle just now
+    w = world(services=[RM, JUDGE])
+    w.node(cells=1)
+    for number in range(20):
+        w.score(f"a{number}", "rm")
+        w.finish(f"a{number}")
+
+    # When an action for another one comes, then the instance stays at first
+    w.score("j", "judge")
+    assert w.waiting == ["j"]
+
+    # And makes way in the end, without anything else that happens
+    while w.waiting:
+        w.wake()
+    assert w.grants["j"].evict == ("rm",)
+    assert 2.0 <= w.now <= 3.0
+
+
+def test_without_the_part_it_is_evicted_at_once(world: Any) -> None:
+    w = world(services=[RM, JUDGE], without=["services"])
+    w.node(cells=1)
+    for number in range(20):
+        w.score(f"a{number}", "rm")
+        w.finish(f"a{number}")
+
+    w.score("j", "judge")
+
+    assert w.grants["j"].evict == ("rm",)
+    assert w.core.next_wake(w.now) is None
+
+
+def test_an_instance_leaves_for_an_overdue_action_though_its_own_go_on_waiting(world: Any) -> None:
+    # Given a cell whose service always has somebody waiting, and an action for another one
+    w = world(services=[RM, JUDGE])
+    w.node(cells=1)
+    w.score("a0", "rm")
+    w.score("a1", "rm")
+    w.score("j", "judge")
+
+    # When it is overdue, then the next of the stream starts no more
+    w.tick(OVERDUE_S)
+    w.finish("a0")
+
+    # Then the overdue one is brought in
+    assert w.grants["j"].evict == ("rm",)
+    assert w.waiting == ["a1"]
+
+
+def test_an_instance_need_not_leave_when_the_overdue_action_is_cancelled(world: Any) -> None:
+    # Given an instance that is to leave for an overdue action
+    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), JUDGE])
+    w.node(cells=1)
+    w.score("a0", "rm")
+    w.score("j", "judge", trajectory="t")
+    w.tick(OVERDUE_S)
+    w.score("a1", "rm")
+    assert w.waiting == ["j", "a1"]
+
+    # When that one is cancelled
+    w.handle(events.Cancelled(ids=("j",), reason="not wanted"))
+
+    # Then the instance takes actions again
+    assert w.waiting == []
+    assert w.grants["a1"].restore is False
+
+
+def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> None:
+    # Given two cells that are both busy, with more to do
+    w = world(services=[RM, JUDGE, PAIR])
+    w.node(cells=2)
+    for name, service in (("a", "rm"), ("b", "judge"), ("p", "pair"), ("a1", "rm"), ("b1", "judge")):
+        w.score(name, service)
+
+    # When the large one is overdue and both fall idle, one after the other
+    w.tick(OVERDUE_S)
+    w.finish("a")
+    assert w.waiting == ["p", "a1", "b1"]
+    w.finish("b")
+
+    # Then it has both cells
+    assert w.grants["p"].cell_ids == (0, 1)
+    assert sorted(w.grants["p"].evict) == ["judge", "rm"]
+
+
+def test_of_one_service_the_job_within_its_share_goes_first(world: Any) -> None:
+    # Given a job that holds all cells and has more waiting than another one, which came later
+    w = world(services=[RM])
+    w.node(cells=4)
+    for number in range(6):
+        w.score(f"a{number}", "rm", job="greedy")
+    w.score("b", "rm", job="modest")
+
+    w.finish("a0")
+
+    assert "b" in w.grants
+    assert w.waiting == ["a4", "a5"]
+
+
+def test_priority_decides_which_service_has_the_cell(world: Any) -> None:
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)])
+    w.node(cells=1)
+    w.score("a", "rm")
+    w.score("low", "judge")
+    w.score("high", "third", priority=9)
+
+    w.tick(3.0)
+    w.finish("a")
+
+    assert "high" in w.grants
+    assert w.waiting == ["low"]
