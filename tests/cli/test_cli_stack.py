@@ -56,7 +56,12 @@ def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command in the background; it is killed where the test did not end it."""
     argv = [sys.executable, "-m", "tangram", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(argv, cwd=folder, env=environment(folder), text=True, **pipes)  # type: ignore[call-overload]
+    # Whoever runs these tests in the background of a shell has interrupts ignored, which a child would inherit.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(argv, cwd=folder, env=environment(folder), text=True, **pipes)  # type: ignore[call-overload]
+    finally:
+        signal.signal(signal.SIGINT, heard)
     try:
         yield process
     finally:
