@@ -142,7 +142,8 @@ def test_a_restarted_scheduler_goes_on_with_the_cores_of_the_last_resize(own_sta
         with pytest.raises(ActionCancelled):
             other.result(20)
         live.until(lambda: live.rows(f"select units from grants where action = '{elastic.id}'") == [(2,)])
-        assert sorted(commanded(lines(log), "Resize")[-1]["core_ids"]) == [0, 1]
+        # The log is written after the journal.
+        live.until(lambda: sorted(commanded(lines(log), "Resize")[-1]["core_ids"]) == [0, 1])
         elastic.cancel()
         with pytest.raises(ActionCancelled):
             elastic.result(20)
