@@ -35,15 +35,6 @@ def core_list(cores: Collection[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
-def parse_core_list(text: str) -> tuple[int, ...]:
-    """Return the cores that the kernel has written as `0-2,5`."""
-    cores: list[int] = []
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cores.extend(range(int(first), int(last or first) + 1))
-    return tuple(cores)
-
-
 class SessionGroup(ABC):
     """The group of one session's processes: its shell and whatever comes from it, however it hides."""
 
@@ -78,6 +69,39 @@ class SessionGroup(ABC):
     @abstractmethod
     def remove(self) -> None:
         """Remove the group, which must have no process; nothing where it is gone."""
+
+
+class WrittenGroup(SessionGroup):
+    """A session's group whose cores and quota are control files; what stands there already is not written again."""
+
+    def __init__(self, all_cores: str, cores: str, quota_us: int) -> None:
+        """Take note of all cores there are, and of the cores and the quota that stand."""
+        self._all_cores, self._cores, self._quota_us = all_cores, cores, quota_us
+
+    @abstractmethod
+    def write_cores(self, cores: str) -> None:
+        """Write the cores. Raises `OSError`."""
+
+    @abstractmethod
+    def write_quota(self, quota_us: int) -> None:
+        """Write the core-microseconds of each period, or `UNLIMITED`. Raises `OSError`."""
+
+    def grant(self, cores: Collection[int], share: float) -> None:
+        """Write cores, then quota; see the base class."""
+        wanted = core_list(cores) or self._all_cores
+        if wanted != self._cores:
+            self.write_cores(wanted)
+            self._cores = wanted
+        self._set_quota(quota_us(share, len(cores)))
+
+    def park(self) -> None:
+        """Leave next to no quota; see the base class."""
+        self._set_quota(PARKED_QUOTA_US)
+
+    def _set_quota(self, quota_us: int) -> None:
+        if quota_us != self._quota_us:
+            self.write_quota(quota_us)
+            self._quota_us = quota_us
 
 
 class ContainerGroup(ABC):

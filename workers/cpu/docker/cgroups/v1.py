@@ -5,51 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, SessionGroup, core_list, quota_us
+from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, WrittenGroup, core_list
 from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, pids_below, read, remove_group, write
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "freezer")
 NS_PER_S = 1e9
 
 
-class SessionGroupV1(SessionGroup):
+class SessionGroupV1(WrittenGroup):
     """A child group in each of `CONTROLLERS`, whose folders are in `parents`."""
 
     def __init__(self, parents: dict[str, str], name: str, all_cores: str) -> None:
         self._folders = {controller: f"{parents[controller]}/{name}" for controller in CONTROLLERS}
-        self._all_cores = all_cores
+        super().__init__(all_cores, all_cores, PARKED_QUOTA_US)
         for folder in dict.fromkeys(self._folders.values()):
             os.mkdir(folder)
         cpu, cpuset = self._folders["cpu"], self._folders["cpuset"]
         write(f"{cpuset}/cpuset.mems", read(f"{parents['cpuset']}/cpuset.mems").strip())
         # Without this, each change of cores would have the kernel rebuild its scheduling domains.
         write(f"{cpuset}/cpuset.sched_load_balance", "0")
-        self._cores, self._quota = all_cores, PARKED_QUOTA_US
-        write(f"{cpuset}/cpuset.cpus", all_cores)
+        self.write_cores(all_cores)
         write(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
-        write(f"{cpu}/cpu.cfs_quota_us", str(PARKED_QUOTA_US))
+        self.write_quota(PARKED_QUOTA_US)
 
     def add(self, pid: int) -> None:
         """Take a process in; see the base class."""
         for folder in dict.fromkeys(self._folders.values()):
             write(f"{folder}/cgroup.procs", str(pid))
 
-    def grant(self, cores: Collection[int], share: float) -> None:
-        """Write cores, then quota; see the base class."""
-        wanted = core_list(cores) or self._all_cores
-        if wanted != self._cores:
-            write(f"{self._folders['cpuset']}/cpuset.cpus", wanted)
-            self._cores = wanted
-        self._set_quota(quota_us(share, len(cores)))
+    def write_cores(self, cores: str) -> None:
+        """Write the cores; see the base class."""
+        write(f"{self._folders['cpuset']}/cpuset.cpus", cores)
 
-    def park(self) -> None:
-        """Leave next to no quota; see the base class."""
-        self._set_quota(PARKED_QUOTA_US)
-
-    def _set_quota(self, quota: int) -> None:
-        if quota != self._quota:
-            write(f"{self._folders['cpu']}/cpu.cfs_quota_us", str(quota))
-            self._quota = quota
+    def write_quota(self, quota_us: int) -> None:
+        """Write the quota, which the kernel takes as it is; see the base class."""
+        write(f"{self._folders['cpu']}/cpu.cfs_quota_us", str(quota_us))
 
     def processes(self) -> list[int]:
         """Return its processes; see the base class."""

@@ -5,42 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, UNLIMITED, ContainerGroup, SessionGroup, core_list, quota_us
+from workers.cpu.docker.cgroups.abstract import PERIOD_US, UNLIMITED, ContainerGroup, WrittenGroup, core_list
 from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, pids_below, remove_group, write
 
 ATTENDANT = "attendant"
 US_PER_S = 1e6
 
 
-class SessionGroupV2(SessionGroup):
+class SessionGroupV2(WrittenGroup):
     """The child group `folder`."""
 
     def __init__(self, folder: str, all_cores: str) -> None:
-        self._folder, self._all_cores = folder, all_cores
+        super().__init__(all_cores, "", UNLIMITED)
+        self._folder = folder
         os.mkdir(folder)
-        self._cores, self._quota = "", UNLIMITED
-        self._set_quota(PARKED_QUOTA_US)
+        self.park()
 
     def add(self, pid: int) -> None:
         """Take a process in; see the base class."""
         write(f"{self._folder}/cgroup.procs", str(pid))
 
-    def grant(self, cores: Collection[int], share: float) -> None:
-        """Write cores, then quota; see the base class."""
-        wanted = core_list(cores) or self._all_cores
-        if wanted != self._cores:
-            write(f"{self._folder}/cpuset.cpus", wanted)
-            self._cores = wanted
-        self._set_quota(quota_us(share, len(cores)))
+    def write_cores(self, cores: str) -> None:
+        """Write the cores; see the base class."""
+        write(f"{self._folder}/cpuset.cpus", cores)
 
-    def park(self) -> None:
-        """Leave next to no quota; see the base class."""
-        self._set_quota(PARKED_QUOTA_US)
-
-    def _set_quota(self, quota: int) -> None:
-        if quota != self._quota:
-            write(f"{self._folder}/cpu.max", f"{'max' if quota == UNLIMITED else quota} {PERIOD_US}")
-            self._quota = quota
+    def write_quota(self, quota_us: int) -> None:
+        """Write the quota, `max` for none; see the base class."""
+        write(f"{self._folder}/cpu.max", f"{'max' if quota_us == UNLIMITED else quota_us} {PERIOD_US}")
 
     def processes(self) -> list[int]:
         """Return its processes; see the base class."""
