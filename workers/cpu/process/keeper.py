@@ -353,8 +353,16 @@ class Nursery:
             os._exit(0)
 
     def fence(self) -> None:
-        """Kill what keepers that died by force have left to this process."""
+        """Kill what keepers that died by force have left to this process.
+
+        A dying keeper closes its socket, which is what the worker hears, before its children become this process's.
+        """
+        deadline = time.monotonic() + KILL_LIMIT_S
         self.reap()
+        while any(map(tree.is_exiting, self.keepers)) and time.monotonic() < deadline:
+            select.select([self.alarm.reading], [], [], 0.005)
+            self.alarm.clear()
+            self.reap()
         spared = {process.identity for process in map(tree.read_process, self.keepers) if process is not None}
         kill_below(spared, 0.0, self.alarm, self.reap)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PF_EXITING = 0x4  # linux/sched.h: set before a dying process closes its files, long before it is a zombie
 HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 
 WALK_LIMIT_S = 2.0
@@ -42,20 +43,32 @@ class Process:
         return (self.pid, self.start)
 
 
-def read_process(pid: int) -> Process | None:
-    """Return what /proc says of `pid`, or None when it is gone."""
+def _status(pid: int) -> list[bytes]:
+    """Return the fields of /proc/<pid>/stat from the state on, or none when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             line = file.read(4096)
     except OSError:
-        return None
+        return []
     # The name in parentheses may hold spaces and parentheses: the fields start behind the last one.
     fields = line[line.rfind(b")") + 2 :].split()
-    if len(fields) < 22:
+    return fields if len(fields) >= 22 else []
+
+
+def read_process(pid: int) -> Process | None:
+    """Return what /proc says of `pid`, or None when it is gone."""
+    fields = _status(pid)
+    if not fields:
         return None
     own_s, reaped_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S, (int(fields[13]) + int(fields[14])) / TICKS_PER_S
     parent, start, rss_bytes, thread_count = int(fields[1]), int(fields[19]), int(fields[21]) * PAGE_BYTES, int(fields[17])
     return Process(pid, parent, chr(fields[0][0]), start, own_s + reaped_s, rss_bytes, reaped_s, thread_count)
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether `pid` has begun to die, or is a zombie; until it is a zombie, its children are still its own."""
+    fields = _status(pid)
+    return bool(fields) and bool(int(fields[6]) & PF_EXITING)
 
 
 def threads(pid: int) -> list[int]:

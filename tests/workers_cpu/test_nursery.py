@@ -1,0 +1,51 @@
+"""What the nursery ends of a keeper that was killed, however long the kernel takes over its death."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from workers.cpu.process import tree
+
+from .support import until
+
+# A process whose first thread has ended is on the way out, as one that was killed is for a moment: its files may be
+# closed, its children are still its own. Here the moment lasts for half a second.
+DYING = """
+import ctypes, os, subprocess, threading, time
+print(subprocess.Popen(["sleep", "300.375"]).pid, flush=True)
+threading.Thread(target=lambda: (time.sleep(0.5), os._exit(0))).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+NURSERY = f"""
+import socket, subprocess, sys, time
+from workers.cpu.process import tree
+from workers.cpu.process.keeper import Nursery
+nursery = Nursery(socket.socketpair()[0])
+keeper = subprocess.Popen([sys.executable, "-c", {DYING!r}], stdout=subprocess.PIPE)
+orphan = int(keeper.stdout.readline())
+nursery.keepers.add(keeper.pid)
+while not tree.is_exiting(keeper.pid):
+    time.sleep(0.01)
+nursery.fence()
+print(tree.read_process(orphan) is None, nursery.keepers)
+"""
+
+
+def test_what_a_dying_keeper_still_holds_is_waited_for_and_ended() -> None:
+    # Given a keeper that has begun to die, whose children the nursery has not got yet; when the nursery is to end what it left
+    asked = subprocess.run([sys.executable, "-c", NURSERY], capture_output=True, text=True, timeout=60, check=False)
+    # Then its child has ended as soon as the nursery says so, and no keeper is left
+    assert asked.stdout == "True set()\n", asked
+
+
+def test_only_what_has_begun_to_die_is_exiting() -> None:
+    # Given a process; when it lives, is a zombie, and is gone
+    process = subprocess.Popen(["sleep", "300.5"])
+    assert not tree.is_exiting(process.pid)
+    process.kill()
+    # Then it is exiting from its death to its burial
+    assert until(lambda: tree.is_exiting(process.pid))
+    process.wait()
+    assert not tree.is_exiting(process.pid)
