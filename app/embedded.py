@@ -97,8 +97,12 @@ class EmbeddedStack:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop everything, in reverse order."""
-        self._exit.close()
+        """Stop everything, in reverse order; those that work for the first one end beside each other."""
+        try:
+            for process in [*self._processes.values()][2:]:
+                process.ask()
+        finally:
+            self._exit.close()
 
     @property
     def broker_url(self) -> str:

@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, Row, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Engine, Executable, Row, Select, bindparam, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
@@ -27,7 +27,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from app import journal_fold
 from app.database import DatabaseError, database_errors, problem, shown, writing
 from app.leader import Lease
-from app.models import NODE_UP, RUNNING, Action, Base, Environment, Grant, Job, LeaseRow, Node, Service, table
+from app.models import ABSENT, NODE_UP, RUNNING, Action, Base, Environment, Grant, Job, LeaseRow, Node, Service, ServiceInstance, table
 from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, SpentAction, Unfinished, UnfinishedAction
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,9 @@ ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
 
 SPENT_LOADED_S = 120.0
 """How far back what ended actions took of quotas still counts: rates are per second and per minute."""
+
+GONE_KEPT_S = 86_400.0
+"""Seconds for which the instances of a node that is not up are kept; then they go as soon as a worker joins."""
 
 T = TypeVar("T")
 
@@ -160,12 +163,16 @@ class SqlJournal:
         if grants := fold.grants():
             execute(statements.grant, grants)
         for statement, group in (
-            (statements.environment, fold.environments),
-            (statements.node, fold.nodes),
-            (statements.service, fold.services),
+            (statements.environment, fold.environments.values()),
+            (statements.node, fold.nodes.values()),
+            (statements.service, fold.services.values()),
+            (statements.forget, fold.forgotten.values()),
+            (statements.instance, fold.instances.values()),
         ):
             if group:
-                execute(statement, list(group.values()))
+                execute(statement, list(group))
+        if fold.forgotten:
+            execute(statements.prune, {"before": max(row["changed_at"] for row in fold.forgotten.values()) - GONE_KEPT_S})
 
     def _check_lease(self, connection: Connection, lease: Lease) -> None:
         held = connection.execute(self._statements.lease, {"lease": lease.name}).one_or_none()
@@ -196,6 +203,10 @@ class _Statements:
         self.environment = self._latest(Environment, "id", keep=("created_at",), first=("opened_at",))
         self.node = self._latest(Node, "name", last=("joined_at",))
         self.service = self._latest(Service, "name")
+        self.forget = update(table(ServiceInstance)).where(ServiceInstance.node == bindparam("of"), ServiceInstance.state != ABSENT)
+        gone = select(Node.name).where(Node.state != NODE_UP, Node.changed_at < bindparam("before"))
+        self.prune = delete(table(ServiceInstance)).where(ServiceInstance.node.in_(gone))
+        self.instance = self._latest(ServiceInstance, "node", "service", "cells")
         self.lease = select(LeaseRow.holder, LeaseRow.epoch).where(LeaseRow.name == bindparam("lease")).with_for_update(read=True)
 
     def received_and_changed(self, shape: journal_fold.Shape) -> Executable:
@@ -221,7 +232,7 @@ class _Statements:
         return self._dialect_insert(table(model))
 
     def _latest(
-        self, model: type[Base], key: str, *, keep: Sequence[str] = (), first: Sequence[str] = (), last: Sequence[str] = ()
+        self, model: type[Base], *key: str, keep: Sequence[str] = (), first: Sequence[str] = (), last: Sequence[str] = ()
     ) -> Executable:
         """Return an insert that overrides the row that is there.
 
@@ -235,9 +246,9 @@ class _Statements:
                 given = func.coalesce(column, given)
             elif column.name in last:
                 given = func.coalesce(given, column)
-            if column.name != key and column.name not in keep:
+            if column.name not in key and column.name not in keep:
                 columns[column.name] = given
-        statement: Executable = insert.on_conflict_do_update(index_elements=[key], set_=columns)
+        statement: Executable = insert.on_conflict_do_update(index_elements=key, set_=columns)
         return statement
 
 

@@ -8,7 +8,8 @@ by one, all at once, or in any batches between leaves the same rows. It holds be
 2. reception never changes a row that is there (a redelivered message is not a second action);
 3. the first end of an action stands, whatever follows;
 4. a grant is released once, by the first requeueing or end after it;
-5. a resize overrides the one before it, and none changes a grant that was released.
+5. a resize overrides the one before it, and none changes a grant that was released;
+6. what is forgotten of a node's instances is forgotten first, then come those that the batch tells of after that.
 
 A *shape* is the set of columns that a group of rows sets; rows of one shape share one statement.
 """
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.models import ENVIRONMENT_ENDS, NODE_UP, RUNNING, WAITING
+from app.models import ABSENT, ENVIRONMENT_ENDS, NODE_UP, RUNNING, WAITING
 from scheduler.entries import (
     ActionEnded,
     ActionGranted,
@@ -28,6 +29,8 @@ from scheduler.entries import (
     ActionResized,
     Entry,
     EnvironmentChanged,
+    InstanceChanged,
+    InstancesForgotten,
     NodeChanged,
 )
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
@@ -59,6 +62,8 @@ class Fold:
         self.environments: dict[str, Row] = {}
         self.nodes: dict[str, Row] = {}
         self.services: dict[str, Row] = {}
+        self.forgotten: dict[str, Row] = {}
+        self.instances: dict[tuple[str, str, str], Row] = {}
         self._actions: dict[str, _Action] = {}
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -80,6 +85,10 @@ class Fold:
                     self._environment(entry)
                 case NodeChanged():
                     self._node(entry)
+                case InstanceChanged():
+                    self._instance(entry)
+                case InstancesForgotten():
+                    self._forget(entry)
 
     def received(self) -> list[Row]:
         """Return the rows of actions that this batch only received."""
@@ -259,6 +268,31 @@ class Fold:
         }
         for name, description in entry.description.get("services", {}).items():
             self.services[name] = {"name": name, "node": entry.name, "description": description, "changed_at": entry.at}
+
+    def _instance(self, entry: InstanceChanged) -> None:
+        cells = ",".join(map(str, entry.cell_ids))
+        self.instances[entry.node, entry.service, cells] = {
+            "node": entry.node,
+            "service": entry.service,
+            "cells": cells,
+            "state": entry.state,
+            "reason": clean(entry.reason),
+            "memory_mb": entry.memory_mb,
+            "host_mb": entry.host_mb,
+            "starts": entry.starts,
+            "restores": entry.restores,
+            "evictions": entry.evictions,
+            "leaks": entry.leaks,
+            "changed_at": entry.at,
+        }
+
+    def _forget(self, entry: InstancesForgotten) -> None:
+        over = {"state": ABSENT, "reason": clean(entry.reason), "memory_mb": 0.0, "host_mb": 0.0, "changed_at": entry.at}
+        for row in self.instances.values():
+            if row["node"] == entry.node and row["state"] != ABSENT:
+                row.update(over)
+        # What the first one forgets is absent for all that follow.
+        self.forgotten.setdefault(entry.node, {"of": entry.node, **over})
 
 
 def clean(text: str) -> str:

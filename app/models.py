@@ -22,6 +22,18 @@ Only table definitions live here: no connection, no query. Times are seconds sin
 | up | its beats arrive | lost, left |
 | lost | three beats were missed | up (it joined anew) |
 | left | its worker said goodbye | up |
+
+| service instance's state | meaning |
+|---|---|
+| absent | nowhere, or not heard of since its worker began |
+| starting | the model is loaded from its folder |
+| resident | its weights are on its cells |
+| evicting | they leave |
+| host | a copy of them is in host memory |
+| restoring | the copy goes back onto cells, these or others |
+| failed | it could not do that, or its process ended; it holds nothing |
+
+What follows on what is the table in `scheduler/lifecycle.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +48,7 @@ WAITING, RUNNING = "waiting", "running"
 ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "lost")
 ENVIRONMENT_ENDS = ("closed", "lost")
 NODE_UP = "up"
+ABSENT = "absent"
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
@@ -183,6 +196,29 @@ class Service(Base):
     name: Mapped[str] = mapped_column(primary_key=True)
     node: Mapped[str]
     description: Mapped[dict[str, Any]]
+    changed_at: Mapped[float]
+
+
+class ServiceInstance(Base):
+    """An instance of a service on a node, named by its cells (`0,1`), as its worker last said.
+
+    `memory_mb` and `host_mb` are the measured MiB that it holds on its cells and in host memory; `starts`, `restores`, `evictions` and
+    `leaks` (evictions that did not free the memory) count since its worker began. Of a node that is not up it says how things were.
+    """
+
+    __tablename__ = "service_instances"
+
+    node: Mapped[str] = mapped_column(primary_key=True)
+    service: Mapped[str] = mapped_column(primary_key=True)
+    cells: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    reason: Mapped[str]
+    memory_mb: Mapped[float]
+    host_mb: Mapped[float]
+    starts: Mapped[int] = mapped_column(Integer)
+    restores: Mapped[int] = mapped_column(Integer)
+    evictions: Mapped[int] = mapped_column(Integer)
+    leaks: Mapped[int] = mapped_column(Integer)
     changed_at: Mapped[float]
 
 

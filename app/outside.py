@@ -7,8 +7,9 @@
 | `GET /limited?account=a&seconds=s&tokens=t` | the same, with t as `usage.total_tokens`; 429 beyond the limits of account a |
 | `PUT /limits?account=a&rate=r&concurrency=c` | sets the limits of account a (`app/limiter.py`) |
 | `GET /counts?account=a` | what has arrived at account a since it was last asked |
+| `GET /stalls` | when this process stood still, if it is watched: the ends, on the clock of `/counts`, and the seconds |
 
-`python -m app.outside` serves until its standard input ends, and says where on standard output.
+`python -m app.outside` serves until its standard input ends, and says where on standard output; it is watched.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from app.limiter import Accounts
 SEARCH_S = 0.1
 LONGEST_WORK_S = 3600.0
 RETRY_AFTER_S = 1
+_WATCHED_EVERY_S, _STALL_S = 0.005, 0.025
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -48,6 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._limited(query)
         elif parts.path == "/counts":
             self._answer(200, self.server.accounts.of(_first(query, "account")).counts())
+        elif parts.path == "/stalls":
+            self._answer(200, list(self.server.stalls))
         elif parts.path == "/work":
             time.sleep(_seconds(query.get("seconds", ["0"])[0]))
             self._answer(200, {})
@@ -105,6 +109,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.accounts = Accounts()
+        self.stalls: list[tuple[float, float]] = []
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -126,6 +131,19 @@ class OutsideApi:
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
+    def watch(self) -> None:
+        """Note from now on when this process stands still: what arrived meanwhile is counted when it goes on, all at once."""
+        threading.Thread(target=self._watch, name="outside-stalls", daemon=True).start()
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while True:
+            time.sleep(_WATCHED_EVERY_S)
+            now = time.monotonic()
+            if now - before > _WATCHED_EVERY_S + _STALL_S:
+                self._server.stalls.append((now, now - before))
+            before = now
+
     def __enter__(self) -> Self:
         """Start listening."""
         self._thread.start()
@@ -140,5 +158,6 @@ class OutsideApi:
 
 if __name__ == "__main__":
     with OutsideApi() as api:
+        api.watch()
         print(api.base_url, flush=True)
         sys.stdin.read()

@@ -84,6 +84,8 @@ class Process:
         except OSError as error:
             raise StackError(f"cannot start {self.name}: {describe(error)}") from error
         self.identity = Identity(self._child.pid, psutil.Process(self._child.pid).create_time())
+        self._asked = False
+        self._family: set[psutil.Process] = set()
 
     def ended(self) -> str | None:
         """Say how the process ended, e.g. `exit code 1` or `signal SIGKILL`; None while it runs."""
@@ -103,17 +105,26 @@ class Process:
             return tuple([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
         return ()
 
+    def ask(self) -> None:
+        """Ask the process to end and return at once; asked twice, a Celery worker would drop what it does."""
+        if self._asked or self._child.returncode is not None:
+            return
+        # Before it ends: whom it leaves behind is nobody's descendant afterwards.
+        self._family = _descendants(self.identity)
+        if self.ended() is None:
+            os.kill(self.identity.pid, signal.SIGTERM)
+        self._asked = True
+
     def stop(self, wait_s: float) -> None:
         """Ask the process to end, wait at most `wait_s`, then kill its group and all descendants."""
         if self._child.returncode is not None:
             return
-        family = _descendants(self.identity)
-        if self.ended() is None:
-            os.kill(self.identity.pid, signal.SIGTERM)
+        self.ask()
+        self._family |= _descendants(self.identity)  # it may have been asked some time ago
         try:
             wait_until(lambda: self.ended() is not None, wait_s)
         finally:
-            family |= _descendants(self.identity)
+            family = self._family | _descendants(self.identity)
             # The group of a zombie cannot be signalled on macOS, and need not be.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.identity.pid, signal.SIGKILL)

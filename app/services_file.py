@@ -4,13 +4,21 @@ The scheduler reads it to plan, the GPU worker to load. So this module knows the
 no SQL, no clock. Whatever is wrong ends as one `ConfigError`, one line naming file, service and key.
 
     [services.rm-small]
-    engine = "torch"          # "stub" | "torch"
+    engine = "torch"          # "stub" | "torch" | "vllm"
     task = "score"            # "score" (sequence classification) | "logprobs" (causal model)
     model = "models/rm-small" # a folder, relative to the file
-    cells = [1]               # acceptable numbers of cells
+    cells = [1]               # acceptable numbers of cells; for vLLM the degrees of tensor parallelism
     memory_mb = 200           # MiB it occupies on each of its cells while resident
+    host_memory_mb = 200      # MiB of host memory that its restorable copy takes
     max_concurrency = 1       # calls at a time
+    instances = 2             # most instances on a node
     restore_s = 0.0           # declared estimate of a restore, seconds
+    pinned = false            # once resident it is never evicted
+    warm = false              # brought onto cells when its node joins, before it is asked for
+
+    [services.rm-small.vllm]  # only with engine = "vllm"
+    python = "../vllm/bin/python" # the interpreter that has vLLM, relative to the file
+    args = ["--max-model-len", "8192"]
 
     [quotas.search]
     rate_per_s = 50           # requests per second
@@ -28,7 +36,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from scheduler.model import QuotaSpec
 from scheduler.resources.quota import clash
@@ -36,6 +44,26 @@ from tangram.errors import TangramError
 
 CHUNKS = (1, 2, 4, 8)
 _MOST_MB = 1 << 30
+_SET_BY_THE_WORKER = frozenset(
+    {
+        "--model",
+        "--served-model-name",
+        "--host",
+        "--port",
+        "--uds",
+        "--api-key",
+        "--ssl-keyfile",
+        "--root-path",
+        "--runner",
+        "--convert",
+        "--tensor-parallel-size",
+        "-tp",
+        "--pipeline-parallel-size",
+        "-pp",
+        "--data-parallel-size",
+        "-dp",
+    }
+)
 
 
 class ConfigError(TangramError, ValueError):
@@ -49,45 +77,79 @@ def _one_of_chunks(cells: list[int]) -> list[int]:
     return cells
 
 
-def _known_engine(engine: object) -> object:
-    """Say of the vLLM engine that it is not there, rather than that the word is unknown."""
-    if engine == "vllm":
-        raise ValueError("the vllm engine is not supported; use 'torch' or 'stub'")
-    return engine
-
-
 class _Table(BaseModel):
     """A table of the file: exact types, no unknown keys, no infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class VllmConfig(_Table):
+    """The table `[services.NAME.vllm]`: how the server of a vLLM service is started."""
+
+    python: Path | None = Field(default=None, strict=False)
+    """The interpreter of the environment that vLLM is installed in; none: the worker's own."""
+    args: tuple[str, ...] = Field(default=(), strict=False)
+    """Further arguments of the server, as its command line takes them."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the server."""
+    start_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """Seconds within which the server must have answered its first request."""
+    process_mb: float = Field(default=1024.0, ge=0, le=_MOST_MB)
+    """MiB of each of its cells that the server's process takes besides weights and cache, also while it sleeps."""
+    sleep_on_cpu: bool = False
+    """For tests: on CPU devices, too, a server that is evicted sleeps, though there that frees nothing; else it is stopped."""
+
+    @model_validator(mode="after")
+    def _leaves_the_worker_its_own(self) -> VllmConfig:
+        for word in self.args:
+            option = word.partition("=")[0].replace("_", "-")
+            if option in _SET_BY_THE_WORKER:
+                raise ValueError(f"args: {option} is set by the worker")
+        if own := [name for name in self.env if name in ("CUDA_VISIBLE_DEVICES", "TMPDIR", "VLLM_SERVER_DEV_MODE")]:
+            raise ValueError(f"env: {own[0]} is set by the worker")
+        return self
+
+
 class ServiceConfig(_Table):
     """One `[services.NAME]` table: a model that can be resident on GPU cells."""
 
-    engine: Annotated[Literal["stub", "torch"], BeforeValidator(_known_engine)]
-    """What computes: `torch` loads the model, `stub` answers deterministic numbers without one."""
+    engine: Literal["stub", "torch", "vllm"]
+    """What computes: `torch` loads the model, `vllm` has a server of its own do so, `stub` answers deterministic numbers without one."""
     task: Literal["score", "logprobs"]
     """What the model is: `score` a sequence classifier with one label, `logprobs` a causal language model."""
     model: Path | None = Field(default=None, strict=False)
     """The model's folder; relative to the file in the file, absolute once loaded. A stub needs none."""
     cells: Annotated[list[int], AfterValidator(_one_of_chunks)] = [1]
-    """Acceptable numbers of cells. A torch service keeps a replica on each of its cells and splits a batch over them."""
+    """Acceptable numbers of cells. A torch service keeps a replica on each of its cells and splits a batch over them, a vLLM
+    service is split over them itself (tensor parallelism)."""
     memory_mb: float = Field(gt=0, le=_MOST_MB)
     """MiB it occupies on each of its cells while resident."""
+    host_memory_mb: float | None = Field(default=None, gt=0, le=_MOST_MB)
+    """MiB of host memory that its restorable copy takes; none: `memory_mb` times its least number of cells."""
     max_concurrency: int = Field(default=1, ge=1, le=10_000)
     """How many calls may run at once."""
+    instances: int | None = Field(default=None, ge=1, le=10_000)
+    """How many instances of it a node may hold; none: as many as the scheduler finds worth their cells."""
     restore_s: float = Field(default=0.0, ge=0, le=86_400)
     """Declared estimate of a restore, seconds."""
+    pinned: bool = False
+    """Whether it is never evicted once it is resident."""
+    warm: bool = False
+    """Whether it is brought onto cells when its node joins, before anybody asks for it."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """What the weights are held and computed in."""
     separator: str = "\n"
     """What stands between prompt and response where both are plain text."""
 
+    vllm: VllmConfig = VllmConfig()
+    """How the server is started, with engine `vllm`."""
+
     @model_validator(mode="after")
-    def _torch_has_a_model(self) -> ServiceConfig:
-        if self.engine == "torch" and self.model is None:
-            raise ValueError("model: the torch engine needs a model folder")
+    def _has_what_its_engine_needs(self) -> ServiceConfig:
+        if self.engine != "stub" and self.model is None:
+            raise ValueError(f"model: the {self.engine} engine needs a model folder")
+        if self.engine != "vllm" and "vllm" in self.model_fields_set:
+            raise ValueError(f"vllm: means nothing with engine {self.engine!r}")
         return self
 
 
@@ -178,7 +240,7 @@ def check_models(path: Path, file: ServicesFile) -> None:
     Raises `ConfigError` with one line naming file, service and key `model`.
     """
     for name, service in file.services.items():
-        if service.engine == "torch" and service.model is not None and (problem := model_problem(service.model)):
+        if service.engine != "stub" and service.model is not None and (problem := model_problem(service.model)):
             raise ConfigError(f"{path}: services.{name}.model: {problem}")
 
 
@@ -200,7 +262,9 @@ def model_problem(folder: Path) -> str | None:
 
 
 def _anchored(service: ServiceConfig, base: Path) -> ServiceConfig:
-    """Make the model's folder absolute."""
+    """Make the model's folder and the interpreter of vLLM absolute."""
+    if service.vllm.python is not None:
+        service = service.model_copy(update={"vllm": service.vllm.model_copy(update={"python": base / service.vllm.python})})
     return service if service.model is None else service.model_copy(update={"model": base / service.model})
 
 

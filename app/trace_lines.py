@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
 from scheduler.trace import DEFAULT_JOB, DEFAULT_PRIORITY, Kind
 from tangram.errors import TangramError
@@ -109,6 +109,8 @@ class ServiceLine(AnyLine):
     memory_mb: Megabytes = 0.0
     restore_s: Seconds = 0.0
     max_concurrency: Amount = 1
+    pinned: StrictBool = False
+    warm: StrictBool = False
 
 
 class QuotaLine(AnyLine):

@@ -230,7 +230,7 @@ def _service(name: str, line: ServiceLine) -> ServiceSpec:
         raise TraceError(str(error).removeprefix("cells: "), key="cells") from None
     return ServiceSpec(
         name=name, cells=line.cells, memory_mb=math.ceil(line.memory_mb), restore_s=line.restore_s,
-        max_concurrency=line.max_concurrency, extra=extra_of(line),
+        max_concurrency=line.max_concurrency, pinned=line.pinned, warm=line.warm, extra=extra_of(line),
     )  # fmt: skip
 
 
@@ -281,7 +281,8 @@ def _action_line(action: TraceAction) -> dict[str, object]:
 
 def _service_line(spec: ServiceSpec) -> dict[str, object]:
     cells = spec.cells[0] if len(spec.cells) == 1 else list(spec.cells)
-    return {**spec.extra, "cells": cells, "memory_mb": spec.memory_mb, "restore_s": spec.restore_s, "max_concurrency": spec.max_concurrency}
+    known = {"cells": cells, "memory_mb": spec.memory_mb, "restore_s": spec.restore_s, "max_concurrency": spec.max_concurrency}
+    return {**spec.extra, **known, **{word: True for word in ("pinned", "warm") if getattr(spec, word)}}
 
 
 def _quota_line(spec: QuotaSpec) -> dict[str, object]:

@@ -21,8 +21,22 @@ MOST_REFUSALS: Final = 5
 
 def may_wait_again(action: Action, grant: Grant) -> bool:
     """Say whether an action goes back to the queue when an outside API refuses it under this grant."""
-    only_calls = action.cost.quotas and action.environment is None and not {CORES, CELLS} & set(action.cost.amounts)
-    return bool(only_calls) and action.idempotent and grant.attempt <= MOST_REFUSALS
+    return only_calls(action) and action.idempotent and grant.attempt <= MOST_REFUSALS
+
+
+def only_calls(action: Action) -> bool:
+    """Say whether an action draws on quotas and holds nothing else."""
+    return bool(action.cost.quotas) and action.environment is None and not {CORES, CELLS} & set(action.cost.amounts)
+
+
+def note_sent(state: State, event: events.Sent, now: float) -> None:
+    """Have the accounts of a running action know when its request really went out."""
+    running = state.running.get(event.id)
+    if running is None or running.grant.attempt != event.attempt:
+        return
+    planned_s, running.sent_at = running.goes_at, max(running.goes_at, min(event.at, now))
+    for account, requests, _ in state.draws(running.waiting.action):
+        account.went_out(planned_s, running.sent_at, requests)
 
 
 def note_answer(state: State, running: Running, event: events.Finished, now: float) -> None:

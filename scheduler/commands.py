@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.lifecycle import End, EnvironmentState, NodeState
-from scheduler.model import Grant
+from scheduler.model import Evicted, Grant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,16 @@ class Stop:
     node: str
     attempt: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Have the node bring a service onto cells though no action of it waits; its end comes as `ServiceChanged`."""
+
+    node: str
+    service: str
+    cell_ids: tuple[int, ...]
+    evict: tuple[Evicted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,4 +108,4 @@ class NoteNode:
     reason: str = ""
 
 
-Command = Start | Resize | Stop | Requeue | Finish | CloseEnvironment | NoteEnvironment | NoteNode
+Command = Start | Resize | Stop | Restore | Requeue | Finish | CloseEnvironment | NoteEnvironment | NoteNode

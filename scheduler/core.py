@@ -13,7 +13,8 @@ Theory of operation:
 4. An action's units come back with `Finished`, which a worker sends when the processes are gone, not before
    (ends.py); a node that is lost gives back all of its own (nodes.py). What an outside API answered is in answers.py.
 5. Time enters by `Tick`. `next_wake` says when one would change something.
-6. After a restart the driver tells what the journal knew (recovery.py).
+6. What a worker says of the models on its cells is compared with what is known of them (residency.py).
+7. After a restart the driver tells what the journal knew (recovery.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import heapq
 from collections.abc import Sequence
 
 from scheduler import events
-from scheduler.answers import may_wait_again, note_answer
+from scheduler.answers import may_wait_again, note_answer, note_sent, only_calls
 from scheduler.commands import Command, Requeue, Stop
 from scheduler.dispatch import Dispatcher
 from scheduler.durations import Observation
@@ -34,6 +35,7 @@ from scheduler.nodes import Nodes
 from scheduler.policies.abstract import Policy
 from scheduler.recovery import Recovery
 from scheduler.refusal import refusal
+from scheduler.residency import Residency
 from scheduler.state import State, wants_cells, wants_cores
 
 
@@ -55,6 +57,7 @@ class Core:
         self._environments = Environments(self.state)
         self._ends = Ends(self.state, self._dispatcher)
         self._nodes = Nodes(self.state, self._dispatcher, self._environments, self._ends, self._enqueue)
+        self._residency = Residency(self.state)
         self._recovery = Recovery(self.state, self._environments, self._nodes)
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
@@ -66,6 +69,8 @@ class Core:
                 self._finished(event, now)
             case events.Started():
                 self._started(event)
+            case events.Sent():
+                note_sent(self.state, event, now)
             case events.Used():
                 self._used(event)
             case events.NodeBeat():
@@ -76,10 +81,22 @@ class Core:
                 self._cancelled(event, now)
             case events.NodeJoined():
                 self._nodes.joined(event.node, now)
+                if event.resumed:
+                    self._residency.resumed(event.node)
+                else:
+                    self._residency.joined(event.node.name, now)
+                if event.node.cells:
+                    self._end_gone(self._residency.gone(event.node.name, event.node.services), now)
             case events.NodeLost():
                 self._nodes.lost(event.name, event.reason, now, left=event.left)
+            case events.ServicesDeclared():
+                self._end_gone(self._residency.declared(event, now), now)
+            case events.ServiceChanged():
+                self._residency.changed(event, now)
             case events.Spent():
                 self._recovery.spent(event)
+            case events.NeverArrived():
+                self._never_arrived(event, now)
             case events.EnvironmentOpened():
                 self._recovery.environment_opened(event, now)
             case events.EnvironmentClosed():
@@ -106,7 +123,7 @@ class Core:
         Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
         """
         times = [self._dispatcher.holds.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
-        times.append(self._dispatcher.next_look())
+        times += [self._dispatcher.next_look(), self._residency.next_warm()]
         if self.state.kept_back:
             times.append(self.state.kept_until)
         deadlines = self.state.deadlines
@@ -138,6 +155,8 @@ class Core:
             self._close(waiting, environment, now)
         elif environment is not None:
             self._environments.admit(waiting, environment, now)
+        elif wants_cells(action) and action.service not in state.services:
+            state.finish_waiting(waiting, "rejected", f"no node declares service {action.service!r} any more", now)
         elif wants_cells(action):
             state.floating_cells.add(waiting)
             self._dispatcher.came(waiting, now)
@@ -156,6 +175,11 @@ class Core:
         else:
             state.unplaced.add(waiting)
             self._dispatcher.start_unplaced(now)
+
+    def _end_gone(self, gone: Sequence[str], now: float) -> None:
+        """End the actions that wait for services that no node declares any more."""
+        for waiting in [one for one in self.state.waiting.values() if one.action.service in gone and wants_cells(one.action)]:
+            self._drop_waiting(waiting, "rejected", f"no node declares service {waiting.action.service!r} any more", now)
 
     def _close(self, waiting: Waiting, environment: Environment, now: float) -> None:
         if environment.state == "waiting":
@@ -198,22 +222,40 @@ class Core:
         note_answer(self.state, running, event, now)
         self._ends.release(running, now)
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
-            self._wait_again(running, event, now)
+            self._wait_again(running, event.reason or "the API refused it", now)
             return
         if event.status == "succeeded":
             self._ends.learn(running, event)
         self._ends.note_end(running, event.status, event.reason, now, finished=event)
         self._after_end(running.waiting, event.status, event.reason, now)
 
-    def _wait_again(self, running: Running, event: events.Finished, now: float) -> None:
-        """Put an action that an outside API has refused back to where it stood, unless its trainer gave it up."""
+    def _never_arrived(self, event: events.NeverArrived, now: float) -> None:
+        """Have requests that were never made wait for their turn anew: that of a grant which got lost has passed.
+
+        What holds other resources keeps them, and is sent to its node again at once; its requests count as made now.
+        """
+        running = self.state.running.get(event.id)
+        if running is None or running.grant.attempt != event.attempt:
+            return
+        action = running.waiting.action
+        if not only_calls(action):
+            for account, requests, _ in self.state.draws(action):
+                account.charge(requests, 0, now)
+            return
+        for account, _, tokens in self.state.draws(action):
+            account.charge(0, -tokens, now)
+        self._ends.release(running, now)
+        self._wait_again(running, f"node {running.grant.node} never got it", now)
+
+    def _wait_again(self, running: Running, reason: str, now: float) -> None:
+        """Put an action of which nothing was done back to where it stood, unless its trainer gave it up."""
         if running.stopping:
             self._ends.note_end(running, "cancelled", running.stopping, now, finished=None)
             return
         waiting = running.waiting
         waiting.refused += 1
         self.state.enter(waiting)
-        self.state.out.append(Requeue(id=waiting.id, reason=event.reason or "the API refused it"))
+        self.state.out.append(Requeue(id=waiting.id, reason=reason))
         self._enqueue(waiting, now)
 
     def _after_end(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
@@ -316,6 +358,7 @@ class Core:
             self._nodes.miss(limits.beat_s, now)
         if state.kept_until <= now:
             state.look_again(at_all=True)
+        self._residency.warm_up(now)
         self._environments.end_leases(now)
         self._environments.place(now)
         self._dispatcher.holds.open(now)

@@ -20,6 +20,7 @@ def node_spec(description: Mapping[str, Any]) -> NodeSpec:
         cell_memory_mb=int(description["cell_memory_mb"]) or UNLIMITED,
         labels=frozenset(str(label) for label in description["labels"]),
         domains=domains,
+        services=frozenset(map(str, description["services"])) if "services" in description else None,
     )
 
 
@@ -47,6 +48,8 @@ def service_spec(name: str, declared: Mapping[str, Any]) -> ServiceSpec:
         memory_mb=int(declared.get("memory_mb", 0)),
         restore_s=float(declared.get("restore_s", 0.0)),
         max_concurrency=int(declared.get("max_concurrency", 1)),
-        instances_per_node=1,
+        instances_per_node=None if declared.get("instances") is None else int(declared["instances"]),
         sizes=tuple(declared.get("cells", [1])),
+        pinned=bool(declared.get("pinned", False)),
+        warm=bool(declared.get("warm", False)),
     )

@@ -60,6 +60,7 @@ class Dispatcher:
         """Have the cells looked at, if the time has come."""
         at = self._cells.next_look()
         if at is not None and at <= now:
+            self._cells.woken()
             for node in self._state.nodes.values():
                 if node.cells.capacity:
                     self._state.touch(node.cells)

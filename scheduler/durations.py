@@ -4,9 +4,10 @@ An action's *work* is `T_ori`, its seconds on one unit. What is expected of it, 
 
 1. what earlier actions of its class took (job, kind, class or service, largest amount), once there are some;
 2. what was declared, times what this class's declarations have been wrong by, where that has been nearer;
-3. what the same class took in other jobs; what the kind usually takes.
+3. what the same class took in other jobs; what the kind has taken, whatever the class; what it usually takes.
 
-Few observations are pulled towards the level above them, as if it were `PRIOR` observations more. Three things are
+Few observations are pulled towards the level above them, as if it were `PRIOR` observations more. So is the order of a
+class that is new: most commands of agents are short, and one is not kept back for what it might be. Three things are
 robust by construction: an observation counts at most `OUTLIER` medians, older ones fade, and expectations of what is
 left of a running action come from the distribution, not from the mean: what has run for long is expected to run on.
 
@@ -220,8 +221,9 @@ class ClassRecord:
 class Estimate:
     """What is expected of one action: its work, the curve its units follow, and the part of a core it needs.
 
-    `record` gives what is left of it while it runs; None where nothing is learned, and then `declared` says whether the
-    work is more than what its kind usually takes. `intensity` is 1 where nothing is known.
+    `record` gives what is left of it while it runs; None where nothing is learned, and then `declared` says whether
+    the work is more than what its kind usually takes. `guessed_soonest_s` is what class and level above suggest until
+    then. `intensity` is 1 where nothing is known.
     """
 
     work_s: float
@@ -229,11 +231,14 @@ class Estimate:
     intensity: float = 1.0
     record: ClassRecord | None = None
     declared: bool = True
+    guessed_soonest_s: float | None = None
 
     @property
     def soonest_s(self) -> float:
-        """The work by which it is ordered: that of its class by Gittins's rule, else what is expected."""
-        return self.record.work.soonest_s if self.record is not None else self.work_s
+        """The work by which it is ordered, by Gittins's rule: that of its class, else what is guessed, else what is expected."""
+        if self.record is not None:
+            return self.record.work.soonest_s
+        return self.work_s if self.guessed_soonest_s is None else self.guessed_soonest_s
 
     def left_s(self, done_s: float) -> float:
         """Return the work that is expected to be left after `done_s` of it."""
@@ -272,8 +277,11 @@ class Durations:
         if not self._learning:
             return Estimate(declared if declared is not None else usual, action.curve, declared=declared is not None)
         units = action.units
-        record, wide = self._records(action.job, action.kind, action.action_class or action.service, units[-1])
-        above = wide.work.mean_s() if wide.work.count else usual
+        record, wide, kind = self._records(action.job, action.kind, action.action_class or action.service, units[-1])
+        above = usual
+        for level in (kind, wide):
+            if level.work.count:
+                above = (level.work.count * level.work.mean_s() + PRIOR * above) / (level.work.count + PRIOR)
         curve = action.curve
         if units[-1] > 1:
             fraction = record.used_fraction()
@@ -284,7 +292,11 @@ class Durations:
             ratio = math.exp(record.log_ratio * record.ratios / (record.ratios + PRIOR))
             return Estimate(declared * ratio, curve, intensity)
         work_s = (known * record.work.mean_s() + PRIOR * above) / (known + PRIOR) if known else above
-        return Estimate(work_s, curve, intensity, record if known >= 2.0 else None, declared=False)
+        if known >= 2.0:
+            return Estimate(work_s, curve, intensity, record, declared=False)
+        like = next((level.work for level in (wide, kind) if level.work.count >= 2.0), None)
+        guess = None if like is None else (known * record.work.soonest_s + PRIOR * like.soonest_s) / (known + PRIOR)
+        return Estimate(work_s, curve, intensity, declared=False, guessed_soonest_s=guess)
 
     def observe(
         self, action: Action, expected: Estimate, *, work_s: float, held_units: float, execution_s: float, cpu_s: float | None
@@ -312,9 +324,9 @@ class Durations:
         for record in self._records(seen.job, seen.kind, seen.action_class or seen.service, seen.units[-1]):
             _learn(record, seen.execution_s * speed, seen.held_units, seen.execution_s, seen.cpu_s, speed, whole=seen.held_units >= 1.0)
 
-    def _records(self, job: str, kind: str, name: str | None, most_units: int) -> tuple[ClassRecord, ClassRecord]:
-        """Return the records of the class in its job and of the same class in all jobs."""
-        return self._record((job, kind, name, most_units)), self._record((kind, name, most_units))
+    def _records(self, job: str, kind: str, name: str | None, most_units: int) -> tuple[ClassRecord, ClassRecord, ClassRecord]:
+        """Return the records of the class in its job, of the same class in all jobs, and of its kind, elastic or not."""
+        return self._record((job, kind, name, most_units)), self._record((kind, name, most_units)), self._record((kind, most_units > 1))
 
     def _record(self, key: tuple[object, ...]) -> ClassRecord:
         record = self._classes.get(key)

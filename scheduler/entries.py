@@ -52,7 +52,7 @@ class ActionResized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRequeued:
-    """A granted action went back to the queue: its node was lost, or an outside API refused it."""
+    """A granted action went back to the queue: its node was lost or never got it, or an outside API refused it."""
 
     id: str
     reason: str
@@ -93,7 +93,47 @@ class NodeChanged:
     reason: str = ""
 
 
-Entry = ActionReceived | ActionGranted | ActionResized | ActionRequeued | ActionEnded | EnvironmentChanged | NodeChanged
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceChanged:
+    """The instance of a service on these cells of a node is now in `state`, a word of `lifecycle.ServiceState`.
+
+    `memory_mb` and `host_mb` are the measured MiB that it holds on its cells and in host memory; the rest counts since its worker began.
+    """
+
+    node: str
+    service: str
+    cell_ids: tuple[int, ...]
+    state: str
+    at: float
+    reason: str = ""
+    memory_mb: float = 0.0
+    host_mb: float = 0.0
+    starts: int = 0
+    restores: int = 0
+    evictions: int = 0
+    leaks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstancesForgotten:
+    """Whatever was known of the instances on a node is over: its worker says anew which there are."""
+
+    node: str
+    at: float
+    reason: str
+
+
+Entry = (
+    ActionReceived
+    | ActionGranted
+    | ActionResized
+    | ActionRequeued
+    | ActionEnded
+    | EnvironmentChanged
+    | NodeChanged
+    | InstanceChanged
+    | InstancesForgotten
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

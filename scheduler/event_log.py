@@ -7,7 +7,7 @@ again (`Replay`). Only values and their words live here; the file itself is in `
 |---|---|
 | opening | `schema`, `epoch`, `setup`: policy, limits, services, quotas, history |
 | handled | `epoch`, `at`, `event`, `commands` |
-| learned | `epoch`, `service`: one that no services file had declared and a worker offered |
+| learned | `epoch`, `service`: as a worker describes it from now on |
 
 Every scheduler that takes over opens anew, under the epoch of its lease. Events and commands are objects with their
 class as `type` and their fields under their own names, less those at their default; sets are sorted lists, actions
@@ -33,7 +33,7 @@ from tangram.action import Action
 from tangram.elasticity import Amdahl, Curve, Flat, Table, make_curve, shown
 from tangram.errors import TangramError
 
-SCHEMA: Final = "tangram.events/1"
+SCHEMA: Final = "tangram.events/2"
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.lifecycle import End
+from scheduler.lifecycle import End, ServiceState
 from scheduler.model import Grant, NodeSpec
 from tangram.action import Action
 
@@ -53,6 +53,23 @@ class Spent:
     """An action that drew on quotas had been granted at `at` by an earlier scheduler, and has ended since."""
 
     action: Action
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeverArrived:
+    """A node, asked for an action that was granted to it, says that it never got that try: nothing of it has been done."""
+
+    id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """The request of a running action went out at `at`, as its worker measured."""
+
+    id: str
+    attempt: int
     at: float
 
 
@@ -104,9 +121,21 @@ class Used:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A worker offers its node; a node that is up already and joins again has restarted."""
+    """A worker offers its node; a node that is up already and joins again has restarted.
+
+    With `resumed` an earlier scheduler knew it: what there is on its cells is still to be said.
+    """
 
     node: NodeSpec
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicesDeclared:
+    """A node that is up, and has said what there is on its cells, declares these services from now on, and no others."""
+
+    node: str
+    services: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +145,17 @@ class NodeBeat:
     name: str
     running: frozenset[str] = frozenset()
     environments: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceChanged:
+    """An instance of a service, named by its cells, is in a state, as its node's worker says; `reason` is that of a failure."""
+
+    node: str
+    service: str
+    cell_ids: tuple[int, ...]
+    state: ServiceState
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +206,16 @@ Event = (
     Submitted
     | Resumed
     | Spent
+    | NeverArrived
     | Started
+    | Sent
     | Used
     | Finished
     | NodeJoined
     | NodeBeat
     | NodeLost
+    | ServicesDeclared
+    | ServiceChanged
     | EnvironmentOpened
     | EnvironmentClosed
     | Cancelled

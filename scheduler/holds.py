@@ -34,8 +34,11 @@ class Holds:
 
     def take(self, waiting: Waiting, now: float) -> float:
         """Take the requests of an action that starts; return when they may go."""
-        taken = [quota.take(now, requests, tokens) for quota, requests, tokens in self._state.draws(waiting.action)]
-        return max(taken, default=now)
+        draws = self._state.draws(waiting.action)
+        at = max((quota.goes_at(now, requests) for quota, requests, _ in draws), default=now)
+        for quota, requests, tokens in draws:
+            quota.take(at, requests, tokens)
+        return at
 
     def next_opening(self, now: float) -> float | None:
         """Return when the next quota with waiting actions opens; None where none does by itself."""

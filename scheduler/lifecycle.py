@@ -10,6 +10,7 @@ Action:
 | `running` | finished | `succeeded`, `failed`, `timed_out`, `cancelled` |
 | `running` | node lost | `waiting` when it may run again, else `lost` |
 | `running` | an outside API refused it | `waiting` when it may run again, else `succeeded` with the refusal as answer |
+| `running` | its node never got it | `waiting` if it draws on quotas alone, else it is sent to its node again |
 
 Environment:
 
@@ -31,16 +32,44 @@ Node:
 | `up` | three missed beats, or beats that never take up a grant | `lost` |
 | `up` | left | `left` |
 | `lost`, `left` | joined | `up` |
+
+A service on cells, one instance each, as its worker reports it and its engine lives it (`SERVICE_TRANSITIONS`):
+
+| from | on | to |
+|---|---|---|
+| `absent` | its cells are granted | `starting` |
+| `starting` | the model is loaded from its folder, or is not | `resident`, `failed` |
+| `resident` | its cells or their memory are wanted, or it is stopped | `evicting` |
+| `evicting` | its weights are in host memory, are dropped, are stuck; calls did not end in time | `host`, `absent`, `failed`, `resident` |
+| `host` | cells are granted; host memory is wanted, or its copy goes to other cells | `restoring`, `absent` |
+| `restoring` | the weights are back, or are not | `resident`, `failed` |
+| `resident`, `host` | its process ended by itself | `failed` |
+| `failed` | another try from the folder; it is stopped | `starting`, `absent` |
+
+What passed quickly need not be reported. An instance that takes over the copy of one on other cells is `restoring` next, though it was
+`absent`; one that could not even begin is reported as `failed`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 End = Literal["succeeded", "failed", "timed_out", "cancelled", "rejected", "lost"]
 ActionState = Literal["waiting", "running"] | End
 EnvironmentState = Literal["waiting", "opening", "open", "closing", "closed", "lost"]
 NodeState = Literal["up", "lost", "left"]
+ServiceState = Literal["absent", "starting", "resident", "evicting", "host", "restoring", "failed"]
+
+SERVICE_TRANSITIONS: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {
+    "absent": frozenset({"starting"}),
+    "starting": frozenset({"resident", "failed"}),
+    "resident": frozenset({"evicting", "failed"}),
+    "evicting": frozenset({"host", "absent", "failed", "resident"}),
+    "host": frozenset({"restoring", "absent", "failed"}),
+    "restoring": frozenset({"resident", "failed"}),
+    "failed": frozenset({"starting", "absent"}),
+}
 
 ENDS: Final[tuple[End, ...]] = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "lost")
 

@@ -25,7 +25,8 @@ class NodeSpec:
     """What a node offers. `pools` are among `cpu`, `gpu`, `api`; memory is in MB, per cell for `cell_memory_mb`.
 
     `domains` are the ids of its cores by what they share, neighbours next to each other; with none, nothing is known of
-    where they lie, and the ids are 0 to `cores` - 1.
+    where they lie, and the ids are 0 to `cores` - 1. `services` are the names of those that it declares, None where it runs
+    whatever is known.
     """
 
     name: str
@@ -36,6 +37,7 @@ class NodeSpec:
     cell_memory_mb: int = UNLIMITED
     labels: frozenset[str] = frozenset()
     domains: tuple[tuple[int, ...], ...] = ()
+    services: frozenset[str] | None = None
 
     def core_domains(self) -> tuple[Sequence[int], ...]:
         """Return the ids of its cores by domain."""
@@ -48,8 +50,9 @@ class ServiceSpec:
 
     `cells` are the acceptable numbers of cells, ascending; `memory_mb` what it occupies on each of them; `restore_s`
     the expected seconds from host memory to resident; `max_concurrency` how many actions an instance runs at once;
-    `instances_per_node` how many instances a node can hold, None for as many as fit; `sizes` the only numbers of cells
-    that its engine can run on, None where an action may name any.
+    `instances_per_node` how many instances a node can hold, None for as many as are worth it; `sizes` the only numbers of cells
+    that its engine can run on, None where an action may name any. Once resident, a `pinned` service is never evicted;
+    a `warm` one is brought onto free cells when its node joins.
     """
 
     name: str
@@ -59,6 +62,8 @@ class ServiceSpec:
     max_concurrency: int = 1
     instances_per_node: int | None = None
     sizes: tuple[int, ...] | None = None
+    pinned: bool = False
+    warm: bool = False
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
@@ -108,11 +113,19 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """An instance that is thrown off its cells."""
+
+    service: str
+    cell_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """What a running action holds.
 
     `units` is its degree of parallelism. `share` is the part of its core that is its own: below 1, which only a grant of
-    one unit can be, the core is shared with other such grants. `evict` names the services to be thrown off the cells first, in order;
+    one unit can be, the core is shared with other such grants. `evict` names the instances to be thrown off their cells first, in order;
     `restore` says that the action's own service must be brought onto the cells before it runs. A request to an outside API
     goes out at `not_before`, the scheduler's time, where that is later than its arrival.
     """
@@ -123,7 +136,7 @@ class Grant:
     core_ids: tuple[int, ...] = ()
     share: float = 1.0
     cell_ids: tuple[int, ...] = ()
-    evict: tuple[str, ...] = ()
+    evict: tuple[Evicted, ...] = ()
     restore: bool = False
     not_before: float = 0.0
 
@@ -133,8 +146,8 @@ class Waiting:
     """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
 
     `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`); `estimate` is what is expected
-    of it beyond durations; `refused` counts the tries that an outside API has refused. `share` is the part of a core that does for
-    it where cores are short: 1 where it needs a whole one, and only actions that can run on one unit have less.
+    of it beyond durations; `refused` counts the tries that an API refused or that never arrived. `share` is the part of
+    a core that does for it where cores are short: 1 where it needs a whole one, and only actions that can run on one unit have less.
     """
 
     id: str
@@ -151,6 +164,8 @@ class Waiting:
     steps: tuple[tuple[float, int, int], ...] = ()
     estimate: Estimate = UNKNOWN
     share: float = 1.0
+    alike: tuple[object, ...] = ()
+    """What actions for models have in common that can take each other's place (lanes/services.py); empty until that is asked for."""
     least: int = field(init=False)
     """The smallest amount that it can use."""
     best: int = field(init=False)
@@ -181,6 +196,7 @@ class Running:
     since: float = 0.0
     held_since: float = 0.0
     hungry: bool = False
+    sent_at: float | None = None
     units: int = field(init=False)
     """Its present degree of parallelism."""
     speed: float = field(init=False)
@@ -193,6 +209,11 @@ class Running:
     def _note_units(self) -> None:
         self.units = self.grant.units
         self.speed = speed_on(self.waiting.estimate.curve, self.units)
+
+    @property
+    def goes_at(self) -> float:
+        """When its requests went out or, as far as nobody has told, are to go out."""
+        return self.sent_at if self.sent_at is not None else max(self.granted_at, self.grant.not_before)
 
     def done_at(self, now: float) -> float:
         """Return the work done by `now`, in seconds on one unit."""

@@ -43,7 +43,7 @@ class Nodes:
         if spec.name in state.nodes:
             self.lost(spec.name, "its worker was restarted", now, left=False)
         cores = CoreGroup(spec.name, spec.core_domains())
-        cells = CellGroup(spec.name, spec.cells, spec.cell_memory_mb)
+        cells = CellGroup(spec.name, spec.cells, spec.cell_memory_mb, sharing=state.policy.shares_cells)
         state.nodes[spec.name] = Node(spec, cores, cells, spec.memory_mb, now)
         state.offer(spec, 1)
         state.out.append(NoteNode(name=spec.name, state="up"))
@@ -111,7 +111,7 @@ class Nodes:
         self._ends.release(running, now)
         environment = self._state.environments.get(action.environment or "")
         opening = action.kind == "cpu.open" and environment is not None
-        # Tries that an outside API refused lost no node; a restarted scheduler knows only their sum, and is careful.
+        # Tries that an outside API refused or that never arrived lost no node; a restarted scheduler knows only their sum, and is careful.
         tried = running.grant.attempt - waiting.refused >= MOST_TRIES
         unwanted = running.stopping or (environment is not None and environment.doomed)
         if (opening or (action.idempotent and action.environment is None)) and not tried and not unwanted:

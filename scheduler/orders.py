@@ -26,9 +26,10 @@ from scheduler.entries import (
     Journal,
     NodeChanged,
 )
-from scheduler.model import Grant
+from scheduler.model import Evicted, Grant
 from scheduler.transport import Received, Transport
 from tangram.action import Action
+from tangram.wire import WireEvicted
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,10 @@ class Orders:
             )
         )
 
+    def note(self, entry: Entry) -> None:
+        """Write down what follows from no command."""
+        self._entries.append(entry)
+
     def commit(self, batch: Sequence[Received]) -> None:
         """Write the entries as one group, then send, then acknowledge `batch`."""
         entries, self._entries = self._entries, []
@@ -95,6 +100,10 @@ class Orders:
             case commands.Stop():
                 arguments = {"id": command.id, "attempt": command.attempt, "reason": command.reason}
                 self._transport.send_control(command.node, "tangram.stop", arguments)
+            case commands.Restore():
+                self.restores += 1
+                arguments = {"service": command.service, "cell_ids": list(command.cell_ids), "evict": wire_evictions(command.evict)}
+                self._transport.send_control(command.node, "tangram.restore", arguments)
             case commands.CloseEnvironment():
                 arguments = {"id": command.id, "attempt": 0, "reason": command.reason}
                 self._transport.send_control(command.node, "tangram.close_environment", arguments)
@@ -142,7 +151,7 @@ class Orders:
             "core_ids": list(grant.core_ids),
             "share": grant.share,
             "cell_ids": list(grant.cell_ids),
-            "evict": list(grant.evict),
+            "evict": wire_evictions(grant.evict),
             "restore": grant.restore,
             "submitted_at": self.submitted_at[action_id],
             "received_at": running.waiting.received_at if running is not None else granted_at,
@@ -209,6 +218,11 @@ class Orders:
                 reason=command.reason,
             )
         )
+
+
+def wire_evictions(evicted: Sequence[Evicted]) -> list[WireEvicted]:
+    """Return the instances that are to be thrown off their cells, as messages name them."""
+    return [{"service": one.service, "cell_ids": list(one.cell_ids)} for one in evicted]
 
 
 def _because(command: commands.NoteNode) -> str:

@@ -50,13 +50,15 @@ class Recovery:
             self._opening(waiting, event, now)
         environment = state.environments.get(action.environment or "")
         expected_end = event.granted_at + waiting.duration_s(grant.units) if grant.units in waiting.units else event.granted_at
+        self._declare_quotas(action)
+        draws = state.draws(action)
+        if draws:  # the journal does not know when it was told to go
+            grant = replace(grant, not_before=event.granted_at + max(account.spec.lead_s for account, _, _ in draws))
         running = Running(waiting, grant, event.granted_at, expected_end, since=event.granted_at, held_since=event.granted_at)
         state.running[waiting.id] = running
-        self._declare_quotas(action)
         state.count(running, 1)
-        for account, requests, tokens in state.draws(action):
-            account.running += requests
-            account.resume(event.granted_at, requests, tokens)
+        for account, requests, tokens in draws:
+            account.take(running.goes_at, requests, tokens)
         if node is None:
             self._nodes.lose(running, f"node {grant.node} was lost while no scheduler ran", now)
             return
@@ -77,7 +79,7 @@ class Recovery:
         """Count what an action has taken of its quotas that has ended."""
         self._declare_quotas(event.action)
         for account, requests, tokens in self._state.draws(event.action):
-            account.resume(event.at, requests, tokens)
+            account.spend(event.at + account.spec.lead_s, requests, tokens)
 
     def _declare_quotas(self, action: Action) -> None:
         """Take up quotas that were declared when the action was granted and are no longer."""
@@ -89,7 +91,7 @@ class Recovery:
         spec = self._state.services.get(service, ServiceSpec(name=service))
         instance = node.cells.adopt(spec, running.grant.cell_ids)
         instance.active[action_id] = None
-        instance.pinned = bool(self._state.policy.pod_cores())
+        instance.pinned = spec.pinned or bool(self._state.policy.pod_cores())
         node.cells.running[action_id] = running
         self._state.touch(node.cells)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scheduler.model import Environment
-from scheduler.state import State, memory_of, wants_cells, wants_cores
+from scheduler.model import Environment, ServiceSpec
+from scheduler.state import Node, State, memory_of, wants_cells, wants_cores
 from tangram.action import CELLS, CORES, Action
 
 
@@ -33,6 +33,9 @@ def refusal(state: State, action: Action) -> Refusal | None:
         most_requests, most_tokens = account.spec.concurrency, account.spec.tokens_per_min
         if most_requests is not None and requests > most_requests:
             return Refusal(f"needs {requests} requests at once, quota {account.account!r} allows {most_requests}")
+        rate = account.spec.rate_per_s
+        if rate is not None and requests > max(60.0 * rate, account.spec.burst or 1):
+            return Refusal(f"needs {requests} requests, quota {account.account!r} allows {60.0 * rate:g} a minute")
         if most_tokens is not None and tokens > most_tokens:
             return Refusal(f"needs {tokens} tokens, quota {account.account!r} allows {most_tokens:g} a minute")
     if action.environment is not None:
@@ -88,17 +91,39 @@ def _cells_refusal(state: State, action: Action) -> Refusal | None:
     if service is None:
         return Refusal(f"service {action.service!r} is not declared")
     asked = action.cost.amounts.get(CELLS, service.cells)
-    if service.sizes is not None and not set(asked) & set(service.sizes):
-        return Refusal(f"service {service.name} runs on {_listed(service.sizes)} cells, not on {_listed(asked)}")
-    nodes = [node for node in state.nodes.values() if node.offers("gpu", action.requires)]
-    if not nodes:
+    able = [amount for amount in asked if service.sizes is None or amount in service.sizes]
+    if not able:
+        return Refusal(f"service {service.name} runs on {_listed(service.sizes or ())} cells, not on {_listed(asked)}")
+    there = [node for node in state.nodes.values() if "gpu" in node.spec.pools]
+    if not there:
         return None
+    nodes = [node for node in there if node.offers("gpu", action.requires)]
+    if not nodes:
+        return Refusal(f"no node with GPUs has the labels {', '.join(action.requires)}")
+    serving = [node for node in nodes if node.serves(service.name)]
+    if not serving:
+        return Refusal(f"no node that is up declares service {service.name!r}")
+    return _room_refusal(state, serving, service, min(able), memory_of(action))
+
+
+def _room_refusal(state: State, nodes: Sequence[Node], service: ServiceSpec, cells: int, own_mb: int) -> Refusal | None:
+    """Return why none of the nodes can ever hold an instance on so many cells, and run an action with `own_mb` of memory beside it."""
     most = max(node.cells.capacity for node in nodes)
-    if max(1, action.cost.least(CELLS)) > most:
-        return Refusal(f"needs {action.cost.least(CELLS)} cells, the largest node has {most}")
-    memory_mb = max(node.cells.cell_memory_mb for node in nodes)
+    if cells > most:
+        return Refusal(f"needs {cells} cells, the largest node has {most}")
+    memory_mb = max(node.cells.cell_memory_mb for node in nodes if node.cells.capacity)
     if service.memory_mb > memory_mb:
         return Refusal(f"service {service.name} needs {service.memory_mb} MB per cell, a cell has {memory_mb} MB")
+    most_mb = max(node.spec.memory_mb for node in nodes)
+    if own_mb > most_mb:
+        return Refusal(f"needs {own_mb} MB, the largest node has {most_mb} MB")
+    if not any(
+        node.cells.capacity >= cells and node.cells.cell_memory_mb >= service.memory_mb and node.spec.memory_mb >= own_mb for node in nodes
+    ):
+        return Refusal(f"no node has {cells} cells of {service.memory_mb} MB for service {service.name}, and {own_mb} MB beside them")
+    share = sum(node.cells.capacity for node in state.nodes.values()) // max(1, len(state.services))
+    if state.policy.pod_cores() and cells > share:
+        return Refusal(f"needs {cells} cells, equal parts of all cells are {share} for each of {len(state.services)} services")
     return None
 
 

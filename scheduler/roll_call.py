@@ -8,13 +8,15 @@ silence counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from scheduler import events
 from scheduler.commands import Resize
 from scheduler.core import Core
-from scheduler.descriptions import node_spec, services_of
+from scheduler.descriptions import node_spec, service_spec, services_of
+from scheduler.entries import NodeChanged
+from scheduler.instances import Instances, sensible
 from scheduler.model import ServiceSpec
 from scheduler.orders import Orders
 from scheduler.transport import Transport
@@ -26,6 +28,15 @@ HOUSEKEEPING_S = 0.5
 
 RETURN_S = 5.0
 """Time that nodes have for their first beat after the broker was away."""
+
+_OF_NOW = ("running", "environments", "instances")
+"""Parts of a description that are only so at the moment."""
+
+RESTORE_UNSEEN_S = 180.0
+"""Longest time that the cells of a restore are kept for it while its node's beats do not show it: its worker first waits, a minute
+each, for the calls in what it is to evict. After that its order, or the report of its end, is taken for lost."""
+
+_UNDER_WAY = ("starting", "restoring", "evicting")
 
 MOST_RESENT = 2
 """Times that a grant is sent again to a node that says that it never got it."""
@@ -48,7 +59,9 @@ class RollCall:
         self._orders = orders
         self._handle = handle
         self._learn = learn
+        self.instances = Instances(handle, orders.note)
         self._incarnations: dict[str, str] = {}
+        self._unheard: dict[str, None] = {}
         self._beat_at: dict[str, float] = {}
         self._orphan_beats: dict[str, int] = {}
         self._resent: dict[str, int] = {}
@@ -60,21 +73,33 @@ class RollCall:
         """Take a node for up that was so when the scheduler before this one stopped."""
         self._orders.descriptions[name] = description
         self._incarnations[name] = str(description.get("incarnation", ""))
-        self._join(description, now)
+        self._unheard[name] = None
+        self._join(description, now, resumed=True)
 
-    def _join(self, description: Mapping[str, Any], now: float) -> None:
-        """Let a node join, with what it offers and no services file has declared."""
+    def _join(self, description: Mapping[str, Any], now: float, *, resumed: bool = False) -> None:
+        """Let a node join, with the services as it describes them."""
         for service in services_of(description):
-            self._learn(service)
-        self._handle(events.NodeJoined(node=node_spec(description)), now)
+            self._learn_from(str(description["name"]), service)
+        self._handle(events.NodeJoined(node=node_spec(description), resumed=resumed), now)
+
+    def _learn_from(self, name: str, service: ServiceSpec) -> None:
+        """Take a service up as a node declares it, and say so where another one does otherwise: here it is only one thing."""
+        for other, description in self._orders.descriptions.items():
+            declared = description.get("services", {}).get(service.name)
+            if other != name and other in self._core.state.nodes and declared and service_spec(service.name, declared) != service:
+                log.warning(
+                    "node %s declares service %s otherwise than node %s does; the latest counts for both", name, service.name, other
+                )
+        self._learn(service)
 
     def forget_the_gone(self) -> None:
         """Drop what was kept of nodes that are gone and of actions that have ended."""
-        nodes, running = self._core.state.nodes, self._core.state.running
-        for kept in (self._incarnations, self._beat_at, self._orders.descriptions):
+        nodes, running, waiting = self._core.state.nodes, self._core.state.running, self._core.state.waiting
+        for kept in (self._incarnations, self._beat_at, self._orders.descriptions, self._unheard):
             for name in [name for name in kept if name not in nodes]:
                 del kept[name]
-        for action_id in [action_id for action_id in self._resent if action_id not in running]:
+        self.instances.forget([name for name in self.instances.nodes() if name not in nodes])
+        for action_id in [action_id for action_id in self._resent if action_id not in running and action_id not in waiting]:
             del self._resent[action_id]
         for key in [key for key in self._orphan_beats if key.partition("/")[0] not in nodes]:
             del self._orphan_beats[key]
@@ -96,11 +121,16 @@ class RollCall:
     def take_beat(self, description: Mapping[str, Any], now: float) -> None:
         """Let a node join that is not known, or not in this incarnation; else count the beat."""
         name, incarnation = description["name"], str(description.get("incarnation", ""))
+        said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
         if not known or self._incarnations.get(name) != incarnation:
             self._incarnations[name] = incarnation
-            self._orders.descriptions[name] = {k: v for k, v in description.items() if k not in ("running", "environments")}
+            self._unheard.pop(name, None)
+            self._orders.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
             self._join(description, now)
+            self.instances.joined(name, said, now)
+        elif description.get("services") != self._orders.descriptions[name].get("services"):
+            self._describe_anew(name, description, now)
         # Beats that have piled up while nobody read them all tell of the past: one of them counts, the others are signs of life.
         if now - self._beat_at.get(name, float("-inf")) < (self._core.state.limits.beat_s or 0.0) / 2:
             self._count_beat(name, now)
@@ -110,6 +140,52 @@ class RollCall:
         self._handle(beat, now)
         self._ask(name)
         self._sweep(name, description, now)
+        if name in self._unheard:
+            self.instances.resumed(name, said, now)
+        self.instances.beat(name, said, now)
+        self._look_at_restores(name, said, now)
+        if name in self._unheard:
+            del self._unheard[name]
+            self._declare(name, now)
+
+    def _look_at_restores(self, name: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
+        """End restores of which the core waits to hear, and whose end must have passed it by."""
+        node = self._core.state.nodes.get(name)
+        states = {(one["service"], tuple(sorted(one["cell_ids"]))): one["state"] for one in said}
+        for instance in [one for one in node.cells.instances if one.restoring] if node is not None else ():
+            state = states.get((instance.service, instance.cell_ids))
+            lost = state not in _UNDER_WAY and now - instance.since > RESTORE_UNSEEN_S
+            if state != "resident" and not lost:
+                continue
+            if lost:
+                log.warning("node %s does not bring %s onto cells %s; its cells are free again", name, instance.service, instance.cell_ids)
+            ended = events.ServiceChanged(
+                node=name,
+                service=instance.service,
+                cell_ids=instance.cell_ids,
+                state="resident" if state == "resident" else "failed",
+                reason="" if state == "resident" else "its node does not bring it",
+            )
+            self._handle(ended, now)
+
+    def _declare(self, name: str, now: float) -> None:
+        """Tell the core which services a node declares, now that it has said what there is on its cells."""
+        services = self._orders.descriptions[name].get("services")
+        if services is not None and name in self._core.state.nodes:
+            self._handle(events.ServicesDeclared(node=name, services=frozenset(services)), now)
+
+    def _describe_anew(self, name: str, description: Mapping[str, Any], now: float) -> None:
+        """Take up the services of a node whose services file was read again: the latest description of a service counts."""
+        before = self._orders.descriptions[name]
+        known, declared = before.get("services", {}), description.get("services", {})
+        self._orders.descriptions[name] = {**before, "services": declared}
+        for service in services_of(description):
+            if known.get(service.name) != declared[service.name]:
+                self._learn_from(name, service)
+        log.warning("node %s has read its services anew: %s", name, ", ".join(declared) or "none")
+        if name not in self._unheard:  # else that follows when it has said what is on its cells
+            self._declare(name, now)
+        self._orders.note(NodeChanged(name=name, state="up", description=self._orders.descriptions[name], at=now))
 
     def _count_beat(self, name: str, now: float) -> None:
         """Let a node live on, whatever it runs."""
@@ -136,7 +212,10 @@ class RollCall:
         node = running.grant.node
         resent = self._resent[action_id] = self._resent.get(action_id, 0) + 1
         if running.started_at is None and resent <= MOST_RESENT:
-            log.warning("node %s never got action %s; sending it again", node, action_id)
+            log.warning("node %s never got action %s; it is sent again", node, action_id)
+            self._handle(events.NeverArrived(id=action_id, attempt=attempt), now)
+            if action_id not in self._core.state.running or self._core.state.running[action_id].grant.attempt != attempt:
+                return  # it waits for its turn under its quotas, or has been granted anew
             self._transport.send_action(
                 node, self._orders.messages[action_id], self._orders.grant_header(action_id, running.grant, running.granted_at)
             )

@@ -218,11 +218,15 @@ class Service:
             self._handle(finished, now)
         elif sort == "started":
             self._handle(events.Started(id=report["id"], attempt=report["attempt"], at=_seconds(report["at"])), now)
+        elif sort == "sent":
+            self._handle(events.Sent(id=report["id"], attempt=report["attempt"], at=_seconds(report["at"])), now)
         elif sort == "used":
             used = events.Used(id=report["id"], attempt=report["attempt"], cpu_s=_seconds(report["cpu_s"]), at=_seconds(report["at"]))
             self._handle(used, now)
         elif sort in ("joined", "beat"):
             self._roll_call.take_beat(report["node"], now)
+        elif sort == "service":
+            self._roll_call.instances.changed(str(report["node"]), report, now)
         elif sort == "unknown":
             self._roll_call.answer_unknown(report["id"], report["attempt"], now)
         elif sort == "left":
@@ -249,8 +253,8 @@ class Service:
             self._orders.carry_out(command, now)
 
     def _learn(self, service: ServiceSpec) -> None:
-        """Take up a service that a worker offers, unless one of its name is known."""
-        if service.name not in self._core.state.services:
+        """Take up a service as a worker describes it: the latest description counts, also against a services file read here."""
+        if self._core.state.services.get(service.name) != service:
             self._core.state.services[service.name] = service
             if self._event_log is not None:
                 self._event_log.learned(service)

@@ -3,6 +3,7 @@
 Trajectories are little state machines: arrive, get an environment, think, submit a step's actions, wait for all of
 them, think again. Workers are a duration model: an action runs `work_s / (E(m)·m)` seconds on the m units of its
 grant, after a restore where the grant asks for one. Nothing else takes time here, so `overhead_s` is restoring.
+What real cells would not allow ends the replay: it keeps books of them of its own (cell_books.py).
 
 Only the time a decision takes is measured with a clock; it changes nothing that is simulated.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from scheduler import commands, events
+from scheduler.cell_books import CellBooks
 from scheduler.core import Core
 from scheduler.model import UNLIMITED, Limits, NodeSpec
 from scheduler.policies.abstract import Policy
@@ -181,6 +183,7 @@ class Simulation:
         self._rollouts: dict[str, _Rollout] = {}
         self._records: list[ActionRecord] = []
         self._decision_us: list[float] = []
+        self._cells = CellBooks(trace.services, preloaded=bool(policy.pod_cores()))
         self._restores = 0
         self._resizes = 0
         self._wake: float | None = None
@@ -193,6 +196,7 @@ class Simulation:
 
     def _run(self) -> RunRecord:
         for spec in self._cluster.specs():
+            self._cells.join(spec)
             self._handle(events.NodeJoined(node=spec), 0.0)
         for number, trajectory in enumerate(self._trace.trajectories):
             self._at(trajectory.arrival_s, _bind(self._arrive, _Rollout(trajectory, number)))
@@ -232,6 +236,8 @@ class Simulation:
                 self._finish(command, now)
             elif isinstance(command, commands.Resize):
                 self._resize(command, now)
+            elif isinstance(command, commands.Restore):
+                self._restore(command, now)
             elif isinstance(command, commands.CloseEnvironment):
                 self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
         wake = self._core.next_wake(now)
@@ -281,6 +287,8 @@ class Simulation:
             done = events.Finished(id=command.id, attempt=command.grant.attempt, status="succeeded", started_at=now)
             self._at(now, _bind(self._handle, done))
             return
+        if command.grant.cell_ids:
+            self._cells.start(command.id, live.recorded.service or "", command.grant)
         restore_s = 0.0
         if command.grant.restore:
             self._restores += 1
@@ -290,6 +298,18 @@ class Simulation:
         self._cores.enter(live, now)
         if command.grant.share < 1.0:
             self._at(now + USAGE_S, _bind(self._report_usage, live))
+
+    def _restore(self, command: commands.Restore, now: float) -> None:
+        """Bring an instance onto cells, which are busy with it for as long as a restore takes."""
+        self._restores += 1
+        name = self._cells.restore(command)
+        there = events.ServiceChanged(node=command.node, service=command.service, cell_ids=command.cell_ids, state="resident")
+        self._at(now + self._trace.services[command.service].restore_s, _bind(self._restored, (name, there)))
+
+    def _restored(self, restored: tuple[str, events.ServiceChanged], now: float) -> None:
+        name, there = restored
+        self._cells.finish(name)
+        self._handle(there, now)
 
     def _resize(self, command: commands.Resize, now: float) -> None:
         """Let the rest of the work go on at the pace of other units; the end that was planned is void."""
@@ -324,6 +344,7 @@ class Simulation:
         if turn != live.turn:
             return
         self._cores.leave(live, now)
+        self._cells.finish(live.id)
         live.turn += 1
         self._count_cores(-live.cores_held, now)
         finished = events.Finished(

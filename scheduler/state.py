@@ -30,7 +30,7 @@ PATIENT_WINDOWS = 10
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node that is up."""
+    """A node that is up. One that is not `heard` was up before this scheduler, and what there is on its cells is still to be said."""
 
     spec: NodeSpec
     cores: CoreGroup
@@ -39,10 +39,15 @@ class Node:
     last_beat: float
     environments: dict[str, None] = field(default_factory=dict)
     running: dict[str, None] = field(default_factory=dict)
+    heard: bool = True
 
     def offers(self, pool: str, requires: tuple[str, ...]) -> bool:
         """Say whether the node belongs to `pool` and has all the labels."""
         return pool in self.spec.pools and all(label in self.spec.labels for label in requires)
+
+    def serves(self, service: str | None) -> bool:
+        """Say whether the node can bring a service onto its cells."""
+        return self.spec.services is None or service in self.spec.services
 
 
 class State:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
+from tangram.arrays import ArrayError, pack_ints
 from tangram.elasticity import make_curve
 from tangram.errors import InvalidAction
 from tangram.results import Snapshot
@@ -228,10 +229,14 @@ def score(job: str, service: str, items: Sequence[Any], options: ServiceOptions)
     return _invoke(job, "gpu.score", service, {"items": _listed("items", items)}, **options)
 
 
-def logprobs(job: str, service: str, token_ids: Sequence[Sequence[int]], options: ServiceOptions) -> Action:
-    """Have a teacher give the log-probabilities of sequences of token ids."""
-    sequences = [_listed(f"token_ids[{index}]", ids) for index, ids in enumerate(_listed("token_ids", token_ids))]
-    return _invoke(job, "gpu.logprobs", service, {"token_ids": sequences}, **options)
+def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options: ServiceOptions) -> Action:
+    """Have a teacher give the log-probabilities of sequences of token ids: lists, arrays, or rows of one array."""
+    sequences = [_iterable(f"token_ids[{index}]", ids) for index, ids in enumerate(_iterable("token_ids", token_ids))]
+    try:
+        packed = pack_ints(sequences)
+    except ArrayError as error:
+        raise InvalidAction(f"token_ids[{error.index}]", error.problem) from None
+    return _invoke(job, "gpu.logprobs", service, {"token_ids": packed}, **options)
 
 
 def generate(
@@ -361,9 +366,13 @@ def _variables(variables: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def _listed(name: str, values: Iterable[Any]) -> list[Any]:
+    return list(_iterable(name, values))
+
+
+def _iterable(name: str, values: Iterable[Any]) -> Iterable[Any]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise InvalidAction(name, f"must be a list, not {type(values).__name__}")
-    return list(values)
+    return values
 
 
 def _given(**arguments: Any) -> dict[str, Any]:

@@ -73,8 +73,11 @@ class Client:
         scores: Scores = self._run(calls.score(self.job, service, items, options))
         return scores
 
-    def logprobs(self, service: str, token_ids: Sequence[Sequence[int]], **options: Unpack[ServiceOptions]) -> Logprobs:
-        """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats."""
+    def logprobs(self, service: str, token_ids: Iterable[Iterable[int]], **options: Unpack[ServiceOptions]) -> Logprobs:
+        """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats.
+
+        A sequence may be a list, an `array.array`, a numpy array or a row of one.
+        """
         logprobs: Logprobs = self._run(calls.logprobs(self.job, service, token_ids, options))
         return logprobs
 

@@ -173,9 +173,17 @@ def _nothing(payload: _Payload, act: _Timer, blobs: Blobs) -> None:
 
 
 def _scores(payload: _Payload, act: _Timer, blobs: Blobs) -> Scores:
-    scores = Scores(_FLOATS.validate_python(blobs.get_json(payload.value)))
+    value = blobs.get_json(payload.value)
+    scores = Scores(_one_list(value) if isinstance(value, Mapping) else _FLOATS.validate_python(value))
     scores.act, scores.dop = act(), payload.dop
     return scores
+
+
+def _one_list(packed: Mapping[str, object]) -> list[float]:
+    lists = unpack_floats(packed)
+    if len(lists) != 1:
+        raise ArrayError(f"offsets: one list was expected, not {len(lists)}")
+    return lists[0]
 
 
 def _logprobs(payload: _Payload, act: _Timer, blobs: Blobs) -> Logprobs:

@@ -41,6 +41,8 @@ _PAUSE_S = 0.1
 _PAUSES = {"interval_start": _PAUSE_S, "interval_step": _PAUSE_S, "interval_max": 1.0}
 _SHOWN = ("environment", "command", "path", "service", "quota", "method")
 """Arguments that Flower may see, cut short; none of them is large, and none is where people put keys and tokens."""
+_ARRAYS = ("token_ids",)
+"""Arguments that are packed numbers."""
 
 _log = logging.getLogger(__name__)
 
@@ -175,16 +177,16 @@ class Publisher:
         if action.kind not in KINDS:
             return dict(action.arguments)
         try:
-            return {name: self._pack_value(value) for name, value in action.arguments.items()}
+            return {name: self._pack_value(name, value) for name, value in action.arguments.items()}
         except RedisError as error:
             raise StackUnreachable(f"the result store is unreachable: {error}") from error
 
-    def _pack_value(self, value: Any) -> Any:
+    def _pack_value(self, name: str, value: Any) -> Any:
         if isinstance(value, (bytes, bytearray, memoryview)):
             return self._blobs.put(bytes(value))
         if isinstance(value, str):
             return self._blobs.put_text(value)
-        return self._blobs.put_json(value) if isinstance(value, (list, tuple)) else value
+        return self._blobs.put_json(value) if isinstance(value, (list, tuple)) or name in _ARRAYS else value
 
     def _connect(self) -> Producer:
         connection = self._app.connection_for_write()

@@ -101,6 +101,13 @@ class Settings(BaseSettings):
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
     cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
     cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
+    gpu_order: str = Field(
+        default="",
+        description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default by links.",
+    )
+    host_memory_mb: int | None = Field(
+        default=None, ge=1, description="Host memory for the copies of services that are off their cells; by default half the host's."
+    )
     labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
 
     @field_validator("warm")
@@ -113,6 +120,17 @@ class Settings(BaseSettings):
     def warm_images(self) -> dict[str, int]:
         """How many containers stand ready, by image."""
         return _counts(self.warm)
+
+    @field_validator("gpu_order")
+    @classmethod
+    def _can_be_numbers(cls, gpu_order: str) -> str:
+        _numbers(gpu_order)
+        return gpu_order
+
+    @cached_property
+    def gpus_in_order(self) -> list[int] | None:
+        """The numbers that `gpu_order` names; none where it is empty."""
+        return _numbers(self.gpu_order)
 
     @field_validator("shares")
     @classmethod
@@ -129,6 +147,14 @@ class Settings(BaseSettings):
     def stack_file(self) -> Path:
         """Where the embedded stack writes the addresses of what it started."""
         return self.state_dir / "stack.json"
+
+
+def _numbers(gpu_order: str) -> list[int] | None:
+    entries = [entry.strip() for entry in gpu_order.split(",")] if gpu_order.strip() else []
+    for entry in entries:
+        if not (entry.isascii() and entry.isdigit()):
+            raise ValueError(f"{entry!r} is no number of a device, as in 0,1,4,5")
+    return [int(entry) for entry in entries] or None
 
 
 def _counts(warm: str) -> dict[str, int]:

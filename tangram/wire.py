@@ -4,7 +4,7 @@
 |---|---|---|
 | `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header` plus `submitted_at`) |
 | `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant` |
-| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown |
+| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown, service |
 | `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
 
 All four are plain durable queues on the default exchange (`direct_queue`), declared alike by everyone, so that Redis
@@ -22,8 +22,8 @@ A cancel names tasks, one trajectory of a job, or a whole job:
 | `cpu.write_file` | environment, path, data°, mode | null |
 | `cpu.snapshot` | environment | `{"image", "node"}` |
 | `cpu.close` | environment | null |
-| `gpu.score` | service, items° | list of floats°, one per item |
-| `gpu.logprobs` | service, token_ids° | `tangram.arrays.PackedFloats`° |
+| `gpu.score` | service, items° | `tangram.arrays.PackedFloats`° of one list, or a list of floats°: one per item |
+| `gpu.logprobs` | service, token_ids°: `tangram.arrays.PackedInts`, or lists | `tangram.arrays.PackedFloats`° |
 | `gpu.generate` | service, prompts°, max_tokens, temperature, seed | list of strings° |
 | `api.call` | quota, method, url, headers, body° | `{"status_code", "headers", "body"°, "truncated"}` |
 
@@ -88,11 +88,18 @@ class Payload(TypedDict):
     act: WireAct
 
 
+class WireEvicted(TypedDict):
+    """An instance of a service that is to be thrown off its cells."""
+
+    service: str
+    cell_ids: list[int]
+
+
 class WireGrant(TypedDict):
     """The header `grant`: what the scheduler gave, and its own times.
 
     `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted,
-    `core_ids` or `cell_ids` are ids on the node, `evict` names the services to be thrown off first, in order. Below 1,
+    `core_ids` or `cell_ids` are ids on the node, `evict` names the instances to be thrown off first, in order. Below 1,
     `share` is the part of the one core that is the action's own; the core is shared with others. `most_units` is what
     the grant may grow to while the action runs. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
     the queue when the API refuses it; `not_before`, when its request may go out; `usage_header`, the header of the answer
@@ -107,7 +114,7 @@ class WireGrant(TypedDict):
     core_ids: list[int]
     share: float
     cell_ids: list[int]
-    evict: list[str]
+    evict: list[WireEvicted]
     restore: bool
     submitted_at: float
     received_at: float
@@ -117,10 +124,30 @@ class WireGrant(TypedDict):
     usage_header: NotRequired[str]
 
 
+class WireInstance(TypedDict):
+    """An instance of a service, named by its cells, as its worker last saw it.
+
+    `state` is a word of the life cycle of services, `reason` says why where that needs a reason; `memory_mb` and `host_mb` are the
+    measured MiB that it holds on its devices and in host memory, the rest counts since its worker began.
+    """
+
+    service: str
+    cell_ids: list[int]
+    state: str
+    reason: str
+    memory_mb: float
+    host_mb: float
+    starts: int
+    restores: int
+    evictions: int
+    leaks: int
+
+
 class WireNode(TypedDict):
     """How a worker presents itself when it joins, and what a beat repeats so that a fresh scheduler learns it.
 
-    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones. `domains`
+    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones, `instances` those of
+    services that are not absent. `domains`
     are the ids of its cores as grants shall name them, by what they share, neighbours next to each other; without it they
     are 0 to `cores` - 1, in one domain.
     """
@@ -136,6 +163,7 @@ class WireNode(TypedDict):
     running: list[str]
     environments: list[str]
     incarnation: NotRequired[str]
+    instances: NotRequired[list[WireInstance]]
     domains: NotRequired[list[list[int]]]
 
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from redis import Redis, RedisError
+
+# How long an example takes says more of the machine than of what is tested.
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
 
 
 @dataclass
@@ -51,7 +56,7 @@ class RedisServer(RedisUrls):
         """Start and wait until it answers."""
         command = [redis_binary(), "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(self.socket.parent)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 with self.client() as client:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from workers.api.requests import Requests
     from workers.cpu.abstract import Sandbox
     from workers.gpu.host import ServiceHost
+    from workers.gpu.restores import Restores
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class GpuContext:
     settings: Settings
     blobs: Blobs
     host: ServiceHost
+    restores: Restores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ It claims tries of actions, holds their calls while they run, and reports.
 | `joined` | the worker consumes its queue; a description of the node with a fresh incarnation |
 | `beat` | every `beat_s` seconds; the same description, with what runs and stands now |
 | `started` | a try was claimed |
+| `sent` | the request of a call to an outside API goes out |
 | `used` | every `usage_s` seconds, of each command on cores that has run for so long: the core-seconds it has used |
+| `service` | an instance of a service is in another state now, and what it holds |
 | `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
 | `unknown` | the scheduler asked for a try that never arrived here |
 | `left` | the worker shuts down |
@@ -24,7 +26,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from celery import Celery
 from redis import Redis, RedisError
@@ -58,16 +60,17 @@ class Node:
         *,
         beat_s: float,
         usage_s: float,
-        environments: Callable[[], list[str]] = list,
+        now: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Describe the node; nothing is sent before `join`.
 
-        `environments` returns the ids of the environments that stand on it.
+        `now` returns the parts of the description that change, as they are now: the environments that stand on it, its services
+        and their instances.
         """
         self._store = store
         self._incarnation = secrets.token_hex(8)
         self._description: WireNode = {**description, "incarnation": self._incarnation}
-        self._environments = environments
+        self._now = now
         self._lock = threading.Lock()
         self._epoch = 0
         self._leaving = False
@@ -90,6 +93,10 @@ class Node:
         """Report the node and begin to beat."""
         self._reporter.put({"type": "joined", "node": self._describe()})
         self._reporter.start()
+
+    def report(self, report: dict[str, Any]) -> None:
+        """Have a report sent that is about no action; never blocks."""
+        self._reporter.put(report)
 
     def leave(self, timeout_s: float = 5.0) -> None:
         """Report that the node goes, wait until all reports are out, and stop what runs. Idempotent.
@@ -175,6 +182,10 @@ class Node:
         """Return the call of a claimed action. Raises `KeyError` for others."""
         with self._lock:
             return self._calls[action_id]
+
+    def note_sent(self, call: Call) -> None:
+        """Report that the request of a call goes out now; never blocks."""
+        self._reporter.put({"type": "sent", "id": call.id, "attempt": call.grant["attempt"], "at": time.time()})
 
     def attach(
         self,
@@ -296,7 +307,8 @@ class Node:
     def _describe(self) -> WireNode:
         with self._lock:
             running = [*self._calls, *self._arrived]
-        return {**self._description, "running": running, "environments": self._environments()}
+        changing = self._now()
+        return cast(WireNode, {**self._description, "running": running, **changing})
 
 
 def _on_cores(grant: WireGrant, core_ids: tuple[int, ...], share: float) -> WireGrant:

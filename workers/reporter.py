@@ -24,8 +24,9 @@ from tangram.wire import EVENTS, WireNode
 
 log = logging.getLogger(__name__)
 
-STARTED_HELD_S = 0.02
-"""How long a `started` waits for company: the report that a short action has started goes out with that of its end."""
+HELD = ("started", "sent")
+HELD_S = 0.02
+"""How long these reports wait for company: that a short action has started is told with its end."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _OF_NOW = ("beat", "used")
@@ -103,9 +104,9 @@ class Reporter:
                 next_usage = now + self._usage_s
                 reports += self._used()
             if not held and reports:
-                held_until = now + STARTED_HELD_S
+                held_until = now + HELD_S
             held += reports
-            if held and (over or now >= held_until or any(report["type"] != "started" for report in held)):
+            if held and (over or now >= held_until or any(report["type"] not in HELD for report in held)):
                 self._send(held)
                 held, held_until = [], next_beat
         self._disconnect()

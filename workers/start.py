@@ -9,10 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,14 +61,15 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
-    description, environments, close = _SET_UP[pool](settings, Blobs(store))
-    node = Node(app, store, description, beat_s=settings.beat_s, usage_s=settings.usage_s, environments=environments)
+    prepared = _SET_UP[pool](settings, Blobs(store))
+    node = Node(app, store, prepared.description, beat_s=settings.beat_s, usage_s=settings.usage_s, now=prepared.now)
+    prepared.attach(node)
     setattr(app, RUNTIME_ATTRIBUTE, node)
     app.conf.task_queues = [direct_queue(node_queue(node.name))]
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
     app.conf.worker_consumer = "workers.consumer:NodeConsumer"
     _listen(node)
-    threads = _THREADS[pool] + _THREADS_PER_CORE * description["cores"]
+    threads = _THREADS[pool] + _THREADS_PER_CORE * prepared.description["cores"]
     try:
         app.worker_main(
             [
@@ -80,7 +84,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
         )
     finally:
         node.leave()
-        close()
+        prepared.close()
 
 
 def _raise_open_files() -> None:
@@ -142,7 +146,18 @@ def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
     return description
 
 
-SetUp = tuple[WireNode, Callable[[], list[str]], Callable[[], None]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A worker of some pool that has not joined yet.
+
+    `description` is its node, `now` returns the parts of it that change, as they are now; `attach` is told the node that the
+    worker is, `close` gives back what it holds.
+    """
+
+    description: WireNode
+    close: Callable[[], None]
+    now: Callable[[], dict[str, Any]] = dict
+    attach: Callable[[Node], None] = lambda node: None
 
 
 def _offered_cores(settings: Settings, machine: Topology) -> list[list[int]]:
@@ -160,7 +175,7 @@ def _offered_cores(settings: Settings, machine: Topology) -> list[list[int]]:
     return [list(domain.cores) for domain in left.first(wanted).domains]
 
 
-def _set_up_cpu(settings: Settings, blobs: Blobs) -> SetUp:
+def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     machine = Topology.of_this_process()
     domains = _offered_cores(settings, machine)
     core_map = CoreMap(tuple(sorted(machine.without(settings.reserved_cores).cores)))
@@ -173,7 +188,11 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> SetUp:
     else:
         sandbox = _container_sandbox(base, core_map, description["name"], settings)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
-    return description, lambda: [environment.spec.id for environment in sandbox.environments()], sandbox.close
+
+    def now() -> dict[str, Any]:
+        return {"environments": [environment.spec.id for environment in sandbox.environments()]}
+
+    return Prepared(description=description, now=now, close=sandbox.close)
 
 
 def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> Sandbox:
@@ -222,38 +241,57 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
     return ContainerSandbox(base, node=node, options=options, core_map=core_map)
 
 
-def _set_up_gpu(settings: Settings, blobs: Blobs) -> SetUp:
+def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     from workers.gpu.devices import discover
     from workers.gpu.host import ServiceHost
+    from workers.gpu.instances import InstanceStatus
+    from workers.gpu.reload import Reload, described
+    from workers.gpu.restores import Restores
 
     declared = ServicesFile.model_construct(services={}, quotas={})
     if settings.services_file is not None:
         declared = load_services_file(settings.services_file)
         check_models(settings.services_file, declared)
-    devices = discover(settings.cells, settings.cell_memory_mb)
+    devices = discover(settings.cells, settings.cell_memory_mb, settings.gpus_in_order)
     state_dir: Path = settings.state_dir / "services"
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    host = ServiceHost(devices, declared.services, state_dir)
-    provide(GpuContext(settings=settings, blobs=blobs, host=host))
-    services = {
-        name: {
-            "cells": service.cells,
-            "memory_mb": service.memory_mb,
-            "restore_s": service.restore_s,
-            "max_concurrency": service.max_concurrency,
-        }
-        for name, service in declared.services.items()
-    }
+    host_memory_mb = settings.host_memory_mb or psutil.virtual_memory().total // MIB // 2
+    host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb)
+    reload = Reload(settings.services_file, host, settings.beat_s)
+    provide(GpuContext(settings=settings, blobs=blobs, host=host, restores=Restores(host)))
+
+    def now() -> dict[str, Any]:
+        there = [status.to_wire() for status in host.status() if status.state != "absent"]
+        return {"services": described(host.services), "instances": there}
+
+    def attach(node: Node) -> None:
+        def tell(status: InstanceStatus) -> None:
+            node.report({"type": "service", "node": node.name, **status.to_wire(), "at": time.time()})
+
+        def begin(**_: Any) -> None:
+            # Celery has a handler of its own for this signal, set before the worker is ready, that restarts the process.
+            signal.signal(signal.SIGHUP, lambda *_: reload.ask())
+            reload.start()
+
+        host.listen(tell)
+        signals.worker_ready.connect(begin, weak=False)
+
+    def close() -> None:
+        reload.stop()
+        host.close()
+
     cell_memory_mb = min(device.memory_mb for device in devices)
-    return _describe("gpu", settings, cells=len(devices), cell_memory_mb=cell_memory_mb, services=services), list, host.close
+    services = described(declared.services)
+    description = _describe("gpu", settings, cells=len(devices), cell_memory_mb=cell_memory_mb, services=services)
+    return Prepared(description=description, now=now, attach=attach, close=close)
 
 
-def _set_up_api(settings: Settings, blobs: Blobs) -> SetUp:
+def _set_up_api(settings: Settings, blobs: Blobs) -> Prepared:
     from workers.api.requests import Requests
 
     requests = Requests()
     provide(ApiContext(settings=settings, blobs=blobs, requests=requests))
-    return _describe("api", settings), list, requests.close
+    return Prepared(description=_describe("api", settings), close=requests.close)
 
 
-_SET_UP: dict[Pool, Callable[[Settings, Blobs], SetUp]] = {"cpu": _set_up_cpu, "gpu": _set_up_gpu, "api": _set_up_api}
+_SET_UP: dict[Pool, Callable[[Settings, Blobs], Prepared]] = {"cpu": _set_up_cpu, "gpu": _set_up_gpu, "api": _set_up_api}

@@ -1,6 +1,7 @@
 """The commands, and how they fail: one clear line on standard error, exit 2, no traceback.
 
 Whatever prints a table also takes `--json` and then prints one JSON document on standard output and nothing else.
+Every process of a stack starts here, so a command imports by itself what it needs: SQLAlchemy alone is a third of a start.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import typer
 from pydantic import ValidationError
 
 from app.cli import output
-from scheduler.policies import make_policy
 from tangram.errors import InvalidAction, TangramError
 from tangram.settings import Settings
 
@@ -112,6 +112,7 @@ def replay(
     from app.replay import ReplayOptions, replay_live
     from app.replay import simulate as in_virtual_time
     from app.traces import read_trace
+    from scheduler.policies import make_policy
     from scheduler.summary import summarise
 
     if simulate == live:
@@ -147,7 +148,7 @@ def replay(
 @app.command()
 def demo(
     state_dir: Annotated[Path, typer.Option(help="Folder for the demo's models, SQLite files, logs and report.")] = Path(".tangram/demo"),
-    speed: Annotated[float, typer.Option(help="Think times are divided by this.")] = 8.0,
+    speed: Annotated[float, typer.Option(help="Think times are divided by this.")] = 4.0,
     as_json: AsJson = False,
 ) -> None:
     """Replay the bundled rollouts live, under static:1 and under elastic, and compare."""
@@ -169,6 +170,7 @@ def up(
     """Run the embedded stack in the state folder, until Ctrl-C."""
     from app import stack
     from app.demo import tiny_services
+    from scheduler.policies import make_policy
 
     settings = Settings()
     policy = policy or settings.policy

@@ -11,18 +11,21 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from app.demo import DemoResult
 from app.traces import write_trace
 from scheduler.trace import Trace
+
+if TYPE_CHECKING:
+    # It comes with SQLAlchemy, which most commands and every worker can do without.
+    from app.demo import DemoResult
 
 _ACT_ROWS = ("mean_act", "p50_act", "p95_act", "p99_act", "mean_queue", "mean_execution", "mean_overhead")
 
@@ -111,14 +114,45 @@ def show_state(document: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    Console().print(_state_table(document))
+    Console().print(_state(document))
 
 
 def keep_showing(read: Callable[[], Mapping[str, Any]], interval_s: float, stop: threading.Event) -> None:
     """Show the state again and again until `stop` is set."""
-    with Live(_state_table(read()), console=Console(), refresh_per_second=4) as live:
+    with Live(_state(read()), console=Console(), refresh_per_second=4) as live:
         while not stop.wait(interval_s):
-            live.update(_state_table(read()))
+            live.update(_state(read()))
+
+
+def _state(document: Mapping[str, Any]) -> Group:
+    return Group(_state_table(document), *([_services_table(document["services"])] if document["services"] else []))
+
+
+def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:
+    """One line for each instance that is or was somewhere; a service that is nowhere has one, too."""
+    table = Table(title="services", title_justify="left", caption="counts: starts/restores/evictions/leaks", caption_justify="left")
+    for column in ("service", "node", "cells", "state"):
+        table.add_column(column)
+    for column in ("MiB", "in host", "running", "counts"):
+        table.add_column(column, justify="right")
+    table.add_column("reason")
+    for service in services:
+        name = service["name"] if service["declared"] else f"{service['name']} (declared nowhere)"
+        if not service["instances"]:
+            table.add_row(name, ", ".join(service["declared"]), "", "absent")
+        for found in service["instances"]:
+            table.add_row(
+                name,
+                found["node"],
+                ", ".join(map(str, found["cells"])),
+                found["state"],
+                f"{found['memory_mb']:.0f}",
+                f"{found['host_mb']:.0f}",
+                str(found["running"]),
+                "/".join(str(found[count]) for count in ("starts", "restores", "evictions", "leaks")),
+                found["reason"],
+            )
+    return table
 
 
 def _state_table(document: Mapping[str, Any]) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scheduler.holds import Holds
 from scheduler.lanes.cores import could_run
-from scheduler.model import Grant, Waiting
+from scheduler.model import Evicted, Grant, Waiting
 from scheduler.policies.abstract import Choice
 from scheduler.resources.gpu import CellGroup, Instance
 from scheduler.state import Node, State, own_memory
@@ -28,6 +28,9 @@ class Cells:
         """Return when a look would change something though nothing else has happened."""
         return None
 
+    def woken(self) -> None:
+        """Ask for no look until the next one says when: where no node has cells any more there is none."""
+
     def look(self, group: CellGroup, node: Node, now: float) -> None:
         """Start what can start on the cells of a node."""
         if not group.has_room:
@@ -36,7 +39,17 @@ class Cells:
             self._static_shares(group, node, now)
         else:
             self._share_out(group, node, now)
-        # Not before: the walk over the queue must not see it change.
+        self._take_out()
+
+    def _others_changed(self) -> list[Node]:
+        """Return the other nodes whose cells are still to be looked at, and have them looked at no more."""
+        changed = [group for group in self._state.dirty if isinstance(group, CellGroup)]
+        for group in changed:
+            del self._state.dirty[group]
+        return [self._state.nodes[group.node] for group in changed if group.node in self._state.nodes]
+
+    def _take_out(self) -> None:
+        """Take those that were started out of the queue: not before, for no walk over it may see it change."""
         for waiting in self._started:
             self._state.floating_cells.remove(waiting)
         self._started.clear()
@@ -48,13 +61,15 @@ class Cells:
             if own_memory(waiting.action) > node.memory_free or self._holds.held(waiting, group, now):
                 continue
             instance = group.place_on(waiting.action.service or "", waiting.units)
-            if instance is not None and (instance.active or group.free - len(instance.cell_ids) >= reserved):
+            if instance is not None and (instance.active or instance.pinned or group.free - len(instance.cell_ids) >= reserved):
                 self._start_on_cells(waiting, group, node, instance, now)
                 continue
             spec = self._state.services[waiting.action.service or ""]
             if group.full_of(spec) or any(other.action.service == spec.name for other in needing if spec.instances_per_node):
                 continue
-            wanted = self._state.policy.wanted(waiting, group.capacity)
+            wanted = self._state.policy.wanted(waiting, group.most)
+            if wanted > group.most:  # those behind need not wait for what pinned services never leave
+                continue
             if reserved + wanted > group.free:
                 break
             needing.append(waiting)
@@ -81,7 +96,7 @@ class Cells:
         if group.full_of(spec):
             return
         instance, eviction = group.bring(spec, choice.units)
-        self._start_on_cells(waiting, group, node, instance, now, evict=eviction.services, restore_s=spec.restore_s)
+        self._start_on_cells(waiting, group, node, instance, now, evict=eviction.evicted, restore_s=spec.restore_s)
 
     def _start_on_cells(
         self,
@@ -91,7 +106,7 @@ class Cells:
         instance: Instance,
         now: float,
         *,
-        evict: tuple[str, ...] = (),
+        evict: tuple[Evicted, ...] = (),
         restore_s: float | None = None,
     ) -> None:
         self._started.append(waiting)

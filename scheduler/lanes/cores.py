@@ -66,4 +66,5 @@ def unqueue(state: State, waiting: Waiting, group: CoreGroup) -> None:
 def could_run(waiting: Waiting, node: Node, pool: str, group: CoreGroup | CellGroup) -> bool:
     """Say whether the group, were it all free, could run an action that is bound to no node."""
     action = waiting.action
-    return node.offers(pool, action.requires) and waiting.least <= group.capacity and own_memory(action) <= node.spec.memory_mb
+    able = node.offers(pool, action.requires) and (pool != "gpu" or (node.heard and node.serves(action.service)))
+    return able and waiting.least <= group.capacity and own_memory(action) <= node.spec.memory_mb

@@ -43,6 +43,11 @@ class Group(ABC):
     """All units of the group, free or not."""
 
     @property
+    def most(self) -> int:
+        """Units that can ever be granted to one action, as things stand: all but those that are held for good."""
+        return self.capacity
+
+    @property
     @abstractmethod
     def free(self) -> int:
         """Units that can be granted now."""
@@ -65,7 +70,7 @@ class Policy(ABC):
         return (waiting.seq,)
 
     def wanted(self, waiting: Waiting, capacity: int) -> int:
-        """Return the units that must be free for `waiting` to become a candidate."""
+        """Return the units that must be free for `waiting` to become a candidate, where there are never more than `capacity`."""
         return waiting.least
 
     @abstractmethod
@@ -91,6 +96,9 @@ class Policy(ABC):
     def share_of_core(self, units: tuple[int, ...], estimate: Estimate) -> float:
         """Return the part of a core that does for an action where cores are short; 1 for a whole one."""
         return 1.0
+
+    shares_cells: bool = False
+    """Whether instances of several services may be resident on one GPU cell, where its memory allows."""
 
     lookahead: int = 0
     """How many actions behind the candidates `choose` wants to see."""

@@ -8,7 +8,8 @@
 | `learning` | durations, curves and intensities are learned per class (durations.py) |
 | `short-first` | of the waiting actions those that are expected to be short go first |
 | `shares` | jobs that hold more than their share come after the others (shares.py) |
-| `services` | the instances on GPU cells follow a plan, and waiting actions of a service share a swap (lanes/services.py) |
+| `services` | waiting actions of a service share a swap, and have the more cells the fewer there are (lanes/services.py) |
+| `sharing` | instances of several services may be resident on one cell, where memory allows; only with `services` |
 
 The order: an action's place is the time it came in, put forward or back by bounded amounts, in units of the *window*
 (`Limits.window_s`):
@@ -31,7 +32,7 @@ from scheduler.model import Limits, Waiting
 from scheduler.policies.abstract import Choice, Group, Policy
 from scheduler.policies.allocation import Demand, allocate
 
-PARTS: Final = ("resizing", "shrinking", "fractions", "learning", "short-first", "shares", "services")
+PARTS: Final = ("resizing", "shrinking", "fractions", "learning", "short-first", "shares", "services", "sharing")
 """What `elastic` is made of, each of which it can go without, so that its worth can be measured."""
 
 SHORT_FIRST: Final = 20.0
@@ -62,6 +63,7 @@ class Elastic(Policy):
         self.short_first = "short-first" not in without
         self.shares = "shares" not in without
         self.services = "services" not in without
+        self.shares_cells = self.services and "sharing" not in without
 
     def order_key(self, waiting: Waiting, limits: Limits, under_way_s: float) -> tuple[float, ...]:
         """Order by arrival, put forward or back by what is expected and by priority."""

@@ -22,4 +22,4 @@ class Fixed(Policy):
 
     def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:
         """Start every candidate on the amount that it waited for."""
-        return [Choice(waiting, self.wanted(waiting, group.capacity)) for waiting in candidates]
+        return [Choice(waiting, self.wanted(waiting, group.most)) for waiting in candidates]

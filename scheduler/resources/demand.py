@@ -71,3 +71,9 @@ class Demands:
         """Return the arrivals a second, as of the last time that it was asked for or forgotten."""
         demand = self.by_service.get(service)
         return demand.rate if demand is not None else 0.0
+
+    def loads(self, now: float) -> dict[str, float]:
+        """Return for each service how many actions would be running in the mean, were each to start at once on its least amount."""
+        for demand in self.by_service.values():
+            demand.forget(now)
+        return {service: demand.rate * demand.durations_s[0] for service, demand in self.by_service.items()}

@@ -1,11 +1,17 @@
 """Who could use how many more units, and who would miss them least: the elastic actions of one group, kept in order.
 
-Each elastic action stands on a ladder. A *rung* leads from one of its amounts to a larger one; what it is worth is
-`ln(speed after / speed before)` per unit. Giving every unit to the highest rung there is makes the product of all
-speeds largest (proportional fairness; F. Kelly 1997). Why that, and not the least sum of remaining seconds, which the
-paper's programme finds: that sum favours long actions, since they have most seconds to save, while units given to the
-action that is soonest done come back soonest. And it needs no duration to be known: a rung's worth does not change with
-time.
+Each elastic action stands on a ladder. A *rung* leads from one of its amounts to a larger one; what it is worth is the
+time that it saves over the core-time that it costs more, since wide grants are less efficient:
+
+    (d(a) - d(b)) / (c(b) - c(a)),   d(m) = 1 / speed on m,   c(m) = m ** WIDTH * d(m)
+
+That is the price of a core's second at which both amounts come to the same. If each action takes all rungs that are worth
+more than one price, the same for all, the sum of durations and of core-time at that price is least; the ladder finds the
+price at which the units are just used up. Three others were turned down. The sum of remaining seconds, which the paper's
+programme minimises, favours long actions, since they have most seconds to save, while units given to the action that is
+soonest done come back soonest. The sum of speeds asks what units do now and not what they cost until the end. The product
+of all speeds (proportional fairness; F. Kelly 1997) gives an action that scales badly nearly as much as one that scales
+well. And durations need not be known: they cancel out, and a rung's worth does not change with time.
 
 So the order is kept, not computed: a decision costs what it changes, O(log n) a rung, however many actions run.
 Entries of the heaps are not removed when an action moves on; each bears the turn it was made in.
@@ -14,19 +20,32 @@ Entries of the heaps are not removed when an action moves on; each bears the tur
 from __future__ import annotations
 
 import heapq
-import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from scheduler.durations import speed_on
 from scheduler.model import Running, Waiting
-from scheduler.policies.allocation import steps_of
 from tangram.elasticity import FLAT, Curve
+
+WIDTH: Final = 1.05
+"""How the charge for a grant grows with its width. With 1 an action that scales perfectly would cost nothing more however
+wide it ran, and the first of several such would have all that is free; with more of it the split is the more even one."""
+
+FREE: Final = 1000.0
+"""What a rung is worth that costs no core-time at all, as where a recorded curve scales better than perfectly; no other is
+worth more. It is far above what any curve of Amdahl's comes to."""
+
+LEAST_SAVED: Final = 1e-12
+"""Part of its time on the smallest amount that more units must save: below that it is rounding."""
+
+LEAST_STEP: Final = 0.1
+"""Part of the time that a stop on the way to a better amount must save. One that saves little would be refused to what runs
+as not worth a resize, and would so keep it from all that comes after."""
 
 
 class Rung(NamedTuple):
-    """A step to a larger amount: its worth per unit, the units it costs, and the amount reached."""
+    """A step to a larger amount: its worth (time saved over core-time charged), the units it costs, and the amount reached."""
 
     worth: float
     price: int
@@ -35,19 +54,49 @@ class Rung(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def rungs_of(units: tuple[int, ...], curve: Curve) -> tuple[Rung, ...]:
-    """Return the rungs of some amounts on a curve, ever less worth; none where more units do nothing."""
+    """Return the rungs of some amounts on a curve, none worth more than the one before; none where more units do nothing.
+
+    Their corners are the lower convex hull of durations over charges, the amounts that some price makes the best. Amounts
+    on the way from one corner to the next are rungs too, and worth as much: where there is no room for the whole way, part
+    of it is climbed.
+    """
     if len(units) < 2 or curve is FLAT:
         return ()
-    logs = [-math.log(speed_on(curve, amount)) for amount in units]
-    spread = max(logs[0] - min(logs), 1e-9)
-    steps = steps_of(units, [spread + value - logs[0] for value in logs])
-    return tuple(Rung(worth, price, units[target]) for worth, target, price in steps)
+    amounts, durations = _ever_faster(units, curve)
+    charges = [amount**WIDTH * duration for amount, duration in zip(amounts, durations, strict=True)]
+    last = len(amounts) - 1
+    # As far as the charge falls with the duration, no price makes the smaller amount the better: that way is free.
+    at, corner, worth = 0, min(range(last + 1), key=lambda index: (charges[index], -index)), FREE
+    rungs = list[Rung]()
+    while True:
+        for stop in range(at + 1, corner + 1):
+            if stop == corner or durations[at] - durations[stop] >= LEAST_STEP * durations[at]:
+                rungs.append(Rung(worth, amounts[stop] - amounts[at], amounts[stop]))
+                at = stop
+        if at == last:
+            return tuple(rungs)
+        later = range(at + 1, last + 1)
+        steepest, corner = max(((durations[at] - durations[index]) / (charges[index] - charges[at]), index) for index in later)
+        worth = min(worth, steepest)  # rounding must not put a later rung before an earlier one
+
+
+def _ever_faster(units: tuple[int, ...], curve: Curve) -> tuple[list[int], list[float]]:
+    """Return the amounts that are faster than all smaller ones, and their durations."""
+    amounts, durations = [units[0]], [1.0 / speed_on(curve, units[0])]
+    for amount in units[1:]:
+        duration = 1.0 / speed_on(curve, amount)
+        if durations[-1] - duration > LEAST_SAVED * durations[0]:
+            amounts.append(amount)
+            durations.append(duration)
+    return amounts, durations
 
 
 def rungs_within(waiting: Waiting, units: int) -> tuple[Rung, ...]:
-    """Return an action's rungs as far as they lead to at most `units`."""
-    rungs = rungs_of(waiting.units, waiting.estimate.curve)
-    return rungs if not rungs or rungs[-1].units <= units else tuple(rung for rung in rungs if rung.units <= units)
+    """Return an action's rungs where it can have at most `units`: what it cannot reach is no corner of its ladder."""
+    amounts = waiting.units
+    if amounts[-1] > units:
+        amounts = tuple(amount for amount in amounts if amount <= units)
+    return rungs_of(amounts, waiting.estimate.curve)
 
 
 @dataclass(slots=True, eq=False)

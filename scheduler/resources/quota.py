@@ -8,18 +8,19 @@ The account is what is limited: several quotas may name the same one, and share 
    off, so a stretch of time sees its part of the rate and at most one action's tokens more.
 2. What tokens really cost is known afterwards. The difference to what was declared moves the arrival time: debts are
    paid off before the next action starts.
-3. With `margin` the rate is kept a little below the declared one, since a server counts arrivals and not grants: of two
-   requests a second apart the first may travel longer than the second, and then a window of one second sees one more. A
-   margin m is enough as long as delays differ by less than m / (1 - m) seconds, whatever the rate.
-4. With `lead_s` an action may be granted so much ahead of its time and is told when to go (`Grant.not_before`): what
-   happens on the way, commit, broker, a busy thread, no longer adds to the differences. One that need not wait goes at
-   once and may be late by `ON_THE_WAY_S`, and by all of the lead after a second of silence, when connections and caches
-   are cold; those after it count from there.
-5. What the server says is in `throttle.py`: its factor lowers both rates, or the places where there is no rate.
+3. With `lead_s` an action may be granted so much ahead of its time and is told when to go (`Grant.not_before`): what
+   happens on the way, commit, broker, a busy thread, then makes nothing late.
+4. What is late all the same is told by its worker (`events.Sent`). A server that counts a sliding window sees it with
+   those after it, so `Window` counts requests when they went out: no stretch as long as the rate takes for them sees
+   more than `most`. What nobody has told of yet counts as going out on time.
+5. With `margin` both are kept a little below the declared rate, since a server counts arrivals and a worker what it
+   sends. A margin m makes up for travelling times that differ by less than m / (1 - m) seconds, whatever the rate.
+6. What the server says is in `throttle.py`: its factor lowers both rates, or the places where there is no rate.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,11 +28,8 @@ from scheduler.model import QuotaSpec
 from scheduler.resources.queue import WaitQueue
 from scheduler.resources.throttle import Throttle
 
-ON_THE_WAY_S = 0.03
-"""How late a request usually arrives, at most, that goes as soon as it is granted."""
-
-IDLE_S = 1.0
-"""Silence after which the first request may be late by all of the lead."""
+WINDOW_S = 1.0
+"""What a rate per second is usually counted over; longer where a request takes longer."""
 
 _ROUNDING_S = 1e-9
 
@@ -52,6 +50,36 @@ class Pace:
         self.next_s += amount / self.rate_per_s
 
 
+class Window:
+    """When requests went out: at most `most` in any stretch of `period_s`.
+
+    That is what the declared rate lets in within `WINDOW_S`, or one, in the time that the rate less the margin takes for it.
+    """
+
+    def __init__(self, rate_per_s: float, margin: float, burst: int) -> None:
+        in_time = max(1, int(rate_per_s * WINDOW_S + _ROUNDING_S))
+        self.most = in_time + burst - 1
+        self.period_s = in_time / (rate_per_s * (1.0 - margin))
+        self._out: list[float] = []
+
+    def opens_at(self) -> float:
+        """Return when one more may go out. An action of several goes with the first, or small ones would pass it for ever."""
+        return self._out[-self.most] + self.period_s if len(self._out) >= self.most else float("-inf")
+
+    def count(self, at: float, requests: int) -> None:
+        """Count requests that go out at `at`; more than fill the window count as that many. What is long gone is forgotten."""
+        for _ in range(min(requests, self.most)):
+            insort(self._out, at)
+        del self._out[: bisect_left(self._out, self._out[-1] - 2 * self.period_s)]
+
+    def move(self, from_s: float, to_s: float, requests: int) -> None:
+        """Have requests that were to go out at one time, and may be forgotten since, count as gone out at a later one."""
+        first = bisect_left(self._out, from_s)
+        found = sum(at == from_s for at in self._out[first : first + min(requests, self.most)])
+        del self._out[first : first + found]
+        self.count(to_s, requests)
+
+
 class QuotaState:
     """One account, its queue and what runs under it."""
 
@@ -61,6 +89,7 @@ class QuotaState:
         self.running = 0
         self.throttle = Throttle()
         self._requests = _pace(spec.rate_per_s, spec.margin)
+        self._window = None if spec.rate_per_s is None else Window(spec.rate_per_s, spec.margin, spec.burst or 1)
         self._tokens = _pace(None if spec.tokens_per_min is None else spec.tokens_per_min / 60.0, spec.margin)
 
     @property
@@ -85,34 +114,42 @@ class QuotaState:
     def _due(self, requests: int) -> float:
         """Return when the rates allow so many requests."""
         due = float("-inf")
-        if self._requests is not None:
+        if self._requests is not None and self._window is not None:
             burst = (self.spec.burst or 1) if self.throttle.factor == 1.0 else 1
             due = self._requests.next_s - max(0, burst - requests) / self._requests.rate_per_s
+            due = max(due, self._window.opens_at())
         return due if self._tokens is None else max(due, self._tokens.next_s)
 
-    def take(self, now: float, requests: int = 1, tokens: int = 0) -> float:
-        """Start so many requests; return when they may go: `now`, or a little later where they were granted ahead of time."""
+    def goes_at(self, now: float, requests: int = 1) -> float:
+        """Return when so many requests that are granted now may go: `now`, or later where they are granted ahead of time."""
         due = self._due(requests)
+        return due if due > now + _ROUNDING_S else now
+
+    def take(self, at: float, requests: int = 1, tokens: int = 0) -> None:
+        """Start so many requests, which go at `at`."""
         self.running += requests
-        idle = now - due > IDLE_S
-        self._take(now + (self.spec.lead_s if idle else min(self.spec.lead_s, ON_THE_WAY_S)), requests, tokens)
-        return max(now, due)
+        self.spend(at, requests, tokens)
 
-    def resume(self, at: float, requests: int, tokens: int) -> None:
-        """Count what an earlier scheduler took at `at`, to go as late as it may have said."""
-        self._take(at + self.spec.lead_s, requests, tokens)
-
-    def _take(self, at: float, requests: int, tokens: int) -> None:
-        if self._requests is not None:
+    def spend(self, at: float, requests: int, tokens: int) -> None:
+        """Count what goes, or went, at `at`."""
+        if self._requests is not None and self._window is not None:
             self._requests.take(at, requests, self.throttle.factor)
+            self._window.count(at, requests)
         if self._tokens is not None and tokens:
             self._tokens.take(at, tokens, self.throttle.factor)
+
+    def went_out(self, planned_s: float, at: float, requests: int) -> None:
+        """Count requests that were to go at `planned_s` as gone at `at`."""
+        if self._window is not None and at > planned_s:
+            self._window.move(planned_s, at, requests)
 
     def charge(self, requests: int, tokens: int, now: float) -> None:
         """Correct what was taken by what it really was."""
         if self._requests is not None and requests:
             self._requests.next_s = max(self._requests.next_s, now)
             self._requests.charge(requests)
+            if self._window is not None:
+                self._window.count(now, requests)
         if self._tokens is not None and tokens:
             if tokens > 0:  # what was paid off by now has made no credit for what comes on top
                 self._tokens.next_s = max(self._tokens.next_s, now)

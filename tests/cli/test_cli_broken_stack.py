@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from app.processes import wait_until
+
+pytestmark = pytest.mark.timeout(600)
 
 TRACE = {
     "schema": "tangram.trace/1",
@@ -31,11 +35,11 @@ def test_a_replay_ends_when_its_scheduler_dies(tmp_path: Path) -> None:
         text = log.read_text(encoding="utf-8") if log.exists() else ""
         return "cpu-0 is up" in text and "api-0 is up" in text
 
-    assert wait_until(up, 30)
+    assert wait_until(up, 120)
     # When its scheduler is killed
     os.kill(json.loads(stack.read_text(encoding="utf-8"))["pids"]["scheduler"], signal.SIGKILL)
     # Then it ends with one line
-    _, said = replay.communicate(timeout=60)
+    _, said = replay.communicate(timeout=200)
     assert replay.returncode == 2
     assert "scheduler ended" in said and "Traceback" not in said
     assert not stack.exists()

@@ -48,7 +48,7 @@ def tangram(*words: str, cwd: Path, stdout: int = subprocess.PIPE, **variables: 
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=20,
+        timeout=200,
         check=False,
     )
 
@@ -186,7 +186,7 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, wor
     variables = {"TANGRAM_BROKER_URL": broker, "TANGRAM_RESULT_URL": result, "TANGRAM_DATABASE_URL": database}
     began = time.monotonic()
     done = tangram(*words, cwd=tmp_path, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 30
     refused(done, "reached")
     assert "secret" not in done.stderr
 

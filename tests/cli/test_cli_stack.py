@@ -18,6 +18,8 @@ import pytest
 
 from app.processes import wait_until
 
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = """
 from tangram import Client
@@ -48,7 +50,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def tangram(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "tangram", *words]
-    return subprocess.run(argv, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=200, check=False)
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def ran(up: subprocess.Popen[str], folder: Path) -> Callable[..., subprocess.Com
 
 def test_a_client_in_another_process_finds_the_stack(up: subprocess.Popen[str], folder: Path) -> None:
     client = subprocess.run(
-        [sys.executable, "-c", CLIENT], env=environment(folder), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", CLIENT], env=environment(folder), capture_output=True, text=True, timeout=200, check=False
     )
     assert (client.stdout, client.stderr) == ("from the environment\n", "")
 
@@ -172,14 +174,14 @@ def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: 
         # When
         began = time.monotonic()
         up.send_signal(signal.SIGINT)
-        out, err = up.communicate(timeout=60)
+        out, err = up.communicate(timeout=200)
     finally:
         client.kill()
         client.wait()
     # Then
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 40
     assert (up.returncode, out, err) == (0, "", "")
-    assert wait_until(lambda: not leftovers(folder), 5), leftovers(folder)
+    assert wait_until(lambda: not leftovers(folder), 30), leftovers(folder)
     assert not (folder / "state" / "stack.json").exists()
 
 
@@ -187,13 +189,13 @@ def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(TRACE.replace('"command": "true"', '"command": "sleep 300"'))
     with started(tmp_path, "replay", "long.jsonl", "--live") as process:
         journal = tmp_path / "state" / "tangram.sqlite"
-        assert wait_until(lambda: journal.exists() and bool(running(journal)), 30), process.stderr
+        assert wait_until(lambda: journal.exists() and bool(running(journal)), 120), process.stderr
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "tangram: interrupted"
     assert "Traceback" not in err
-    assert wait_until(lambda: not leftovers(tmp_path), 5), leftovers(tmp_path)
+    assert wait_until(lambda: not leftovers(tmp_path), 30), leftovers(tmp_path)
 
 
 def running(journal: Path) -> list[object]:

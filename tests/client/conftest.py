@@ -82,7 +82,7 @@ class Peer(ConsumerMixin):  # type: ignore[misc]
         else:
             self.app.backend.store_result(task_id, result, "SUCCESS")
 
-    def until(self, condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    def until(self, condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         """Wait until something arrived that makes `condition` true."""
         with self._news:
             assert self._news.wait_for(condition, timeout_s), f"saw only {[(s.kind, s.id) for s in self.seen][-5:]} {self.controls}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tangram import Action, ActionLost, AsyncClient, Client, ClientClosed, ResultNotReady, Settings
 
 
-async def arrived(condition: Any, timeout_s: float = 10.0) -> None:
+async def arrived(condition: Any, timeout_s: float = 60.0) -> None:
     """Let the loop run until `condition` holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():
@@ -43,7 +44,7 @@ def test_two_thousand_commands_at_once_need_four_connections(peer: Any, settings
             env = await client.open(trajectory="t")
             # When
             waiting = [asyncio.ensure_future(env.exec(f"echo {n}")) for n in range(2000)]
-            await arrived(lambda: len(held) == 2000, 30)
+            await arrived(lambda: len(held) == 2000)
             await (await client.submit(Action(kind="release")))
             return [(await done).stdout for done in waiting], len(connections() - before)
 
@@ -166,15 +167,19 @@ def test_a_burst_does_not_hold_up_the_event_loop(peer: Any, settings: Settings) 
     # Given large arguments, which take long to pack and to send
     peer.behave = lambda seen: "done"
 
-    async def scenario() -> float:
-        longest = 0.0
+    async def scenario() -> tuple[list[float], list[float]]:
+        held_s, worked_s = [], []
         async with AsyncClient(settings=settings) as client:
             handles = []
             for _ in range(20):
-                before = time.perf_counter()
+                before, worked_before = time.perf_counter(), time.thread_time()
                 handles.append(await client.submit(Action(kind="gpu.logprobs", service="t", arguments={"data": b"x" * 4_000_000})))
-                longest = max(longest, time.perf_counter() - before)
+                held_s.append(time.perf_counter() - before)
+                worked_s.append(time.thread_time() - worked_before)
             await asyncio.wait([asyncio.ensure_future(handle.result()) for handle in handles])
-        return longest
+        return held_s, worked_s
 
-    assert asyncio.run(scenario()) < 0.05
+    held_s, worked_s = asyncio.run(scenario())
+    # Whoever else has the core may hold up one of them.
+    assert statistics.median(held_s) < 0.05
+    assert max(worked_s) < 0.05

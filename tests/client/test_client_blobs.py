@@ -13,7 +13,7 @@ from tangram import ActionFailed
 from tangram.blobs import Blobs
 from tangram.wire import BLOB_THRESHOLD_BYTES
 
-RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @RELAXED

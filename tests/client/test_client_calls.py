@@ -57,6 +57,8 @@ def test_wrong_words_for_a_command_are_named(words: dict[str, Any], field: str) 
         (lambda: calls.score("j", "", [1], {}), "service"),
         (lambda: calls.score("j", "rm", "text", {}), "items"),
         (lambda: calls.logprobs("j", "rm", [1, 2], {}), "token_ids[0]"),  # type: ignore[list-item]
+        (lambda: calls.logprobs("j", "rm", [[1], [2, -1]], {}), "token_ids[1]"),
+        (lambda: calls.logprobs("j", "rm", [[1], [2, 0.5]], {}), "token_ids[1]"),  # type: ignore[list-item]
         (lambda: calls.generate("j", "rm", "text", None, None, None, {}), "prompts"),
         (lambda: calls.call("j", "", url="http://x"), "quota"),
         (lambda: calls.call("j", "q", url="file:///etc/passwd"), "url"),
@@ -99,7 +101,7 @@ def test_a_program_that_just_ends_has_sent_what_it_submitted(redis_urls: Any, tm
         "for n in range(600): client.submit(Action(kind='my.task', arguments={'n': n}))\n"
     )
     done = subprocess.run(
-        [sys.executable, str(program), redis_urls.broker, redis_urls.result], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, str(program), redis_urls.broker, redis_urls.result], capture_output=True, text=True, timeout=200, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with redis_urls.client() as redis:

@@ -18,6 +18,9 @@ from tangram import Action, AsyncClient, Client, Settings, StackUnreachable
 from tangram.connection import Addresses, find_addresses, redis_url, show
 from tangram.wire import RESULT_KEY_PREFIX
 
+TOLD_S = 4.5
+"""Nine times the waiting that is allowed below, and less than is waited where that is not kept to: 5 s, or without end."""
+
 
 @pytest.fixture(autouse=True)
 def no_urls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_an_unreachable_part_is_told_in_time(redis_urls: Any, tmp_path: Path, br
         started = time.monotonic()
         with pytest.raises(StackUnreachable, match="broker" if broken == "broker" else "result store") as caught:
             Client(settings=Settings(**urls, connect_timeout_s=0.5))
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < TOLD_S
     assert "\n" not in str(caught.value)
 
 
@@ -112,7 +115,7 @@ def test_an_unreachable_amqp_broker_is_told_in_time(redis_urls: Any, how: str) -
         started = time.monotonic()
         with pytest.raises(StackUnreachable, match="broker") as caught:
             Client(settings=Settings(broker_url=url, result_url=redis_urls.result, connect_timeout_s=0.5))
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < TOLD_S
     assert "geheim" not in str(caught.value)
 
 
@@ -129,13 +132,14 @@ def test_an_unreachable_stack_does_not_hold_up_the_event_loop() -> None:
         ticking = asyncio.ensure_future(tick())
         with mute_server() as port, pytest.raises(StackUnreachable):
             url = f"redis://127.0.0.1:{port}/0"
-            async with AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=0.5)):
+            async with AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=2.0)):
                 pass
         done = True
         await ticking
         return longest
 
-    assert asyncio.run(scenario()) < 0.3
+    # All of the 2 s of waiting would be seen in one step.
+    assert asyncio.run(scenario()) < 1.5
 
 
 def test_a_broker_that_goes_away_fails_what_cannot_be_sent(redis_urls: Any, own_redis: Any) -> None:
@@ -148,7 +152,7 @@ def test_a_broker_that_goes_away_fails_what_cannot_be_sent(redis_urls: Any, own_
         started = time.monotonic()
         with pytest.raises(StackUnreachable, match="broker"):
             handle.result(10)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < TOLD_S
         # And once it is back, the client works again
         own_redis.start()
         client.submit(Action(kind="my.task"))
@@ -187,5 +191,5 @@ def test_closing_is_prompt_without_a_stack(own_redis: Any) -> None:
     waiting = client.submit(Action(kind="my.task"))
     started = time.monotonic()
     client.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < TOLD_S
     assert waiting.done()

@@ -35,15 +35,15 @@ def amqp_url() -> Iterator[str]:
     if not control:
         missing("no RabbitMQ: set TANGRAM_TEST_AMQP_URL")
     vhost = f"tangram-test-{uuid4().hex[:8]}"
-    made = subprocess.run([str(control), "add_vhost", vhost], capture_output=True, text=True, timeout=60, check=False)
+    made = subprocess.run([str(control), "add_vhost", vhost], capture_output=True, text=True, timeout=200, check=False)
     if made.returncode:
         missing(f"no RabbitMQ that takes orders: {made.stderr.strip() or made.stdout.strip()}")
     try:
         allow = [str(control), "set_permissions", "-p", vhost, "guest", ".*", ".*", ".*"]
-        subprocess.run(allow, check=True, timeout=60, capture_output=True)
+        subprocess.run(allow, check=True, timeout=200, capture_output=True)
         yield f"amqp://guest:guest@127.0.0.1:5672/{vhost}"
     finally:
-        subprocess.run([str(control), "delete_vhost", vhost], check=False, timeout=60, capture_output=True)
+        subprocess.run([str(control), "delete_vhost", vhost], check=False, timeout=200, capture_output=True)
 
 
 @pytest.fixture

@@ -95,7 +95,11 @@ def test_a_large_output_comes_back_from_the_result_store(peer: Any, settings: Se
 
 
 def test_services_give_scores_logprobs_and_texts(peer: Any, settings: Settings) -> None:
-    values = {"gpu.score": [0.5, -1.0], "gpu.logprobs": pack_floats([[-0.5, -1.5], []]), "gpu.generate": ["a", "b"]}
+    values = {
+        "gpu.score": pack_floats([[0.5, -1.0]], "float64"),
+        "gpu.logprobs": pack_floats([[-0.5, -1.5], []]),
+        "gpu.generate": ["a", "b"],
+    }
     peer.behave = lambda seen: peer.payload(values[seen.kind], dop=2)
     with Client(settings=settings) as client:
         scores = client.score("rm", [{"prompt": "p", "response": "r"}] * 2, units=[1, 2])
@@ -259,10 +263,11 @@ def test_closing_is_prompt_and_leaves_no_thread_and_no_connection(peer: Any, set
     client.submit(Action(kind="my.task")).result(10)
     started = time.monotonic()
     client.close()
-    assert time.monotonic() - started < 1.0
+    # Less than what a thread waits for a message, and far less than what closing waits for threads.
+    assert time.monotonic() - started < 4.0
     assert {t.name for t in set(threading.enumerate()) - threads} == set()
     # Redis notices a closed connection at its next turn.
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while connections() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert connections() <= before

@@ -29,7 +29,7 @@ def tool() -> tuple[str, ...]:
     """Return how compose is called here; nothing where it is not."""
     for words in (("docker", "compose"), ("docker-compose",)):
         try:
-            if subprocess.run([*words, "version"], capture_output=True, timeout=60, check=False).returncode == 0:
+            if subprocess.run([*words, "version"], capture_output=True, timeout=200, check=False).returncode == 0:
                 return words
         except OSError:
             continue
@@ -46,7 +46,7 @@ def compose(*words: str, variables: dict[str, str]) -> subprocess.CompletedProce
             env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
 

@@ -204,7 +204,7 @@ def test_the_smoke_check_ends_at_the_first_thing_that_fails(redis_urls: RedisUrl
     urls = {"TANGRAM_BROKER_URL": redis_urls.broker, "TANGRAM_RESULT_URL": redis_urls.result, "PYTHONPATH": str(ROOT)}
     # When the smoke check is run
     done = subprocess.run(
-        [sys.executable, "-m", "app.smoke"], env={**os.environ, **urls}, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "app.smoke"], env={**os.environ, **urls}, capture_output=True, text=True, timeout=200, check=False
     )
     # Then it says what is there, and first what is not
     assert done.returncode == 1

@@ -168,7 +168,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_what_a_crashed_stack_left_running_is_stopped_by_the_next(tmp_path: Path, name: str) -> None:
     # Given a stack whose owner was killed
     state_dir = tmp_path / name
-    owner = subprocess.run([sys.executable, "-c", CRASHING, str(state_dir)], cwd=ROOT, timeout=30, check=False)
+    owner = subprocess.run([sys.executable, "-c", CRASHING, str(state_dir)], cwd=ROOT, timeout=200, check=False)
     assert owner.returncode == -signal.SIGKILL
     said = json.loads((state_dir / "stack.json").read_text())
     assert all(lives(pid) for pid in said["pids"].values())
@@ -229,7 +229,7 @@ except TangramError as error:
 def test_a_state_folder_without_room_is_one_clear_line_and_nothing_is_left(state_dir: Path, leftovers: Leftovers, bytes_left: int) -> None:
     # Given that files may grow to so many bytes only: not the lock, nor the log of Redis, nor stack.json, nor the database
     outcome = subprocess.run(
-        [sys.executable, "-c", FULL, str(state_dir), str(bytes_left)], cwd=ROOT, timeout=60, check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FULL, str(state_dir), str(bytes_left)], cwd=ROOT, timeout=200, check=True, stdout=subprocess.PIPE, text=True
     )
     # When a stack is started, then it says so and stops
     (line,) = outcome.stdout.splitlines()

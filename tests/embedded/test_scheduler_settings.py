@@ -65,7 +65,7 @@ def test_a_scheduler_with_wrong_settings_says_so_in_one_line(tmp_path: Path, var
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert problem in done.stderr and done.stderr.count("\n") == 1

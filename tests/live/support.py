@@ -85,7 +85,7 @@ class Live:
         finally:
             engine.dispose()
 
-    def until(self, condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
         """Wait until a condition holds."""
         if not wait_until(lambda: bool(condition()), timeout_s):
             names = ["scheduler", *self.plan.node_names()]

@@ -37,16 +37,16 @@ def vhost() -> Iterator[str]:
     control, name = shutil.which("rabbitmqctl"), f"tangram-live-{uuid4().hex[:8]}"
     if not control:
         missing("no rabbitmqctl to make a vhost with")
-    made = subprocess.run([str(control), "add_vhost", name], capture_output=True, text=True, timeout=60, check=False)
+    made = subprocess.run([str(control), "add_vhost", name], capture_output=True, text=True, timeout=200, check=False)
     if made.returncode:
         missing(f"no RabbitMQ that takes orders: {made.stderr.strip() or made.stdout.strip()}")
     try:
         subprocess.run(
-            [str(control), "set_permissions", "-p", name, "guest", ".*", ".*", ".*"], check=True, timeout=60, stdout=subprocess.DEVNULL
+            [str(control), "set_permissions", "-p", name, "guest", ".*", ".*", ".*"], check=True, timeout=200, stdout=subprocess.DEVNULL
         )
         yield name
     finally:
-        subprocess.run([str(control), "delete_vhost", name], check=False, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run([str(control), "delete_vhost", name], check=False, timeout=200, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_deployment_on_servers_survives_cut_connections(vhost: str, database_u
     processes = [start("scheduler", "scheduler"), start("cpu-0", "worker", "cpu", "--include", "tests.live.live_tasks")]
     try:
 
-        def until(condition: object, timeout_s: float = 30) -> None:
+        def until(condition: object, timeout_s: float = 60) -> None:
             done = wait_until(lambda: bool(condition()), timeout_s)  # type: ignore[operator]
             assert done, "\n".join(line for process in processes for line in process.log_tail(15))
 
@@ -107,7 +107,7 @@ def test_a_deployment_on_servers_survives_cut_connections(vhost: str, database_u
             # When the broker cuts all connections, and the scheduler is killed, while work comes in
             handles = [client.submit(mark(number)) for number in range(60)]
             cut = [str(shutil.which("rabbitmqctl")), "close_all_connections", "--vhost", vhost, "test"]
-            subprocess.run(cut, check=True, timeout=60, stdout=subprocess.DEVNULL)
+            subprocess.run(cut, check=True, timeout=200, stdout=subprocess.DEVNULL)
             handles += [client.submit(mark(number)) for number in range(60, 90)]
             psutil.Process(processes[0].identity.pid).kill()
             handles += [client.submit(mark(number)) for number in range(90, 120)]

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler import commands, events
+from scheduler.cell_books import CellBooks
 from scheduler.core import Core
-from scheduler.model import Grant, NodeSpec, ServiceSpec
+from scheduler.model import UNLIMITED, Grant, NodeSpec, ServiceSpec
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
 
@@ -32,15 +33,22 @@ class CellsRun:
     nodes: Sequence[int]
     watch: Callable[[Core, float, float], None]
     without: tuple[str, ...] = ()
+    cell_memory_mb: int = UNLIMITED
     running: dict[str, Grant] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
     restores: int = 0
+    books: CellBooks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.books = CellBooks({spec.name: spec for spec in self.services})
 
     def run(self, asks: Sequence[Ask]) -> None:
         """Submit everything, and go on until nothing happens any more."""
         core = Core(make_policy("elastic", without=self.without), services=tuple(self.services))
         for number, cells in enumerate(self.nodes):
-            core.handle(events.NodeJoined(node=NodeSpec(name=f"n{number}", pools=("gpu",), cells=cells)), 0.0)
+            node = NodeSpec(name=f"n{number}", pools=("gpu",), cells=cells, cell_memory_mb=self.cell_memory_mb)
+            self.books.join(node)
+            core.handle(events.NodeJoined(node=node), 0.0)
         heap: list[tuple[float, int, Any]] = []
         for number, ask in enumerate(asks):
             action = Action(kind="gpu.score", cost=Cost.of(cells=list(ask.cells)), service=ask.service)
@@ -58,6 +66,7 @@ class CellsRun:
                 now, event = max(before, wake or 0.0), events.Tick()
             if isinstance(event, events.Finished):
                 del self.running[event.id]
+                self.books.finish(event.id)
             for command in core.handle(event, now):
                 if isinstance(command, commands.Start):
                     order += 1
@@ -72,10 +81,7 @@ class CellsRun:
         ask, grant = asks[int(command.id)], command.grant
         spec = next(spec for spec in self.services if spec.name == ask.service)
         assert grant.units in ask.cells
-        beside = [other for other, held in self.running.items() if held.node == grant.node and set(held.cell_ids) & set(grant.cell_ids)]
-        assert all(self.running[other].cell_ids == grant.cell_ids and asks[int(other)].service == ask.service for other in beside)
-        assert len(beside) < spec.max_concurrency
-        assert not (grant.restore and beside), "it is restored where it runs"
+        self.books.start(command.id, ask.service, grant)
         self.running[command.id] = grant
         self.restores += grant.restore
         return now + ask.work_s + (spec.restore_s if grant.restore else 0.0)

@@ -133,6 +133,14 @@ class World:
         """Return the commands of one sort so far."""
         return [command for command in self.out if isinstance(command, sort)]
 
+    def evicted(self, id: str) -> list[str]:
+        """Return the services that an action's grant throws off their cells, in order."""
+        return [one.service for one in self.grants[id].evict]
+
+    def report(self, service: str, cell_ids: tuple[int, ...], state: Any, node: str = "n0") -> None:
+        """Have a worker report the state of an instance."""
+        self.handle(events.ServiceChanged(node=node, service=service, cell_ids=cell_ids, state=state))
+
     @property
     def waiting(self) -> list[str]:
         """The ids that wait, in order of arrival."""

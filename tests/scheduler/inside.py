@@ -75,9 +75,10 @@ def check_node(state: State, node: Node, ledger: Ledger) -> None:
     assert sorted(core for group in groups for core in check_cores(group)) == sorted(
         core for domain in node.spec.core_domains() for core in domain
     )
-    cells = node.cells._free + [cell for instance in node.cells.instances for cell in instance.cell_ids]
-    assert sorted(cells) == list(range(node.spec.cells))
-    assert node.cells._free == sorted(node.cells._free)
+    group = node.cells
+    assert [group.on(cell) for cell in range(node.spec.cells)] == [
+        [instance for instance in group.instances if cell in instance.cell_ids] for cell in range(node.spec.cells)
+    ]
     assert set(node.cells.running) == {i for instance in node.cells.instances for i in instance.active}
     check_no_idling(state, node)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler import commands
+from scheduler.cell_books import CellBooks
 from scheduler.model import Limits, NodeSpec, QuotaSpec, ServiceSpec
 from tangram.action import CELLS, CORES, MEMORY_MB, Action
 
@@ -14,6 +15,7 @@ SERVICES = (
     ServiceSpec(name="shared", memory_mb=10, restore_s=0.5, max_concurrency=2),
     ServiceSpec(name="single", cells=(1, 2), memory_mb=10, restore_s=0.5, instances_per_node=1),
     ServiceSpec(name="large", cells=(2,), memory_mb=100),
+    ServiceSpec(name="small", memory_mb=20, max_concurrency=2, restore_s=0.1, warm=True),
     ServiceSpec(name="sized", cells=(1, 2), sizes=(2,)),
 )
 QUOTAS = (
@@ -48,10 +50,14 @@ class Ledger:
     actions: dict[str, Book] = field(default_factory=dict)
     nodes: dict[str, NodeSpec] = field(default_factory=dict)
     environments: dict[str, commands.NoteEnvironment] = field(default_factory=dict)
-    resident: dict[str, dict[tuple[int, ...], str]] = field(default_factory=dict)
+    cells: CellBooks = field(init=False)
     closing: list[str] = field(default_factory=list)
     tokens: dict[str, tuple[float, float]] = field(default_factory=dict)
     last_opening: float = float("-inf")
+    restores: dict[str, commands.Restore] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cells = CellBooks({spec.name: spec for spec in SERVICES}, preloaded=self.shares)
 
     def take(self, command: commands.Command, now: float) -> None:
         match command:
@@ -65,13 +71,18 @@ class Ledger:
                 book = self.actions[command.id]
                 assert book.state == "running"
                 assert book.grant.node not in self.nodes or book.refused
+                self.cells.finish(command.id)
                 book.refused = False
                 book.state, book.grant = "waiting", None
             case commands.Finish():
                 book = self.actions[command.id]
                 assert book.state in ("waiting", "running"), f"{command.id} ends twice"
+                self.cells.finish(command.id)
                 assert min(command.queue_s, command.overhead_s, command.execution_s) >= 0
                 book.state, book.grant, book.ends = command.status, None, book.ends + 1
+            case commands.Restore():
+                assert command.node in self.nodes
+                self.restores[self.cells.restore(command)] = command
             case commands.CloseEnvironment():
                 assert self.environments[command.id].node == command.node
                 self.closing.append(command.id)
@@ -83,6 +94,7 @@ class Ledger:
             case commands.NoteNode():
                 if command.state != "up":
                     del self.nodes[command.name]
+                    self.restores = {name: one for name, one in self.restores.items() if one.node != command.name}
 
     def _resize(self, command: commands.Resize) -> None:
         book = self._granted(command.id, command.attempt)
@@ -117,26 +129,14 @@ class Ledger:
         if book.action.environment is None:
             assert set(book.action.requires) <= self.nodes[grant.node].labels
         if grant.cell_ids:
-            self._start_on_cells(book, grant)
+            self._start_on_cells(command.id, book, grant)
         for quota in QUOTAS:
             self._take_tokens(quota, book.action.cost.least(f"quota:{quota.name}"), now)
 
-    def _start_on_cells(self, book: Book, grant: Any) -> None:
+    def _start_on_cells(self, book_id: str, book: Book, grant: Any) -> None:
         assert len(set(grant.cell_ids)) == len(grant.cell_ids) == grant.units
         assert grant.units in book.action.cost.amounts.get(CELLS, (1, 2))
-        service = next(s for s in SERVICES if s.name == book.action.service)
-        assert service.memory_mb <= self.nodes[grant.node].cell_memory_mb
-        resident = self.resident[grant.node]
-        busy = {b.grant.cell_ids for b in self.running().values() if b is not book and b.grant.node == grant.node}
-        for name in grant.evict:
-            idle = [cells for cells, service_there in resident.items() if service_there == name and cells not in busy]
-            del resident[max(idle, key=lambda cells: len(set(cells) & set(grant.cell_ids)))]
-        if resident.get(grant.cell_ids) != service.name:
-            assert grant.restore or self.shares, "it runs where its service is not resident"
-            assert not any(set(cells) & set(grant.cell_ids) for cells in resident), f"{service.name} is restored onto cells in use"
-        resident[grant.cell_ids] = service.name
-        held = sum(name == service.name for name in resident.values())
-        assert self.shares or service.instances_per_node is None or held <= service.instances_per_node
+        self.cells.start(book_id, book.action.service or "", grant)
 
     def _take_tokens(self, quota: QuotaSpec, requests: int, now: float) -> None:
         if not requests or quota.rate_per_s is None:
@@ -196,15 +196,8 @@ class Ledger:
         return {job: {name: amount for name, amount in of_job.items() if amount} for job, of_job in held.items()}
 
     def _check_cells(self) -> None:
-        users: dict[tuple[str, int], list[Book]] = {}
         for book in self.running().values():
-            for cell in book.grant.cell_ids:
-                assert cell < self.nodes[book.grant.node].cells
-                users.setdefault((book.grant.node, cell), []).append(book)
-        for books in users.values():
-            assert len({(book.action.service, book.grant.cell_ids) for book in books}) == 1, "a cell is granted twice"
-            service = next(s for s in SERVICES if s.name == books[0].action.service)
-            assert len(books) <= service.max_concurrency
+            assert all(cell < self.nodes[book.grant.node].cells for cell in book.grant.cell_ids)
 
     def memory_held(self, node: str) -> int:
         of_environments = sum(e.memory_mb for e in self.environments.values() if e.node == node)

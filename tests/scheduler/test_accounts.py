@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_requests_are_granted_ahead_and_told_when_to_go(world: Any) -> None:
         w.wake()
     grants = {name: grant.not_before for name, grant in w.grants.items()}
     # Then the first goes at once, and the others evenly, whenever they were granted
-    assert grants == pytest.approx({"c0": 0.0, "c1": 0.15, "c2": 0.25, "c3": 0.35})
+    assert grants == pytest.approx({"c0": 0.0, "c1": 0.1, "c2": 0.2, "c3": 0.3})
 
 
 @given(gaps=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=60), margin=st.sampled_from([0.0, 0.03]))
@@ -136,12 +137,83 @@ def test_sending_times_keep_the_rate_however_late_grants_are(gaps: list[float], 
     for gap in gaps:
         now += gap
         while quota.opens_at(now, 1, 0.05) == now:
-            sent.append(quota.take(now))
+            sent.append(quota.goes_at(now))
+            quota.take(sent[-1])
             quota.give_back()
 
     for first, start in enumerate(sent):
         for count, end in enumerate(sent[first:]):
             assert count <= 20.0 * (1 - margin) * (end - start) + 1e-6
+
+
+@given(late=st.lists(st.floats(0.0, 0.4), min_size=60, max_size=60), told_s=st.floats(0.0, 0.2), burst=st.sampled_from([None, 3]))
+@pytest.mark.parametrize("margin", [0.0, 0.1])
+def test_no_window_sees_more_however_late_requests_go_out(late: list[float], told_s: float, burst: int | None, margin: float) -> None:
+    # Given 10 requests a second, granted 0.15 s ahead, which go out late, of which the scheduler hears a little later still
+    quota = QuotaState(QuotaSpec(name="web", rate_per_s=10.0, burst=burst, lead_s=0.15, margin=margin))
+    now, out, untold = 0.0, list[float](), list[tuple[float, float, float]]()
+    for late_s in late:
+        while (opens := quota.opens_at(now, 1, 0.15)) != now:
+            assert opens is not None
+            now = min(opens, untold[0][0]) if untold else opens
+            while untold and untold[0][0] <= now:
+                _, planned, went = heapq.heappop(untold)
+                quota.went_out(planned, went, 1)
+        planned = quota.goes_at(now)
+        quota.take(planned)
+        out.append(planned + late_s)
+        heapq.heappush(untold, (out[-1] + told_s, planned, out[-1]))
+    # Then no second, with the margin that is left, sees more than ten, and the burst
+    out.sort()
+    for first, start in enumerate(out):
+        assert sum(at - start < 1.0 / (1.0 - margin) - 1e-6 for at in out[first:]) <= 10 + (burst or 1) - 1
+
+
+def test_a_stall_longer_than_the_window_is_not_forgotten(world: Any) -> None:
+    # Given 4 requests a second, of which the first three go out together only when five seconds have passed, and are told of twice
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)])
+    w.node()
+    for number in range(30):
+        w.call(f"c{number}", "web")
+    while w.now < 5.0:
+        w.wake()
+    before = len(w.started)
+    for name in ("c0", "c1", "c2") * 2:
+        w.handle(events.Sent(id=name, attempt=1, at=5.0))
+    # When the rest is granted, then within the second after that they count
+    while w.now < 5.99:
+        w.wake()
+    assert before + 1 <= len([at for at in w.started]) <= before + 2
+    w.wake()
+    w.wake()
+    assert len(w.started) >= before + 3
+
+
+def test_an_amount_beyond_what_a_minute_allows_is_refused_and_costs_nothing(world: Any) -> None:
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=2.0, burst=200)])
+    w.node()
+    w.submit("huge", "batch", cost={"quota:web": 10**9})
+    assert w.ended("huge") == ("rejected", "needs 1000000000 requests, quota 'web' allows 120 a minute")
+    w.submit("large", "batch", cost={"quota:web": 200})
+    assert w.started == ["large"]
+
+
+def test_a_request_that_went_out_late_keeps_back_those_a_window_later(world: Any) -> None:
+    # Given 2 requests a second, the first of which goes out 0.3 s after its grant
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=2.0)])
+    w.node()
+    for number in range(4):
+        w.call(f"c{number}", "web")
+    w.now = 0.3
+    w.handle(events.Sent(id="c0", attempt=1, at=0.3))
+    # When the others are granted; then the third waits until a second after the first, and what is no news changes nothing
+    w.wake()
+    assert (w.now, w.started) == (0.5, ["c0", "c1"])
+    w.handle(events.Sent(id="c1", attempt=1, at=0.5))
+    w.handle(events.Sent(id="c1", attempt=2, at=9.0))
+    w.handle(events.Sent(id="nobody", attempt=1, at=9.0))
+    w.wake()
+    assert (w.now, len(w.started)) == (1.3, 3)
 
 
 @given(costs=st.lists(st.tuples(st.integers(0, 30), st.floats(0.0, 20.0)), min_size=1, max_size=40))

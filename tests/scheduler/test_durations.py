@@ -46,20 +46,46 @@ def test_of_what_nobody_knows_the_usual_of_its_kind_is_expected() -> None:
 
 
 @given(WORK)
-def test_few_observations_are_pulled_towards_the_same_class_of_all_jobs(others: list[float]) -> None:
+def test_few_observations_are_pulled_towards_the_level_above_them(others: list[float]) -> None:
     # Given a class that another job has run
     durations = Durations(learning=True)
-    for work_s in others[: SETTLED - 1]:
+    others = others[: SETTLED - 1]
+    for work_s in others:
         observe(durations, action(job="other"), work_s)
-    above = math.fsum(others[: SETTLED - 1]) / len(others[: SETTLED - 1])
-    assert durations.expect(action(job="mine")).work_s == pytest.approx(above, rel=0.02)
 
-    # When this job has run it once
+    # Then what it took counts for as many as it is, what its kind took for PRIOR, and what that usually takes for PRIOR there
+    def pulled(seen: list[float], above: float) -> float:
+        return (math.fsum(seen) + PRIOR * above) / (len(seen) + PRIOR)
+
+    of_kind = pulled(others, USUAL_S["cpu.exec"])
+    assert durations.expect(action(job="mine")).work_s == pytest.approx(pulled(others, of_kind), rel=0.02)
+    assert durations.expect(action("new")).work_s == pytest.approx(of_kind, rel=0.02)
+
+    # When this job has run it once; then that counts for one
     observe(durations, action(job="mine"), 5.0)
+    of_all = pulled([*others, 5.0], pulled([*others, 5.0], USUAL_S["cpu.exec"]))
+    assert durations.expect(action(job="mine")).work_s == pytest.approx(pulled([5.0], of_all), rel=0.02)
 
-    # Then that counts for one, and the level above for PRIOR
-    wide = (math.fsum(others[: SETTLED - 1]) + 5.0) / (len(others[: SETTLED - 1]) + 1)
-    assert durations.expect(action(job="mine")).work_s == pytest.approx((5.0 + PRIOR * wide) / (1 + PRIOR), rel=0.02)
+
+def test_a_new_class_is_ordered_like_what_its_kind_has_taken() -> None:
+    # Given commands that are mostly quick, and a few that are long
+    durations = learned(*[0.1, 0.1, 0.7] * 10)
+
+    # When a class comes of which nothing is known, then it is not kept back for what it might be
+    new = durations.expect(action("new"))
+    assert new.soonest_s < 0.2 < new.work_s
+
+    # And where it may use several cores, those that may are what it is like: none so far
+    assert durations.expect(action("new", cores=[1, 2])).soonest_s == USUAL_S["cpu.exec"]
+
+    # And what is seen of it counts more and more
+    places = []
+    for _ in range(4):
+        places.append(durations.expect(action("new")).soonest_s)
+        observe(durations, action("new"), 0.01)
+    assert places == sorted(places, reverse=True)
+    observe(durations, action("slow"), 20.0)
+    assert durations.expect(action("slow")).soonest_s > 5.0
 
 
 @given(st.lists(st.floats(1.0, 10.0), min_size=1, max_size=200))
@@ -113,7 +139,6 @@ def test_jobs_kinds_classes_and_amounts_are_told_apart() -> None:
     durations = learned(*[50.0] * 20)
 
     assert durations.expect(action()).work_s == pytest.approx(50.0, rel=0.1)
-    assert durations.expect(action("other")).work_s == USUAL_S["cpu.exec"]
     assert durations.expect(action(cores=[1, 2])).work_s == USUAL_S["cpu.exec"]
     assert durations.expect(action(kind="build")).work_s == 1.0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from collections.abc import Sequence
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,30 +14,64 @@ from hypothesis import strategies as st
 from scheduler import events
 from scheduler.commands import Resize
 from scheduler.lanes.elastic import LEAST_GAIN_S, WORTH_MORE
-from scheduler.resources.ladder import rungs_of
-from tangram.elasticity import FLAT, Amdahl, Table
+from scheduler.resources.ladder import FREE, LEAST_STEP, WIDTH, Rung, rungs_of
+from tangram.action import Action, Cost
+from tangram.elasticity import FLAT, Amdahl, Curve, Table
 
 LONG_S = 1000.0
 
 
 class Wish(NamedTuple):
-    """An elastic action: the amounts that it can use, and Amdahl's fraction."""
+    """An elastic action: the amounts that it can use, and what they do to its duration."""
 
     units: tuple[int, ...]
-    fraction: float
+    curve: Curve
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        return rungs_of(self.units, self.curve)
+
+    @property
+    def amounts(self) -> tuple[int, ...]:
+        """The amounts that its rungs lead to, and the smallest."""
+        return (self.units[0], *(rung.units for rung in self.rungs))
 
     def worth(self, units: int) -> float:
-        return math.log(Amdahl(self.fraction).speedup(units))
+        return sum(rung.worth * rung.price for rung in self.rungs if rung.units <= units)
+
+    def fastest(self, cores: int) -> int:
+        """The smallest of the fastest amounts that fit on some cores."""
+        return max((amount for amount in self.units if amount <= cores), key=lambda amount: (round(self.curve.speedup(amount), 9), -amount))
+
+    def submit(self, w: Any, id: str, work_s: float = LONG_S) -> None:
+        action = Action(kind="build", cost=Cost.of(cores=self.units), curve=self.curve, work_s=work_s)
+        w.handle(events.Submitted(id=id, action=action, submitted_at=w.now))
 
 
-FRACTIONS = st.floats(0.05, 1.0)
+def recorded(units: tuple[int, ...], speeds: Sequence[float]) -> Wish:
+    """An action with a recorded curve; its efficiencies are rounded, as recorded ones are."""
+    return Wish(units, Table(tuple((m, min(1.0, max(0.01, round(speed / m, 2)))) for m, speed in zip(units, speeds, strict=True))))
+
+
+def with_fixed_cost(units: tuple[int, ...], fixed: float, a_unit: float) -> Wish:
+    """An action that spends some of its time whatever it has, and some more for each unit that it has to bring up."""
+    return recorded(units, [1.0 / (fixed + (1.0 - fixed) / m + a_unit * (m - 1)) for m in units])
+
+
+FRACTIONS = st.floats(0.05, 1.0).map(Amdahl)
 BY_ONE = st.builds(Wish, st.sampled_from([(1,), (1, 2), (1, 2, 3), (2, 3, 4), (1, 2, 3, 4, 5)]), FRACTIONS)
-IN_POWERS = st.builds(Wish, st.sets(st.sampled_from([1, 2, 4, 8]), min_size=1).map(lambda units: tuple(sorted(units))), FRACTIONS)
+POWERS = st.sets(st.sampled_from([1, 2, 4, 8]), min_size=1).map(lambda units: tuple(sorted(units)))
+IN_POWERS = st.builds(Wish, POWERS, FRACTIONS)
+# What was recorded may be anything: slower on more, or, where the smallest amounts are starved, better than in proportion.
+EFFICIENCIES = st.lists(st.integers(1, 100), min_size=4, max_size=4)
+ANYHOW = st.builds(lambda units, values: recorded(units, [m * e / 100 for m, e in zip(units, values, strict=False)]), POWERS, EFFICIENCIES)
+FIXED_COST = st.builds(with_fixed_cost, POWERS, st.floats(0.0, 0.9), st.floats(0.0, 0.05))
+ANY = IN_POWERS | ANYHOW | FIXED_COST
 
 
 def best(wishes: list[Wish], cores: int) -> float:
-    """Return the largest sum of log speed-ups that a division of the cores can have."""
-    ways = product(*(wish.units for wish in wishes))
+    """Return the largest worth that a division of the cores can have."""
+    ways = product(*(wish.amounts for wish in wishes))
     return max(sum(w.worth(amount) for w, amount in zip(wishes, way, strict=True)) for way in ways if sum(way) <= cores)
 
 
@@ -47,7 +82,7 @@ def sum_of_worths(w: Any, wishes: list[Wish]) -> float:
 def all_at_once(world: Any, wishes: list[Wish], cores: int) -> Any:
     w = world()
     for number, wish in enumerate(wishes):
-        w.run(f"a{number}", wish.units, parallel=wish.fraction, work_s=LONG_S)
+        wish.submit(w, f"a{number}")
     w.node(cores=cores)
     return w
 
@@ -56,24 +91,115 @@ def least(wishes: list[Wish]) -> int:
     return sum(wish.units[0] for wish in wishes)
 
 
+@given(ANY, st.floats(1e-3, 0.99 * FREE))
+def test_the_rungs_that_are_worth_a_price_lead_to_the_amount_that_costs_least_at_it(wish: Wish, price: float) -> None:
+    def cost(units: int) -> float:
+        return (1.0 + price * units**WIDTH) / wish.curve.speedup(units)
+
+    climbed = [rung.units for rung in wish.rungs if rung.worth >= price]
+
+    assert cost(max(climbed, default=wish.units[0])) <= min(map(cost, wish.units)) * (1 + 1e-9)
+
+
+@given(ANY)
+def test_no_rung_is_worth_more_than_the_one_before_and_each_is_faster(wish: Wish) -> None:
+    assert [rung.worth for rung in wish.rungs] == sorted((rung.worth for rung in wish.rungs), reverse=True)
+    speeds = [wish.curve.speedup(amount) for amount in wish.amounts]
+    assert all(later > earlier for earlier, later in pairwise(speeds))
+    assert [rung.price for rung in wish.rungs] == [later - earlier for earlier, later in pairwise(wish.amounts)]
+    assert wish.amounts[-1] == wish.fastest(wish.units[-1])
+
+
+@given(ANY, st.integers(0, 12))
+def test_whoever_has_a_node_to_itself_gets_the_fastest_amount_that_fits(world: Any, wish: Wish, spare: int) -> None:
+    cores = wish.units[0] + spare
+
+    w = all_at_once(world, [wish], cores)
+
+    assert w.units == {"a0": wish.fastest(cores)}
+
+
+@given(ANY, st.integers(0, 12))
+def test_beside_what_keeps_its_cores_an_action_is_about_as_fast_as_what_is_left_allows(world: Any, wish: Wish, spare: int) -> None:
+    # Given a node of which a part is taken for good
+    room = wish.units[0] + spare
+    w = world()
+    w.node(cores=room + 8)
+    w.run("other", 8)
+
+    wish.submit(w, "a0")
+
+    assert wish.curve.speedup(w.units["a0"]) >= (1 - LEAST_STEP) * wish.curve.speedup(wish.fastest(room))
+
+
+@pytest.mark.parametrize("efficiency", [{2: 0.8, 4: 0.79, 8: 0.78}, {2: 0.9, 4: 0.92, 8: 0.93}])
+def test_what_has_no_room_for_its_best_amount_climbs_part_of_the_way(world: Any, efficiency: dict[int, float]) -> None:
+    # Given a curve on which only the largest amount is the best at some price
+    wish = Wish((1, 2, 4, 8), Table(tuple(efficiency.items())))
+    assert len({rung.worth for rung in wish.rungs}) == 1
+
+    # Then a smaller one is granted where there is no room for it: on a small node, beside what is taken, and to the second of two
+    for cores in (4, 6):
+        assert all_at_once(world, [wish], cores).units == {"a0": 4}
+    w = world()
+    w.node(cores=9)
+    w.run("other", 4)
+    wish.submit(w, "a0")
+    assert w.units == {"other": 4, "a0": 4}
+    assert all_at_once(world, [wish, wish], 12).units == {"a0": 8, "a1": 4}
+
+
+def test_what_costs_less_core_time_is_not_passed_by_for_something_slower() -> None:
+    # Given an action that is starved on one core, best off on two, and slower on four
+    starved = Wish((1, 2, 4), Table(((1, 0.25), (2, 1.0), (4, 0.4))))
+
+    assert starved.rungs == (Rung(FREE, 1, 2),)
+
+
+def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_saves_much(world: Any) -> None:
+    # Given an action that two cores do next to nothing for, and eight a lot, on the one core that is left
+    w = world()
+    w.node(cores=8)
+    w.run("other", 7)
+    Wish((1, 2, 8), Table(((2, 0.505), (8, 0.9)))).submit(w, "a0", work_s=4.0)
+    assert w.units["a0"] == 1
+
+    # When the others are free
+    w.finish("other")
+
+    # Then it has them, although the first of them alone would not be worth a resize
+    assert w.units == {"a0": 8}
+
+
+def test_cores_go_to_who_scales_well_before_who_scales_badly(world: Any) -> None:
+    # Given a long test that scales well on half of its cores, and a build that scales badly
+    w = world()
+    w.node(cores=18)
+    w.run("test", (1, 2, 4, 8, 16), parallel=0.97, work_s=LONG_S)
+    w.run("build", (1, 2, 4, 8), parallel=0.6, work_s=LONG_S)
+
+    # Then the build has only what costs it less than it costs the test
+    assert w.units == {"test": 16, "build": 2}
+
+
 @given(st.lists(BY_ONE, min_size=1, max_size=4), st.integers(0, 12))
-def test_in_steps_of_one_core_the_product_of_speeds_is_the_largest_there_is(world: Any, wishes: list[Wish], spare: int) -> None:
+def test_in_steps_of_one_core_no_division_is_worth_more(world: Any, wishes: list[Wish], spare: int) -> None:
     cores = least(wishes) + spare
 
     w = all_at_once(world, wishes, cores)
 
     assert sum(w.units.values()) <= cores
-    assert sum_of_worths(w, wishes) == pytest.approx(best(wishes, cores), abs=1e-9)
+    assert sum_of_worths(w, wishes) == pytest.approx(best(wishes, cores), rel=1e-9, abs=1e-9)
 
 
-@given(st.lists(IN_POWERS, min_size=1, max_size=4), st.integers(0, 20))
-def test_in_larger_steps_the_product_is_short_of_the_largest_by_less_than_one_rung(world: Any, wishes: list[Wish], spare: int) -> None:
+@given(st.lists(ANY, min_size=1, max_size=4), st.integers(0, 20))
+def test_in_larger_steps_the_worth_is_short_of_the_largest_by_less_than_one_rung(world: Any, wishes: list[Wish], spare: int) -> None:
     cores = least(wishes) + spare
 
     w = all_at_once(world, wishes, cores)
 
-    rungs = [rung.worth * rung.price for wish in wishes for rung in rungs_of(wish.units, Amdahl(wish.fraction))]
-    assert sum_of_worths(w, wishes) >= best(wishes, cores) - max(rungs, default=0.0) - 1e-9
+    rungs = [rung.worth * rung.price for wish in wishes for rung in wish.rungs]
+    assert sum_of_worths(w, wishes) >= best(wishes, cores) - max(rungs, default=0.0) * (1 + 1e-9) - 1e-9
 
 
 @given(st.lists(BY_ONE, min_size=2, max_size=5), st.integers(0, 12))
@@ -82,19 +208,19 @@ def test_whoever_comes_later_takes_what_is_worth_clearly_more_to_it(world: Any, 
     w = world()
     w.node(cores=least(wishes) + spare)
     for number, wish in enumerate(wishes):
-        w.run(f"a{number}", wish.units, parallel=wish.fraction, work_s=LONG_S)
+        wish.submit(w, f"a{number}")
 
     # Then no core is idle that somebody could use, and none would be worth WORTH_MORE times as much to another
     below, above = [], []
     for number, wish in enumerate(wishes):
-        rungs, at = rungs_of(wish.units, Amdahl(wish.fraction)), w.units[f"a{number}"]
+        rungs, at = wish.rungs, w.units[f"a{number}"]
         below += [rung.worth for rung in rungs if rung.units <= at]
         above += [rung.worth for rung in rungs if rung.units > at]
     assert sum(w.units.values()) == least(wishes) + spare or not above
     assert max(above, default=0.0) <= WORTH_MORE * min(below, default=math.inf) + 1e-9
 
 
-@given(st.lists(IN_POWERS, min_size=1, max_size=6), st.integers(1, 12))
+@given(st.lists(ANY, min_size=1, max_size=6), st.integers(1, 12))
 def test_what_ends_gives_its_cores_to_those_that_run_on(world: Any, wishes: list[Wish], spare: int) -> None:
     # Given actions on too few cores
     w = all_at_once(world, wishes, least(wishes) + spare)
@@ -104,12 +230,11 @@ def test_what_ends_gives_its_cores_to_those_that_run_on(world: Any, wishes: list
         w.finish(f"a{number}")
 
     # Then that one has all that it can use
-    room = [amount for amount in wishes[0].units if amount <= least(wishes) + spare]
-    assert w.units == {"a0": room[-1]}
+    assert w.units == {"a0": wishes[0].fastest(least(wishes) + spare)}
 
 
 WORK = st.sampled_from([0.01, 0.1, 1.0, 20.0])
-ARRIVALS = st.lists(st.tuples(IN_POWERS, WORK, st.sampled_from([0.0, 0.3, 2.0])), min_size=1, max_size=10)
+ARRIVALS = st.lists(st.tuples(ANY, WORK, st.sampled_from([0.0, 0.3, 2.0])), min_size=1, max_size=10)
 
 
 @settings(max_examples=60)
@@ -119,7 +244,7 @@ def test_a_resize_is_worth_its_while_and_no_core_is_taken_for_nobody(world: Any,
     w.node(cores=cores)
     for number, (wish, work_s, pause_s) in enumerate(arrivals):
         w.now += pause_s
-        check_look(w, lambda n=number, a=wish, s=work_s: w.run(f"a{n}", a.units, parallel=a.fraction, work_s=s))
+        check_look(w, lambda n=number, a=wish, s=work_s: a.submit(w, f"a{n}", s))
         if draw.random() < 0.5 and w.grants:
             check_look(w, lambda: w.finish(draw.choice(sorted(w.grants))))
 

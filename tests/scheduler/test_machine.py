@@ -83,7 +83,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _note_joined(self, spec: NodeSpec) -> None:
         self.ledger.nodes[spec.name] = spec
-        self.ledger.resident[spec.name] = {}
+        self.ledger.cells.join(spec)
 
     def submit(self, action: Action, late_s: float = 0.0) -> None:
         self.number += 1
@@ -122,6 +122,14 @@ class CoreMachine(RuleBasedStateMachine):
     def node_is_lost(self, name: str, left: bool, seldom: bool) -> None:
         if seldom:
             self.handle(events.NodeLost(name=name, reason="gone", left=left))
+
+    @rule()
+    def restores_end(self) -> None:
+        while self.ledger.restores:
+            name, one = self.ledger.restores.popitem()
+            self.ledger.cells.finish(name)
+            there = events.ServiceChanged(node=one.node, service=one.service, cell_ids=one.cell_ids, state="resident")
+            self.handle(there)
 
     @rule(name=st.sampled_from(NODES), honest=st.booleans())
     def node_beats(self, name: str, honest: bool) -> None:
@@ -262,10 +270,24 @@ class CoreMachine(RuleBasedStateMachine):
         return running[pick % len(running)] if running else None
 
     @rule(pick=st.integers(0, 50))
+    def never_arrives(self, pick: int) -> None:
+        chosen = self.some_running(pick)
+        if chosen is not None:
+            chosen[1].refused = True
+            self.handle(events.NeverArrived(id=chosen[0], attempt=chosen[1].grant.attempt))
+            chosen[1].refused = False
+
+    @rule(pick=st.integers(0, 50))
     def starts_running(self, pick: int) -> None:
         chosen = self.some_running(pick)
         if chosen is not None:
             self.handle(events.Started(id=chosen[0], attempt=chosen[1].grant.attempt, at=self.now))
+
+    @rule(pick=st.integers(0, 50), at=st.sampled_from([0.0, 1e9]), stale=st.booleans())
+    def is_sent(self, pick: int, at: float, stale: bool) -> None:
+        chosen = self.some_running(pick)
+        if chosen is not None:
+            self.handle(events.Sent(id=chosen[0], attempt=chosen[1].grant.attempt + stale, at=at or self.now))
 
     @rule(
         pick=st.integers(0, 50),
@@ -356,6 +378,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         for _ in range(200):
             before = len(self.log)
+            self.restores_end()
             for action_id, book in list(self.ledger.running().items()):
                 if book.state == "running":
                     attempt = book.grant.attempt
@@ -410,7 +433,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
-    max_examples=250,
+    max_examples=120,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

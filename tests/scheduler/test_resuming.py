@@ -34,7 +34,8 @@ class Succession:
         self.policy, self.now = policy, 0.0
         self.ledger = Ledger(Limits(), shares=False)
         self.core = make_core(policy, Limits())
-        self.ledger.nodes[NODE.name], self.ledger.resident[NODE.name] = NODE, {}
+        self.ledger.nodes[NODE.name] = NODE
+        self.ledger.cells.join(NODE)
         self.handle(events.NodeJoined(node=NODE))
 
     def handle(self, event: events.Event) -> None:

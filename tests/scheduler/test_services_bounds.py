@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core import Core
-from scheduler.lanes.services import OVERDUE_S, PLAN_S, TURN_S, bound_s
+from scheduler.lanes.services import LOOK_S, OVERDUE_S, TURN_S, bound_s
 from scheduler.model import ServiceSpec
 
 from .cells_run import Ask, CellsRun
@@ -62,7 +62,7 @@ class Watch:
             self.longest_s = max(self.longest_s, now - self.absent_since.pop(action_id))
         if not overdue:
             for waiting in state.waiting.values():
-                if now - waiting.received_at > 4.0 * 2.0 + PLAN_S:
+                if now - waiting.received_at > 4.0 * 2.0 + LOOK_S:
                     assert all(node.cells.free < waiting.least for node in state.nodes.values()), f"{waiting.id} waits beside idle cells"
 
 

@@ -27,7 +27,7 @@ def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
 
     # Then one of them brings the instance and the others start on it
     assert [w.grants[f"m{number}"].restore for number in range(3)] == [True, False, False]
-    assert w.grants["m0"].evict == ("rm",)
+    assert w.evicted("m0") == ["rm"]
 
 
 def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) -> None:
@@ -44,36 +44,93 @@ def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) ->
     assert (w.grants["b"].node, w.grants["b"].restore) == ("n1", False)
 
 
-def test_an_idle_instance_that_is_asked_for_stays_until_the_action_has_waited(world: Any) -> None:
-    # Given one cell with a service that is often asked for, and idle just now
+def test_an_idle_instance_goes_at_once_for_a_service_that_is_nowhere(world: Any) -> None:
     w = world(services=[RM, JUDGE])
     w.node(cells=1)
-    for number in range(20):
-        w.score(f"a{number}", "rm")
-        w.finish(f"a{number}")
+    w.score("a", "rm")
+    w.finish("a")
 
-    # When an action for another one comes, then the instance stays at first
     w.score("j", "judge")
-    assert w.waiting == ["j"]
 
-    # And makes way in the end, without anything else that happens
-    while w.waiting:
-        w.wake()
-    assert w.grants["j"].evict == ("rm",)
-    assert 2.0 <= w.now <= 3.0
+    assert w.evicted("j") == ["rm"]
 
 
-def test_without_the_part_it_is_evicted_at_once(world: Any) -> None:
-    w = world(services=[RM, JUDGE], without=["services"])
+def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
+    # Given two idle instances, of which the one used last is seldom asked for
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)])
+    w.node(cells=2)
+    for name, service in (("a", "rm"), ("b", "rm"), ("c", "rm"), ("j", "judge")):
+        w.score(name, service)
+        w.finish(name)
+
+    w.score("t", "third")
+
+    assert w.evicted("t") == ["judge"]
+
+
+def test_what_is_often_asked_for_stays_where_a_better_victim_is_done_soon(world: Any) -> None:
+    # Given an idle instance for which many have come, and a busy one of a service that is seldom asked for
+    services = [ServiceSpec(name=name, restore_s=5.0) for name in ("hot", "rare", "third")]
+    w = world(services=services)
+    w.node(cells=2)
+    for number in range(20):
+        w.score(f"h{number}", "hot", work_s=0.1)
+        w.finish(f"h{number}")
+    w.score("r", "rare", work_s=0.1)
+
+    # When one comes for a third service, then it has the cell of the seldom one
+    w.score("t", "third", work_s=0.1)
+    assert w.waiting == ["t"]
+    w.finish("r")
+
+    assert w.evicted("t") == ["rare"]
+
+
+def test_what_is_often_asked_for_goes_once_an_action_has_waited_for_long(world: Any) -> None:
+    services = [ServiceSpec(name=name, restore_s=2.0) for name in ("hot", "rare", "third")]
+    w = world(services=services)
+    w.node(cells=2)
+    for number in range(80):
+        w.score(f"h{number}", "hot", work_s=0.1)
+        w.finish(f"h{number}")
+    w.score("r", "rare", work_s=0.1)
+    w.score("t", "third", work_s=0.1)
+    assert w.waiting == ["t"]
+
+    w.tick(8.0)
+
+    assert w.evicted("t") == ["hot"]
+
+
+def test_of_two_services_that_need_an_instance_the_one_with_more_waiting_goes_first(world: Any) -> None:
+    # Given a busy cell, for which one action came early and two for another service later
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)])
     w.node(cells=1)
-    for number in range(20):
-        w.score(f"a{number}", "rm")
-        w.finish(f"a{number}")
-
+    w.score("a", "rm")
     w.score("j", "judge")
+    w.score("t0", "third")
+    w.score("t1", "third")
 
-    assert w.grants["j"].evict == ("rm",)
-    assert w.core.next_wake(w.now) is None
+    w.finish("a")
+
+    assert (w.evicted("t0"), w.waiting) == (["rm"], ["j", "t1"])
+
+
+def test_a_line_waits_for_a_place_that_falls_free_soon(world: Any) -> None:
+    # Given an instance that is busy for half a second more, and an idle one of another service
+    w = world(services=[RM, JUDGE])
+    w.node(cells=2)
+    w.score("j", "judge", work_s=0.5)
+    w.score("a", "rm", work_s=0.5)
+    w.finish("j")
+
+    # When one action waits for it, nothing is brought; when two wait, then the idle one makes way
+    w.score("b", "rm", work_s=0.5)
+    assert w.waiting == ["b"]
+    w.score("c", "rm", work_s=0.5)
+
+    assert w.evicted("b") == ["judge"]
+    assert w.waiting == ["c"]
 
 
 def test_an_instance_leaves_for_an_overdue_action_though_its_own_go_on_waiting(world: Any) -> None:
@@ -89,7 +146,7 @@ def test_an_instance_leaves_for_an_overdue_action_though_its_own_go_on_waiting(w
     w.finish("a0")
 
     # Then the overdue one is brought in
-    assert w.grants["j"].evict == ("rm",)
+    assert w.evicted("j") == ["rm"]
     assert w.waiting == ["a1"]
 
 
@@ -126,7 +183,24 @@ def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> Non
 
     # Then it has both cells
     assert w.grants["p"].cell_ids == (0, 1)
-    assert sorted(w.grants["p"].evict) == ["judge", "rm"]
+    assert sorted(w.evicted("p")) == ["judge", "rm"]
+
+
+def test_nothing_wakes_the_core_when_the_last_node_with_cells_is_lost(world: Any) -> None:
+    # Given an action that waits for a cell
+    w = world(services=[RM])
+    w.node(cells=1)
+    w.score("a", "rm")
+    w.score("b", "rm")
+
+    # When the node is lost, and time has passed
+    w.lose()
+    w.tick(2.0)
+
+    # Then there is nothing to wake up for until another one joins
+    assert w.core.next_wake(w.now) is None
+    w.node("n1", cells=2)
+    assert w.waiting == []
 
 
 def test_of_one_service_the_job_within_its_share_goes_first(world: Any) -> None:

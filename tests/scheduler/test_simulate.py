@@ -237,7 +237,8 @@ def test_what_no_node_can_hold_ends_with_a_reason_and_does_not_hang(action: Trac
 def test_services_that_own_no_cell_under_static_fail_with_a_reason() -> None:
     run = simulate(trace_of(rollout("t", gpu("rm", 1.0))), "static:1", Cluster(gpus=1))
 
-    assert [(record.status, record.reason) for record in run.actions] == [("failed", "nothing can ever run it here")]
+    reason = "needs 1 cells, equal parts of all cells are 0 for each of 2 services"
+    assert [(record.status, record.reason) for record in run.actions] == [("rejected", reason)]
 
 
 def test_actions_without_any_work_take_no_time() -> None:
@@ -359,3 +360,23 @@ def test_tokens_of_recorded_requests_are_paid_off_in_simulation_too() -> None:
     trace = Trace(trajectories=tuple(rollout(call.quota or "", call) for call in calls), quotas=quotas)
     # When they are replayed; then the second waits for the tokens of the first, which share its account
     assert [action.queue_s for action in simulate(trace).actions] == [0.0, 10.0]
+
+
+def test_a_warm_service_is_restored_before_it_is_asked_for() -> None:
+    # Given a trajectory that asks a service after a second
+    ask = TraceAction(kind="gpu.score", work_s=1.0, service="rm")
+    trajectory = Trajectory(trajectory="t", steps=(Step(think_s=1.0, actions=(ask,)),))
+
+    # When it is replayed with the service warm, and not
+    runs = [
+        Simulation(
+            Trace(trajectories=(trajectory,), services={"rm": ServiceSpec(name="rm", restore_s=0.5, warm=warm)}),
+            make_policy("elastic"),
+            Cluster(gpus=1),
+        ).run()
+        for warm in (True, False)
+    ]
+
+    # Then it is restored once each time, and only without does the action wait for it
+    assert [run.restores for run in runs] == [1, 1]
+    assert [run.actions[0].overhead_s for run in runs] == [0.0, 0.5]

@@ -88,7 +88,7 @@ def streams(draw: st.DrawFn) -> list[Coming]:
     return coming
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(coming=streams(), cores=st.integers(1, 3), without=st.sampled_from([(), ("learning",), ("shares",), ("fractions",)]))
 def test_an_action_is_overtaken_only_by_those_that_come_within_the_window(
     world: Any, coming: list[Coming], cores: int, without: tuple[str, ...]

@@ -23,6 +23,7 @@ from scheduler.entries import (
     ActionResized,
     Entry,
     EnvironmentChanged,
+    InstanceChanged,
     NodeChanged,
 )
 
@@ -171,3 +172,7 @@ class Make:
     def node(self, state: str, at: float, *, name: str = "n1", **description: Any) -> NodeChanged:
         """With eight cores."""
         return NodeChanged(name=name, state=state, description={"cores": 8, "services": {}, **description}, at=at)
+
+    def instance(self, state: str, at: float, *, node: str = "n1", service: str = "judge", **changes: Any) -> InstanceChanged:
+        """On cells 0 and 1."""
+        return InstanceChanged(node=node, service=service, state=state, at=at, **{"cell_ids": (0, 1), **changes})

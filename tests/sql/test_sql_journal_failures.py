@@ -151,7 +151,7 @@ def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time(make: A
     began = time.monotonic()
     with pytest.raises(JournalError, match="onnection refused") as caught:
         journal.write([make.received()])
-    assert 0.2 < time.monotonic() - began < 5.0
+    assert 0.2 < time.monotonic() - began < 15.0
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
 
@@ -162,7 +162,7 @@ def test_what_the_database_refuses_is_not_tried_again(postgres_engine: Engine, m
         began = time.monotonic()
         with pytest.raises(JournalError, match="out of range"):
             journal.write([make.received(), make.granted(units=2**40)])
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 15.0
     assert tables.rows(postgres_engine, "actions") == []
 
 

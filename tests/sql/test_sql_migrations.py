@@ -80,7 +80,7 @@ def test_schedulers_that_start_together_migrate_once(database: str, tmp_path: Pa
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in both:
-        process.communicate("go\n", timeout=30)
+        process.communicate("go\n", timeout=200)
     # Then both succeed
     assert [process.returncode for process in both] == [0, 0]
     engine = open_engine(url)

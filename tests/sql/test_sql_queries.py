@@ -15,6 +15,7 @@ from app.journal import SqlJournal
 from app.queries import Selection, act_report, observations, status
 from app.runs import finish_run, list_runs, load_run, start_run
 from scheduler.durations import Observation
+from scheduler.entries import InstancesForgotten
 from tangram.elasticity import FLAT, Amdahl, Table
 
 
@@ -159,9 +160,57 @@ def test_status_says_what_waits_and_where_things_run(engine: Engine, make: Any) 
     assert found.oldest_wait_s == 50.5
 
 
+def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make: Any) -> None:
+    # Given a node that declares two services, one of them at work there, and a lost node on which a third was resident
+    declared = {"judge": {"memory_mb": 500}, "idle": {"memory_mb": 1}}
+    with SqlJournal(engine) as journal:
+        journal.write([make.node("up", 1.0, services=declared), make.node("up", 1.0, name="n2", services={"old": {}})])
+        journal.write(
+            [make.instance("starting", 2.0), make.instance("resident", 3.0, memory_mb=900.0, host_mb=450.0, starts=2, evictions=1)]
+        )
+        journal.write([make.instance("host", 3.0, service="old", node="n2", cell_ids=(0,), host_mb=7.0)])
+        journal.write([make.node("lost", 4.0, name="n2")])
+        header = {"kind": "gpu.score", "service": "judge", "environment": None}
+        journal.write([make.received("a", **header), make.granted("a", core_ids=(), cell_ids=(0, 1))])
+    # When one asks
+    found = {service.name: service for service in status(engine, 5.0).services}
+    # Then each is there with what it holds, and of the lost node that it is lost
+    (judge,) = found["judge"].instances
+    assert (judge.node, judge.cells, judge.state, judge.running) == ("n1", (0, 1), "resident", 1)
+    assert (judge.memory_mb, judge.host_mb, judge.starts, judge.restores, judge.evictions) == (900.0, 450.0, 2, 0, 1)
+    assert (found["judge"].declared, found["idle"].instances) == ({"n1": {"memory_mb": 500}}, ())
+    (old,) = found["old"].instances
+    assert (found["old"].declared, old.state, old.reason, old.host_mb) == ({}, "lost", "node n2 is lost; it was host", 0.0)
+
+
+def test_what_is_forgotten_of_a_node_is_absent_until_it_is_told_again(engine: Engine, make: Any, tables: Any) -> None:
+    # Given instances on two nodes
+    with SqlJournal(engine) as journal:
+        journal.write([make.instance("resident", 1.0, memory_mb=5.0), make.instance("host", 1.0, cell_ids=(2,))])
+        journal.write([make.instance("resident", 1.0, node="n2")])
+        # When the worker of one of them joins anew, with one of its instances
+        journal.write([InstancesForgotten(node="n1", at=2.0, reason="joined anew"), make.instance("host", 2.0, cell_ids=(2,))])
+    # Then only what it told of is there
+    rows = {
+        (row["node"], row["cells"]): (row["state"], row["reason"], row["memory_mb"]) for row in tables.rows(engine, "service_instances")
+    }
+    assert rows == {("n1", "0,1"): ("absent", "joined anew", 0.0), ("n1", "2"): ("host", "", 0.0), ("n2", "0,1"): ("resident", "", 0.0)}
+
+
+def test_instances_of_nodes_that_left_for_good_are_deleted_when_another_joins(engine: Engine, make: Any, tables: Any) -> None:
+    # Given instances on nodes that left long ago, that was lost today, and that is up
+    with SqlJournal(engine) as journal:
+        for name, state, at in (("old", "left", 10.0), ("recent", "lost", 50_000.0), ("up", "up", 10.0)):
+            journal.write([make.node("up", 1.0, name=name), make.instance("resident", 1.0, node=name), make.node(state, at, name=name)])
+        # When a worker joins more than a day after the first has left
+        journal.write([InstancesForgotten(node="n1", at=100_000.0, reason="joined anew")])
+    # Then only what is not long gone is still known
+    assert {row["node"] for row in tables.rows(engine, "service_instances")} == {"recent", "up"}
+
+
 def test_status_of_an_empty_deployment(engine: Engine) -> None:
     found = status(engine, 1.0)
-    assert (found.nodes, found.environments, found.actions, found.oldest_wait_s) == ((), {}, {}, 0.0)
+    assert (found.nodes, found.services, found.environments, found.actions, found.oldest_wait_s) == ((), (), {}, {}, 0.0)
 
 
 def test_a_run_finds_its_actions_again(engine: Engine, make: Any) -> None:

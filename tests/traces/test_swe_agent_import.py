@@ -94,7 +94,7 @@ def test_no_file_at_all_is_refused() -> None:
 
 
 @given(st.binary(max_size=80) | st.text(max_size=40).map(lambda text: json.dumps({"trajectory": [{"action": text}]}).encode()))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_bytes_are_imported_or_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "any.traj"
     path.write_bytes(text)

@@ -65,7 +65,15 @@ def actions(draw: st.DrawFn, services: list[str], quotas: list[str]) -> TraceAct
 def traces(draw: st.DrawFn) -> Trace:
     cells = st.sets(st.integers(1, 8), min_size=1, max_size=3).map(lambda found: tuple(sorted(found)))
     services = {
-        name: ServiceSpec(name=name, cells=draw(cells), memory_mb=draw(COUNTS), restore_s=draw(SECONDS), max_concurrency=draw(COUNTS))
+        name: ServiceSpec(
+            name=name,
+            cells=draw(cells),
+            memory_mb=draw(COUNTS),
+            restore_s=draw(SECONDS),
+            max_concurrency=draw(COUNTS),
+            pinned=draw(st.booleans()),
+            warm=draw(st.booleans()),
+        )
         for name in draw(st.sets(NAMES, max_size=2))
     }
     quotas = {
@@ -106,7 +114,7 @@ def read_or_refuse(text: bytes) -> None:
 
 
 @given(traces())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_what_is_written_is_read_again(trace: Trace) -> None:
     assert read_trace_stream(io.StringIO(written(trace))) == trace
 
@@ -147,7 +155,7 @@ def test_any_bytes_are_read_or_refused(text: bytes) -> None:
 
 
 @given(traces(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_trace_with_a_value_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
     # Given the lines of a valid trace
     lines = [json.loads(line) for line in written(trace).splitlines()]
@@ -167,7 +175,7 @@ def test_a_trace_with_a_value_replaced_is_read_or_refused(trace: Trace, data: st
 
 
 @given(traces(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_trace_with_characters_replaced_is_read_or_refused(trace: Trace, data: st.DataObject) -> None:
     text = bytearray(written(trace).encode())
     for _ in range(data.draw(st.integers(1, 3))):

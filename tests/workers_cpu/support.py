@@ -72,7 +72,7 @@ def processes_with(marker: str) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], bool], limit_s: float = 10.0) -> bool:
+def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
     """Look again and again until `condition` holds; return whether it did in time."""
     end = time.monotonic() + limit_s
     while not condition():

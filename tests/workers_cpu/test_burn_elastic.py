@@ -68,12 +68,17 @@ def timed(work_s: str, then: set[int]) -> tuple[float, float]:
 @needs_two_cores
 def test_work_that_gets_a_second_core_ends_sooner() -> None:
     # Given the same work on one core; when it is left there, and when it gets a second one
-    tries = [(timed("0.4", ONE), timed("0.4", TWO)) for _ in range(4)]
-    undisturbed = [widened / alone for (alone, a), (widened, b) in tries if max(a, b) < 0.15]
+    undisturbed = []
+    for _ in range(4):
+        (alone, a), (widened, b) = timed("0.4", ONE), timed("0.4", TWO)
+        if max(a, b) < 0.15:
+            undisturbed.append(widened / alone)
+            # Then two cores are clearly faster
+            if widened / alone < 0.85:
+                return
     if not undisturbed:
         pytest.skip("the machine is busy with something else")
-    # Then two cores are clearly faster
-    assert min(undisturbed) < 0.85
+    pytest.fail(f"two cores took so many times as long as one: {undisturbed}")
 
 
 @needs_two_cores

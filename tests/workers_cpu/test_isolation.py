@@ -267,6 +267,7 @@ def test_a_fork_bomb_stays_in_its_session(apart: ProcessSandbox) -> None:
     assert len(below_this()) < 50
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
 def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: Wish) -> None:
     # Given the control groups of this machine; when a sandbox was used and closed; then they are as before

@@ -149,6 +149,7 @@ def nurseries() -> set[int]:
     found = set()
     for pid in processes_with("workers.cpu.process.keeper"):
         with contextlib.suppress(OSError):
-            if tree.read_process(pid).parent == os.getpid():  # type: ignore[union-attr]
+            process = tree.read_process(pid)
+            if process is not None and process.parent == os.getpid():  # it may have ended since
                 found.add(pid)
     return found

@@ -50,7 +50,7 @@ def test_a_background_process_that_holds_the_output_does_not_delay_the_result(sh
     outcome = run(shell_env, "sleep 30 & echo done")
     # Then it is over at once
     assert outcome.stdout == b"done\n"
-    assert outcome.execution_s < 5
+    assert outcome.execution_s < 15
 
 
 def test_a_background_process_that_prints_without_end_does_not_delay_the_result(shell_env: ProcessEnvironment) -> None:

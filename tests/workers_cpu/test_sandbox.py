@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import subprocess
@@ -24,7 +25,18 @@ from .support import admit, open_one, printed, processes_with, run, until
 
 
 def descriptors() -> int:
+    gc.collect()  # what earlier tests left must not be closed between two counts
     return len(os.listdir("/proc/self/fd"))
+
+
+def started_s() -> float:
+    """Return what starting a process and waiting for its end takes here, now."""
+    taken_s = []
+    for _ in range(50):
+        began = time.perf_counter()
+        subprocess.run(["true"], check=True)
+        taken_s.append(time.perf_counter() - began)
+    return statistics.median(taken_s)
 
 
 def test_environments_are_found_until_they_are_closed(sandbox: ProcessSandbox) -> None:
@@ -233,11 +245,13 @@ def test_an_idle_environment_leaves_no_zombies_behind_its_commands(env: ProcessE
 def test_two_hundred_open_environments_are_cheap(sandbox: ProcessSandbox) -> None:
     # Given two hundred environments that have run nothing; when they are opened
     children = set(psutil.Process().children())
-    before, began = descriptors(), time.perf_counter()
-    environments = [open_one(sandbox, f"e{number}") for number in range(200)]
-    opened_s = time.perf_counter() - began
-    # Then no process and no descriptor was spent on them
-    assert opened_s < 1
+    before, environments, opened_s = descriptors(), [], []
+    for number in range(200):
+        began = time.perf_counter()
+        environments.append(open_one(sandbox, f"e{number}"))
+        opened_s.append(time.perf_counter() - began)
+    # Then no process and no descriptor was spent on them, and no more time than a few processes take to start
+    assert statistics.median(opened_s) < 3 * started_s()
     assert descriptors() == before
     assert set(psutil.Process().children()) <= children
     # And one in which a command has run costs one descriptor, and a keeper of few MB of its own
@@ -257,5 +271,5 @@ def test_an_empty_command_takes_about_a_millisecond(env: ProcessEnvironment) -> 
         began = time.perf_counter()
         run(env, "true")
         taken_s.append(time.perf_counter() - began)
-    # Then the median is small, with much room for a slow and busy machine
-    assert statistics.median(taken_s) < 0.005
+    # Then the median is about that of starting one process
+    assert statistics.median(taken_s) < 3 * started_s()

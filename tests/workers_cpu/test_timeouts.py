@@ -62,7 +62,7 @@ def test_a_timeout_ends_the_command_with_what_it_printed(shell_env: ProcessEnvir
     # Then it says so, and none of its processes lives
     assert (outcome.status, outcome.exit_code, outcome.stdout) == ("timed_out", None, b"before\n")
     assert outcome.reason == "ran longer than 0.5 s"
-    assert 0.5 <= outcome.execution_s < 5
+    assert 0.5 <= outcome.execution_s < 20
     assert not processes_with("300.03125")
     assert printed(shell_env, "echo alive") == "alive\n"
 
@@ -80,7 +80,7 @@ def test_a_shell_that_loops_by_itself_is_ended(shell_env: ProcessEnvironment) ->
     outcome = admit(shell_env, "while :; do :; done", timeout_s=0.1).wait()
     # Then it is over, soon, and the session goes on
     assert outcome.status == "timed_out"
-    assert outcome.execution_s < 2
+    assert outcome.execution_s < 20
     assert printed(shell_env, "echo alive") == "alive\n"
 
 
@@ -114,19 +114,19 @@ def test_the_state_from_before_a_timeout_comes_back(env: ProcessEnvironment) -> 
 
 def test_a_silent_command_ends_after_the_output_timeout(env: ProcessEnvironment) -> None:
     # Given a command that prints for a while and then hangs
-    command = "for i in 1 2 3 4; do echo $i; sleep 0.1; done; sleep 30"
-    # When it may be silent for 0.3 s
-    outcome = admit(env, command, output_timeout_s=0.3).wait()
+    command = "for i in 1 2 3 4 5 6; do echo $i; sleep 0.2; done; sleep 30"
+    # When it may be silent for 1 s
+    outcome = admit(env, command, output_timeout_s=1.0).wait()
     # Then printing has kept it alive, and silence has ended it
-    assert (outcome.status, outcome.stdout) == ("timed_out", b"1\n2\n3\n4\n")
-    assert outcome.reason == "printed nothing for 0.3 s"
+    assert (outcome.status, outcome.stdout) == ("timed_out", b"1\n2\n3\n4\n5\n6\n")
+    assert outcome.reason == "printed nothing for 1 s"
 
 
 def test_output_of_either_stream_counts_as_a_sign_of_life(env: ProcessEnvironment) -> None:
     # Given a command that prints to standard error only, longer than it may be silent
-    command = "for i in 1 2 3 4 5 6; do echo $i >&2; sleep 0.1; done"
+    command = "for i in 1 2 3 4 5 6; do echo $i >&2; sleep 0.2; done"
     # When it runs; then it ends by itself
-    assert admit(env, command, output_timeout_s=0.4).wait().status == "succeeded"
+    assert admit(env, command, output_timeout_s=1.0).wait().status == "succeeded"
 
 
 def test_a_kill_from_another_thread_cancels(env: ProcessEnvironment) -> None:
@@ -187,10 +187,10 @@ def test_a_kill_or_resize_after_the_end_changes_nothing(env: ProcessEnvironment)
 
 def test_waiting_for_the_session_does_not_eat_the_timeout(env: ProcessEnvironment) -> None:
     # Given a command with a timeout behind one that takes longer than it
-    first, second = admit(env, "sleep 0.4"), admit(env, "echo ran", timeout_s=0.3)
+    first, second = admit(env, "sleep 1.25"), admit(env, "echo ran", timeout_s=1.0)
     threads = [threading.Thread(target=execution.wait) for execution in (first, second)]
     threads[0].start()
-    assert until(lambda: bool(processes_with("sleep\x000.4")))
+    assert until(lambda: bool(processes_with("sleep\x001.25")))
     threads[1].start()
     for thread in threads:
         thread.join(10)
@@ -205,7 +205,7 @@ def test_a_fork_storm_is_ended(env: ProcessEnvironment) -> None:
     began = time.monotonic()
     assert admit(env, command, timeout_s=0.2).wait().status == "timed_out"
     assert not processes_with("300.9375")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_command_that_ends_its_shell_leaves_its_background_processes(env: ProcessEnvironment) -> None:

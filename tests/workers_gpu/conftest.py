@@ -27,10 +27,10 @@ def cells() -> list[Device]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool]], None]:
-    """Return a function that waits for a condition, at most 10 seconds."""
+    """Return a function that waits for a condition, at most a minute."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + 60.0
         while not condition():
             assert time.monotonic() < end, "the condition did not come true"
             time.sleep(0.001)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram.arrays import ArrayError, pack_floats, unpack_floats
+from tangram.arrays import ArrayError, pack_floats, pack_ints, unpack_floats, unpack_ints
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -50,22 +52,24 @@ def test_what_is_no_number_is_refused_with_the_list_named() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("dtype", "float64"),
+        ("dtype", "float16"),
+        ("dtype", ["float32"]),
+        ("dtype", "int32"),
         ("data", 5),
         ("data", "!!!!"),
         ("data", "AAAA"),
         ("offsets", []),
-        ("offsets", [0, 3]),
-        ("offsets", [1, 2]),
-        ("offsets", [0, 2, 1, 2]),
-        ("offsets", [False, 2]),
+        ("offsets", [0, 4]),
+        ("offsets", [1, 3]),
+        ("offsets", [0, 3, 1, 3]),
+        ("offsets", [False, 3]),
         ("offsets", None),
     ],
 )
 def test_a_damaged_value_is_refused_with_the_key_named(key: str, value: object) -> None:
-    packed: dict[str, object] = {**pack_floats([[1.0, 2.0]])}
+    packed: dict[str, object] = {**pack_floats([[1.0, 2.0, 3.0]])}
 
-    with pytest.raises(ArrayError, match=key):
+    with pytest.raises(ArrayError, match="^" + key):
         unpack_floats({**packed, key: value})
 
 
@@ -75,3 +79,63 @@ def test_any_json_is_unpacked_or_refused(value: object) -> None:
         unpack_floats(value)  # type: ignore[arg-type]
     except ArrayError as error:
         assert len(str(error).splitlines()) == 1
+
+
+ids = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=10)
+
+
+@given(ids)
+def test_token_ids_survive_a_round_trip_through_json(lists: list[list[int]]) -> None:
+    assert unpack_ints(json.loads(json.dumps(pack_ints(lists)))) == lists
+
+
+@given(st.lists(st.lists(st.floats(allow_nan=False), max_size=20), max_size=10))
+def test_float64_keeps_every_bit(lists: list[list[float]]) -> None:
+    assert unpack_floats(json.loads(json.dumps(pack_floats(lists, "float64")))) == lists
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", ">i4"])
+def test_arrays_of_any_width_are_the_same_as_lists(dtype: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    whole = numpy.arange(12, dtype=dtype).reshape(3, 4)
+    expected = pack_ints([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]])
+
+    assert pack_ints(whole) == expected
+    assert pack_ints([row.tolist() for row in whole]) == expected
+    assert pack_ints([list(row) for row in whole]) == expected
+    assert pack_ints(numpy.asfortranarray(whole)) == expected
+    assert pack_ints([array("q", row.tolist()) for row in whole]) == expected
+
+
+def test_lists_and_arrays_need_no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+
+    assert unpack_ints(pack_ints([[1, 2], array("q", [3]), (4,), range(2), iter([5])])) == [[1, 2], [3], [4], [0, 1], [5]]
+
+
+@pytest.mark.parametrize("wrong", [[-1], [2**31], [2**70], [1.0], ["1"], [True], [None], [[1]], array("q", [-5]), array("d", [1.0])])
+def test_what_is_no_token_id_is_refused_with_the_list_named(wrong: object) -> None:
+    with pytest.raises(ArrayError, match="list 1 ") as caught:
+        pack_ints([[1], wrong])  # type: ignore[list-item]
+    assert caught.value.index == 1
+
+
+def test_a_table_is_no_sequence_of_ids() -> None:
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(ArrayError, match="list 0 has 2 dimensions"):
+        pack_ints(numpy.zeros((2, 2, 2), dtype=int))
+    with pytest.raises(ArrayError, match="list 0 is an array of float64"):
+        pack_ints(numpy.zeros((2, 2)))
+
+
+def test_kinds_of_packed_numbers_are_not_mixed_up() -> None:
+    with pytest.raises(ArrayError, match="dtype: must be 'int32'"):
+        unpack_ints(pack_floats([[1.0]]))
+    with pytest.raises(ArrayError, match="dtype: must be 'float32' or 'float64'"):
+        unpack_floats(pack_ints([[1]]))
+
+
+def test_packed_token_ids_take_fewer_bytes_than_their_digits() -> None:
+    lists = [[151_000 + index for index in range(512)] for _ in range(8)]
+
+    assert len(json.dumps(pack_ints(lists))) < 0.8 * len(json.dumps(lists, separators=(",", ":")))

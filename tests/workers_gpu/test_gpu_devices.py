@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from workers.gpu.host import ServiceHost
 stub = ServiceConfig(engine="stub", task="score", memory_mb=10)
 host = ServiceHost(discover(2, 100), {"s": stub}, Path("."))
 host.ensure_resident("s", (1,))
-print(len(host.run("s", lambda engine: engine.score([{"prompt": "p", "response": "r"}]))))
+print(len(host.run("s", (1,), lambda engine: engine.score([{"prompt": "p", "response": "r"}]))))
 try:
     ServiceHost(discover(1, 100), {"t": ServiceConfig(engine="torch", task="score", memory_mb=10, model=Path("m"))}, Path("."))
 except ConfigError as error:
@@ -44,6 +45,23 @@ def test_a_machine_without_cuda_has_named_cpu_devices_with_the_declared_budget(m
     assert {(device.kind, device.memory_mb, device.torch_device) for device in devices} == {("cpu", 512, "cpu")}
 
 
+@pytest.mark.skipif(find_spec("torch") is None or sys.platform != "linux", reason="needs torch, on Linux")
+def test_torch_is_not_imported_to_hear_that_there_is_no_driver() -> None:
+    look = (
+        "import sys; from workers.gpu import devices; devices.DRIVER_FILES = (sys.argv[1],)\n"
+        "devices.discover(1, 100); print('torch' in sys.modules)"
+    )
+    said = [subprocess.run([sys.executable, "-c", look, file], capture_output=True, text=True).stdout for file in ("/nowhere", "/dev/null")]
+    assert said == ["False\n", "True\n"]
+
+
+def test_an_order_of_gpus_where_there_are_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+
+    with pytest.raises(DeviceError, match="gpu_order: 1,0 are declared, and no CUDA device is found here"):
+        discover(order=[1, 0])
+
+
 def test_undeclared_budgets_share_half_the_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     without_cuda(monkeypatch)
 
@@ -59,7 +77,7 @@ def test_impossible_amounts_are_refused(cells: int, memory_mb: int, key: str) ->
 
 
 def test_stub_services_work_without_torch_and_a_torch_service_says_what_is_missing() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=200, cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()

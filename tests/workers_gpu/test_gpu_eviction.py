@@ -18,6 +18,7 @@ from workers.gpu.devices import MIB, Device
 from workers.gpu.engines.torch_hf import TorchEngine
 from workers.gpu.errors import EngineFailed, NotResident
 from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName
 from workers.gpu.tiny import _train_tokenizer
 
 CELL = [Device("cpu:0", "cpu", 1000, "cpu")]
@@ -77,6 +78,38 @@ def test_where_no_host_copy_can_be_written_eviction_fails_and_still_frees(models
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on files stands for a full disk")
+def test_a_disk_that_fills_up_half_way_costs_the_copy_and_nothing_else(models: Path, tmp_path: Path) -> None:
+    import resource
+
+    engine, process = teacher(models, tmp_path), psutil.Process()
+    engine.start(CELL)
+    before, files = engine.logprobs(SEQUENCES), process.num_fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, hard))
+    try:
+        with pytest.raises(EngineFailed, match="evicting failed: OSError"):
+            engine.evict()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (engine.state, engine.memory_mb()) == ("failed", 0.0) and process.num_fds() <= files
+    engine.start(CELL)
+    assert engine.logprobs(SEQUENCES) == before
+
+
+def test_fifty_evictions_and_restores_leave_no_file_and_no_thread(models: Path, tmp_path: Path) -> None:
+    engine, process = teacher(models, tmp_path), psutil.Process()
+    engine.start(CELL)
+    engine.evict()
+    files, threads = process.num_fds(), process.num_threads()
+    for round_ in range(50):
+        engine.restore(CELL * (1 + round_ % 2))
+        engine.evict()
+    assert process.num_fds() <= files and process.num_threads() <= threads + 2
+    engine.stop()
+    assert process.num_fds() < files
+
+
 def test_weights_that_something_holds_on_to_are_seen(models: Path, tmp_path: Path) -> None:
     engine = teacher(models, tmp_path)
     engine.start(CELL)
@@ -126,15 +159,15 @@ def test_a_host_swaps_real_models_on_one_cell(models: Path, tmp_path: Path) -> N
     services = load_services_file(models / "services.toml").services
     host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
     host.ensure_resident("rm-small", (0,))
-    scores = host.run("rm-small", lambda engine: engine.score(ITEMS))
+    scores = host.run("rm-small", (0,), lambda engine: engine.score(ITEMS))
 
-    host.ensure_resident("teacher-0", (0,), evict=("rm-small",))
+    host.ensure_resident("teacher-0", (0,), evict=[InstanceName("rm-small", (0,))])
     with pytest.raises(NotResident):
-        host.run("rm-small", lambda engine: engine.score(ITEMS))
-    logprobs = host.run("teacher-0", lambda engine: engine.logprobs(SEQUENCES))
-    host.ensure_resident("rm-small", (0,), evict=("teacher-0",))
+        host.run("rm-small", (0,), lambda engine: engine.score(ITEMS))
+    logprobs = host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
+    host.ensure_resident("rm-small", (0,), evict=[InstanceName("teacher-0", (0,))])
 
-    assert host.run("rm-small", lambda engine: engine.score(ITEMS)) == scores
+    assert host.run("rm-small", (0,), lambda engine: engine.score(ITEMS)) == scores
     assert [len(values) for values in logprobs] == [2, 79, 1]
     host.close()
     assert all(entry.state == "absent" for entry in host.status())
@@ -148,27 +181,29 @@ def test_a_model_larger_than_declared_is_refused_when_it_is_loaded(models: Path,
         host.ensure_resident("rm-small", (0,))
 
     (entry,) = host.status()
-    assert (entry.state, entry.cells, entry.memory_mb) == ("failed", (), 0.0)
+    assert (entry.state, entry.booked, entry.memory_mb) == ("failed", False, 0.0)
 
 
 def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path: Path) -> None:
     services = load_services_file(models / "services.toml").services
     host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
     host.ensure_resident("teacher-0", (0,))
-    expected = host.run("teacher-0", lambda engine: engine.logprobs(SEQUENCES))
+    expected = host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
 
     def ask(_: int) -> list[list[float]] | None:
         try:
-            return host.run("teacher-0", lambda engine: engine.logprobs(SEQUENCES))
+            return host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
         except NotResident:
             return None
 
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(ask, index) for index in range(200)]
         for _ in range(10):
-            host.ensure_resident("rm-small", (0,), evict=("teacher-0",))
-            host.ensure_resident("teacher-0", (0,), evict=("rm-small",))
+            host.ensure_resident("rm-small", (0,), evict=[InstanceName("teacher-0", (0,))])
+            host.ensure_resident("teacher-0", (0,), evict=[InstanceName("rm-small", (0,))])
         answers = [call.result(timeout=30) for call in asked]
 
-    assert all(answer == expected for answer in answers if answer is not None)
+    # Calls that were computed together may differ in their last bits; one by itself does not.
+    close = [pytest.approx(row, abs=1e-5) for row in expected]
+    assert all(answer == close for answer in answers if answer is not None)
     assert ask(0) == expected

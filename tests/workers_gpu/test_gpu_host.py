@@ -17,8 +17,9 @@ from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.errors import DeviceError, EngineBusy, EngineFailed, GpuError, NotResident, OverBudget, UnknownService, WrongState
-from workers.gpu.host import ServiceHost, ServiceStatus
+from workers.gpu.errors import DeviceError, EngineBusy, EngineFailed, GpuError, NotResident, OverBudget, UnknownService
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName, InstanceStatus
 
 Until = Callable[[Callable[[], bool]], None]
 ITEM = {"prompt": "p", "response": "r"}
@@ -29,9 +30,19 @@ def service(memory_mb: float = 600, cells: list[int] | None = None) -> ServiceCo
     return ServiceConfig(engine="stub", task="score", memory_mb=memory_mb, cells=cells or [1], max_concurrency=2)
 
 
-def status(host: ServiceHost, name: str) -> ServiceStatus:
-    (found,) = (entry for entry in host.status() if entry.name == name)
+def at(service: str, *cells: int) -> InstanceName:
+    return InstanceName(service, cells)
+
+
+def status(host: ServiceHost, service: str, *cells: int) -> InstanceStatus:
+    """Return how an instance stands; without cells the only one of its service."""
+    (found,) = (one for one in host.status() if one.name.service == service and cells in ((), one.name.cells))
     return found
+
+
+def on(found: InstanceStatus) -> tuple[int, ...]:
+    """Return the cells that an instance holds."""
+    return found.name.cells if found.booked else ()
 
 
 class Leaking(StubEngine):
@@ -71,6 +82,17 @@ class Failing(StubEngine):
             raise OSError(28, "No space left on device")
 
 
+class Copying(StubEngine):
+    """Has a copy in host memory, as large as what it holds on one device, while it is off its devices."""
+
+    def host_mb(self) -> float:
+        return self._declared_mb if self.state == "host" else 0.0
+
+
+def copying(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+    return Copying(name, config.task, config.memory_mb, config.max_concurrency)
+
+
 def host_with(engine: Engine, cells: list[Device]) -> ServiceHost:
     """Host services a and b that cannot share a cell; a has the given engine."""
 
@@ -85,27 +107,28 @@ def test_a_service_starts_once_leaves_for_another_and_is_restored(cells: list[De
 
     spent = host.ensure_resident("a", (0,))
     host.ensure_resident("a", (0,))
-    host.ensure_resident("b", (0,), evict=("a",))
+    host.ensure_resident("b", (0,), evict=[at("a", 0)])
     evicted = status(host, "a")
-    host.ensure_resident("a", (0,), evict=("b",))
+    host.ensure_resident("a", (0,), evict=[at("b", 0)])
 
     assert spent >= 0.0
-    assert (evicted.state, evicted.cells, evicted.memory_mb) == ("host", (), 0.0)
+    assert (evicted.state, on(evicted), evicted.memory_mb) == ("host", (), 0.0)
     now = status(host, "a")
-    assert (now.state, now.cells, now.memory_mb) == ("resident", (0,), 600.0)
+    assert (now.state, on(now), now.memory_mb) == ("resident", (0,), 600.0)
     assert (now.starts, now.restores, now.evictions, now.leaks) == (1, 1, 1, 0)
     assert status(host, "b").state == "host"
-    assert len(host.run("a", lambda engine: engine.score([ITEM]))) == 1
+    assert len(host.run("a", (0,), lambda engine: engine.score([ITEM]))) == 1
 
 
 def test_a_service_may_come_back_on_other_cells(cells: list[Device]) -> None:
     host = ServiceHost(cells, {"a": service(cells=[1, 2])}, NOWHERE)
     host.ensure_resident("a", (0,))
 
-    host.ensure_resident("a", (1, 0), evict=("a",))
+    host.ensure_resident("a", (1, 0), evict=[at("a", 0)])
 
-    now = status(host, "a")
-    assert (now.cells, now.memory_mb, now.restores) == ((0, 1), 1200.0, 1)
+    now, before = status(host, "a", 0, 1), status(host, "a", 0)
+    assert (on(now), now.memory_mb, now.restores) == ((0, 1), 1200.0, 1)
+    assert (before.state, before.reason, before.evictions) == ("absent", "its copy went to a on cells 0, 1", 1)
     assert [host.held_mb(cell) for cell in (0, 1)] == [600.0, 600.0]
 
 
@@ -116,7 +139,7 @@ def test_what_does_not_fit_beside_the_others_is_refused_and_nothing_changes(cell
     with pytest.raises(OverBudget, match="b needs 600 MiB on cell 1, which has 1000 MiB and holds a 600"):
         host.ensure_resident("b", (0, 1))
 
-    assert (status(host, "b").state, status(host, "b").cells) == ("absent", ())
+    assert (status(host, "b", 0, 1).state, on(status(host, "b", 0, 1))) == ("absent", ())
     assert host.held_mb(0) == 0.0
     host.ensure_resident("c", (1,))
     assert host.held_mb(1) == 1000.0
@@ -128,10 +151,9 @@ def test_decisions_that_make_no_sense_are_refused(cells: list[Device]) -> None:
 
     with pytest.raises(UnknownService, match="no service 'x' here; there are a"):
         host.ensure_resident("x", (0,))
+    host.ensure_resident("a", (0,), evict=[at("x", 0)])
     with pytest.raises(UnknownService):
-        host.ensure_resident("a", (0,), evict=("x",))
-    with pytest.raises(UnknownService):
-        host.run("x", lambda engine: engine.name)
+        host.run("x", (0,), lambda engine: engine.name)
     with pytest.raises(DeviceError, match="no cell 2, this node has 2"):
         host.ensure_resident("a", (2,))
     with pytest.raises(DeviceError, match="no cell -1"):
@@ -140,17 +162,15 @@ def test_decisions_that_make_no_sense_are_refused(cells: list[Device]) -> None:
         host.ensure_resident("a", (0, 1))
     with pytest.raises(DeviceError, match="names a cell twice"):
         host.ensure_resident("a", (0, 0))
-    with pytest.raises(WrongState, match="resident on cells \\(0,\\), asked for on \\(1,\\): evict it first"):
-        host.ensure_resident("a", (1,))
-    assert status(host, "a").cells == (0,)
+    assert [found.name for found in host.status()] == [at("a", 0)]
 
 
 def test_evicting_what_is_not_resident_does_nothing(cells: list[Device]) -> None:
     host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE)
 
-    host.ensure_resident("a", (0,), evict=("b",))
+    host.ensure_resident("a", (0,), evict=[at("b", 0)])
 
-    assert (status(host, "b").state, status(host, "b").evictions) == ("absent", 0)
+    assert [found.name for found in host.status()] == [at("a", 0)]
 
 
 @pytest.mark.parametrize("step", ["start", "restore"])
@@ -158,16 +178,16 @@ def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again
     host = host_with(Failing(step), cells)
     if step == "restore":
         host.ensure_resident("a", (0,))
-        host.ensure_resident("b", (0,), evict=("a",))
+        host.ensure_resident("b", (0,), evict=[at("a", 0)])
 
     with pytest.raises(EngineFailed, match="No space left on device"):
-        host.ensure_resident("a", (0,), evict=("b",))
+        host.ensure_resident("a", (0,), evict=[at("b", 0)])
 
     failed = status(host, "a")
-    assert (failed.state, failed.cells) == ("failed", ())
+    assert (failed.state, on(failed)) == ("failed", ())
     assert "No space left on device" in failed.reason
     with pytest.raises(NotResident):
-        host.run("a", lambda engine: engine.score([ITEM]))
+        host.run("a", (0,), lambda engine: engine.score([ITEM]))
     host.ensure_resident("a", (0,))
     assert (status(host, "a").state, status(host, "a").reason) == ("resident", "")
 
@@ -176,11 +196,11 @@ def test_a_victim_that_fails_to_evict_does_not_hold_up_who_wants_its_cell(cells:
     host = host_with(Failing("evict"), cells)
     host.ensure_resident("a", (0,))
 
-    host.ensure_resident("b", (0,), evict=("a",))
+    host.ensure_resident("b", (0,), evict=[at("a", 0)])
 
     assert status(host, "b").state == "resident"
     victim = status(host, "a")
-    assert (victim.state, victim.cells, victim.evictions) == ("failed", (), 0)
+    assert (victim.state, on(victim), victim.evictions) == ("failed", (), 0)
     assert "No space left on device" in victim.reason
 
 
@@ -188,12 +208,12 @@ def test_an_engine_that_keeps_its_memory_when_evicted_is_stopped_and_counted(cel
     host = host_with(Leaking("a", "score", 600.0), cells)
     host.ensure_resident("a", (0,))
 
-    host.ensure_resident("b", (0,), evict=("a",))
+    host.ensure_resident("b", (0,), evict=[at("a", 0)])
 
     leaked = status(host, "a")
-    assert (leaked.state, leaked.cells, leaked.memory_mb, leaked.leaks) == ("absent", (), 0.0, 1)
+    assert (leaked.state, on(leaked), leaked.memory_mb, leaked.leaks) == ("absent", (), 0.0, 1)
     host.ensure_resident("a", (1,))
-    assert status(host, "a").starts == 2
+    assert status(host, "a", 1).starts == 1
 
 
 def test_memory_that_stays_taken_stays_booked_until_it_is_free(cells: list[Device]) -> None:
@@ -203,17 +223,18 @@ def test_memory_that_stays_taken_stays_booked_until_it_is_free(cells: list[Devic
     host.ensure_resident("a", (0,))
 
     with pytest.raises(EngineFailed, match=r"600\.0 MiB are still taken"):
-        host.ensure_resident("b", (0,), evict=("a",))
+        host.ensure_resident("b", (0,), evict=[at("a", 0)])
 
-    assert "still taken" in status(host, "a").reason
+    assert "still taken" in status(host, "a", 0).reason
     with pytest.raises(OverBudget, match="holds a 600"):
         host.ensure_resident("b", (0,))
     with pytest.raises(EngineFailed, match="still taken"):
-        host.ensure_resident("a", (1,))
+        host.ensure_resident("a", (0,))
     engine.deaf = False
     engine.stop()
     host.ensure_resident("b", (0,))
-    assert (status(host, "a").cells, status(host, "a").reason) == ((), "")
+    assert (on(status(host, "a", 0)), status(host, "a", 0).state) == ((), "absent")
+    assert "still taken" not in status(host, "a", 0).reason
 
 
 def test_a_victim_whose_calls_do_not_end_is_left_in_place(cells: list[Device], until: Until) -> None:
@@ -221,13 +242,14 @@ def test_a_victim_whose_calls_do_not_end_is_left_in_place(cells: list[Device], u
     host.ensure_resident("a", (0,))
     control = Control(work_s=60.0)
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(host.run, "a", lambda engine: engine.score([ITEM], control))
+        call = pool.submit(host.run, "a", (0,), lambda engine: engine.score([ITEM], control))
         until(lambda: status(host, "a").running == 1)
 
         with pytest.raises(EngineBusy):
-            host.ensure_resident("b", (0,), evict=("a",))
+            host.ensure_resident("b", (0,), evict=[at("a", 0)])
 
-        assert (status(host, "a").state, status(host, "a").cells, status(host, "b").state) == ("resident", (0,), "absent")
+        assert (status(host, "a").state, on(status(host, "a"))) == ("resident", (0,))
+        assert [found.name for found in host.status()] == [at("a", 0)]
         control.cancelled.set()
         call.exception(timeout=10)
 
@@ -239,7 +261,7 @@ def test_many_threads_wanting_one_service_start_it_once(cells: list[Device]) -> 
     def want(_: int) -> None:
         together.wait(10)
         host.ensure_resident("a", (0,))
-        host.run("a", lambda engine: engine.score([ITEM]))
+        host.run("a", (0,), lambda engine: engine.score([ITEM]))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(want, range(8)))
@@ -254,7 +276,7 @@ def test_services_that_evict_each_other_from_two_threads_do_not_lock_up(cells: l
     def swap(mine: str, other: str) -> None:
         for _ in range(200):
             try:
-                host.ensure_resident(mine, (0,), evict=(other,))
+                host.ensure_resident(mine, (0,), evict=[at(other, 0)])
             except OverBudget:
                 over.append(mine)
             assert host.held_mb(0) <= 1000.0
@@ -271,38 +293,36 @@ def test_closing_stops_every_service(cells: list[Device]) -> None:
     host = ServiceHost(cells, {"a": service(), "b": service(), "c": service()}, NOWHERE)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (1,))
-    host.ensure_resident("c", (1,), evict=("b",))
+    host.ensure_resident("c", (1,), evict=[at("b", 1)])
 
     host.close()
 
-    assert {(entry.state, entry.memory_mb, entry.cells) for entry in host.status()} == {("absent", 0.0, ())}
+    assert {(found.state, found.memory_mb, on(found)) for found in host.status()} == {("absent", 0.0, ())}
     assert host.held_mb(0) == host.held_mb(1) == 0.0
 
 
-decisions = st.lists(
-    st.tuples(
-        st.sampled_from("abcd"),
-        st.lists(st.integers(0, 1), min_size=1, max_size=2, unique=True).map(tuple),
-        st.lists(st.sampled_from("abcd"), max_size=3).map(tuple),
-    ),
-    max_size=25,
-)
+cell_sets = st.sampled_from([(0,), (1,), (0, 1)])
+named = st.builds(InstanceName, st.sampled_from("abcd"), cell_sets)
+decisions = st.lists(st.tuples(named, st.lists(named, max_size=4), st.booleans()), max_size=25)
 
 
 @given(decisions)
-def test_no_decisions_ever_put_more_on_a_cell_than_it_has(steps: list[tuple[str, tuple[int, ...], tuple[str, ...]]]) -> None:
+def test_no_decisions_ever_put_more_on_a_cell_or_into_host_memory_than_there_is(
+    steps: list[tuple[InstanceName, list[InstanceName], bool]],
+) -> None:
     budget = [Device(f"cpu:{index}", "cpu", 1000, "cpu") for index in range(2)]
     sizes = {"a": 300.0, "b": 500.0, "c": 700.0, "d": 1100.0}
-    host = ServiceHost(budget, {name: service(size, [1, 2]) for name, size in sizes.items()}, NOWHERE)
-    for name, wanted, evict in steps:
+    host = ServiceHost(budget, {name: service(size, [1, 2]) for name, size in sizes.items()}, NOWHERE, factory=copying, host_memory_mb=1000)
+    for name, evict, makes_room in steps:
         try:
-            host.ensure_resident(name, wanted, evict)
+            host.ensure_resident(*name, [*evict, *(host.in_the_way(*name, evict) if makes_room else ())])
         except GpuError:
-            pass
+            assert sizes[name.service] > 1000 or not makes_room
         else:
-            assert status(host, name).cells == tuple(sorted(wanted))
+            assert on(status(host, *name[:1], *name.cells)) == name.cells
         for cell in range(2):
-            there = [entry for entry in host.status() if cell in entry.cells]
-            assert all(entry.state == "resident" for entry in there)
-            assert host.held_mb(cell) == sum(sizes[entry.name] for entry in there) <= 1000.0
-        assert all(entry.memory_mb == sizes[entry.name] * len(entry.cells) for entry in host.status())
+            there = [found for found in host.status() if cell in on(found)]
+            assert all(found.state == "resident" for found in there)
+            assert host.held_mb(cell) == sum(sizes[found.name.service] for found in there) <= 1000.0
+        assert all(found.memory_mb == sizes[found.name.service] * len(on(found)) for found in host.status())
+        assert host.host_mb() == sum(sizes[found.name.service] for found in host.status() if found.state == "host") <= 1000.0

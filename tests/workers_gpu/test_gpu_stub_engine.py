@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.lifecycle import SERVICE_TRANSITIONS
+from tangram.arrays import pack_ints
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
-from workers.gpu.engines.lifecycle import TRANSITIONS
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import BadInput, CallCancelled, CallFailed, EngineBusy, EngineFailed, NotResident, NotSupported, WrongState
 from workers.gpu.items import ScoreItem
@@ -212,6 +216,23 @@ def test_a_failed_start_says_why_in_one_line_holds_nothing_and_can_be_tried_agai
     assert (engine.state, engine.failure) == ("resident", "")
 
 
+def test_a_stop_that_breaks_is_one_line_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an engine off its devices that cannot let go of what it holds
+    engine = StubEngine("rm", "score", 100)
+    engine.start(DEVICE)
+    engine.evict()
+    monkeypatch.setattr(engine, "_free", Mock(side_effect=TimeoutError("the driver does not answer")))
+    # When it is stopped, twice
+    for _ in range(2):
+        with pytest.raises(EngineFailed, match="rm: stopping failed: TimeoutError: the driver does not answer"):
+            engine.stop()
+    # Then it says so, until it can
+    assert engine.state == "failed" and "the driver does not answer" in engine.failure
+    monkeypatch.undo()
+    engine.stop()
+    assert engine.state == "absent"
+
+
 def test_a_call_that_breaks_is_one_line_and_the_engine_stays() -> None:
     engine = Breaking(failures=0)
     engine.start(DEVICE)
@@ -238,7 +259,7 @@ def test_changes_follow_the_table_and_memory_is_held_when_resident_only(changes:
     via = {"start": "starting", "evict": "evicting", "restore": "restoring"}
     for change in changes:
         before = engine.state
-        allowed = change == "stop" or via[change] in TRANSITIONS[before]
+        allowed = change == "stop" or via[change] in SERVICE_TRANSITIONS[before]
         try:
             getattr(engine, change)(*([DEVICE] if change in ("start", "restore") else []))
         except WrongState:
@@ -251,10 +272,10 @@ def test_changes_follow_the_table_and_memory_is_held_when_resident_only(changes:
 
 
 def test_every_state_can_be_left_and_reached() -> None:
-    reached = set(itertools.chain.from_iterable(TRANSITIONS.values()))
+    reached = set(itertools.chain.from_iterable(SERVICE_TRANSITIONS.values()))
 
-    assert reached == set(TRANSITIONS)
-    assert all(TRANSITIONS.values())
+    assert reached == set(SERVICE_TRANSITIONS)
+    assert all(SERVICE_TRANSITIONS.values())
 
 
 def test_changes_and_calls_from_many_threads_lose_no_call_and_end_settled() -> None:
@@ -362,3 +383,18 @@ def test_any_input_is_answered_or_refused_in_one_line(value: object) -> None:
         else:
             assert isinstance(value, list)
             assert len(answers) == len(value)
+
+
+def test_packed_ids_are_read_as_lists_are() -> None:
+    engine = StubEngine("stub", "logprobs", 100.0)
+    engine.start(DEVICE)
+    negative = {"dtype": "int32", "data": base64.b64encode(struct.pack("<3i", 1, 2, -3)).decode(), "offsets": [0, 1, 3]}
+
+    assert engine.logprobs(pack_ints([[1, 2, 3], [7]])) == engine.logprobs([[1, 2, 3], [7]])
+    assert engine.logprobs(pack_ints([])) == []
+    with pytest.raises(BadInput, match=r"sequences\[1\]: List should have at least 1 item"):
+        engine.logprobs(pack_ints([[1], []]))
+    with pytest.raises(BadInput, match=r"sequences\[1\]\[1\]: Input should be greater than or equal to 0"):
+        engine.logprobs(negative)
+    with pytest.raises(BadInput, match=r"sequences\.offsets: must rise from 0 to 3"):
+        engine.logprobs({**negative, "offsets": [0, 2]})

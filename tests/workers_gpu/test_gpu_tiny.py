@@ -63,7 +63,7 @@ def test_two_processes_that_make_it_at_once_are_both_served(tmp_path: Path) -> N
     words = [sys.executable, "-m", "workers.gpu.tiny", str(tmp_path / "models")]
     processes = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
 
-    ended = [process.communicate(timeout=60) for process in processes]
+    ended = [process.communicate(timeout=200) for process in processes]
 
     assert [process.returncode for process in processes] == [0, 0], ended
     assert {out.strip() for out, _ in ended} == {str(tmp_path / "models" / "services.toml")}
@@ -87,9 +87,17 @@ def test_a_bad_folder_is_one_line_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
     done = subprocess.run(
-        [sys.executable, "-m", "workers.gpu.tiny", str(tmp_path / "file")], capture_output=True, text=True, timeout=60, cwd=ROOT
+        [sys.executable, "-m", "workers.gpu.tiny", str(tmp_path / "file")], capture_output=True, text=True, timeout=200, cwd=ROOT
     )
 
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert "file" in done.stderr
+
+
+def test_a_wider_model_is_made_where_a_narrow_one_was(tmp_path: Path) -> None:
+    narrow = (make_tiny(tmp_path / "m") / "model.safetensors").stat().st_size
+
+    wide = (make_tiny(tmp_path / "m", hidden=128) / "model.safetensors").stat().st_size
+
+    assert wide > 2 * narrow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_another_last_token_moves_no_earlier_log_prob(teacher: TorchEngine) -> N
     assert abs(first[-1] - second[-1]) > CLOSE
 
 
-few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=25)
 
 
 @few
@@ -235,6 +236,12 @@ def test_inputs_the_model_cannot_read_are_refused_by_index(reward: TorchEngine, 
         teacher.generate(["a", ""])
     with pytest.raises(BadInput, match=r"prompts\[0\]: 1 tokens and 512 to come, the model reads at most 512"):
         teacher.generate(["a"], max_tokens=512)
+    with pytest.raises(BadInput, match=r"prompts\[0\]: is no text: character 1 is half of a surrogate pair"):
+        teacher.generate(["a\ud800"])
+    with pytest.raises(BadInput, match=r"items\[0\]\.prompt.*half of a surrogate pair"):
+        reward.score([{"prompt": [{"role": "user", "content": "\udfff"}], "response": "x"}])
+    with pytest.raises(BadInput, match=r"items\[0\]\.response.*half of a surrogate pair"):
+        reward.score([{"prompt": "a", "response": "\ud800"}])
     assert len(teacher.logprobs([[1] * 512])[0]) == 511
 
 
@@ -273,6 +280,42 @@ def test_many_threads_get_the_answers_of_one(reward: TorchEngine, teacher: Torch
                 assert values == pytest.approx(expected, abs=CLOSE)
 
 
+def test_calls_that_wait_are_computed_in_one_batch_and_bad_input_harms_nobody(
+    teacher: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given the answers of calls that are made alone
+    calls = [[[5, 17, 33]], [[6, 17, 33, 40, 41]], [[9, 300], list(range(50))]]
+    alone = [teacher.logprobs(sequences) for sequences in calls]
+    # And a call that holds the device
+    began, gate, batches = threading.Event(), threading.Event(), []
+    real = compute.logprobs
+
+    def slow(model: object, batch: list[list[int]]) -> list[list[float]]:
+        batches.append(len(batch))
+        began.set()
+        assert gate.wait(10)
+        return real(model, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compute, "logprobs", slow)
+    monkeypatch.setattr(teacher, "_limit", 5)
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(teacher.logprobs, [[1, 2]])
+        assert began.wait(10)
+        # When others wait for it, one of them with an id that the model does not know
+        asked = [pool.submit(teacher.logprobs, sequences) for sequences in calls]
+        with pytest.raises(BadInput, match=r"sequences\[0\]: token id 512"):
+            teacher.logprobs([[3, 512]])
+        while len(teacher._sequences._calls) < 4:
+            pass
+        gate.set()
+        # Then they are computed together, and each gets what it gets alone
+        assert len(first.result(30)[0]) == 1
+        for call, expected in zip(asked, alone, strict=True):
+            for values, wanted in zip(call.result(30), expected, strict=True):
+                assert values == pytest.approx(wanted, abs=CLOSE)
+    assert batches == [1, 4]
+
+
 def broken(models: Path, tmp_path: Path, name: str = "rm-small") -> Path:
     return Path(shutil.copytree(models / name, tmp_path / name))
 
@@ -297,6 +340,18 @@ def test_a_folder_that_is_none_is_said_in_one_line(tmp_path: Path, one: list[Dev
 def test_the_wrong_kind_of_model_is_refused_and_not_filled_with_random_weights(models: Path, one: list[Device], state: Path) -> None:
     assert "no fitting weights for score.weight" in failure(models / "teacher-0", "score", one, state)
     assert "no fitting weights for lm_head.weight" in failure(models / "rm-small", "logprobs", one, state)
+
+
+def test_weights_of_another_architecture_are_refused_though_none_are_missing(
+    models: Path, tmp_path: Path, one: list[Device], state: Path
+) -> None:
+    # Given a Qwen2, whose attention has biases, that says it is a Llama, whose attention has none
+    folder = broken(models, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config.update(model_type="llama", architectures=["LlamaForSequenceClassification"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+    assert "weights of another architecture than its config.json names: model.layers.0.self_attn" in failure(folder, "score", one, state)
 
 
 def test_a_classifier_with_several_labels_is_refused(models: Path, tmp_path: Path, one: list[Device], state: Path) -> None:

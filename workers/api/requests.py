@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -31,6 +31,9 @@ MOST_SENT = 3
 _WAIT_S = (0.1, 0.5)
 _PASSING = (502, 503, 504)
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)
+
+_GOES_OUT = ".send_request_headers.started"
+"""How httpcore's event of that ends, whichever version of HTTP it is."""
 
 LONGEST_LEAD_S = 0.5
 """Longest wait for a request's time: more than any scheduler grants ahead means that its clock is not ours."""
@@ -78,30 +81,39 @@ class Requests:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE)
         self._http = httpx.AsyncClient(limits=limits, follow_redirects=False, timeout=None)
 
-    def send(self, outgoing: Outgoing) -> Future[Answer]:
+    def send(self, outgoing: Outgoing, on_sent: Callable[[], None] = lambda: None) -> Future[Answer]:
         """Begin a request; the future ends with the answer, with what httpx raises, or with `TimeoutError` after its `timeout_s`.
 
-        At most `limit` bytes of the body are read. Cancelling the future closes the connection.
+        At most `limit` bytes of the body are read. Cancelling the future closes the connection. `on_sent` is called in the
+        loop's thread when the first request goes out, its connection made.
         """
-        return asyncio.run_coroutine_threadsafe(self._send(outgoing), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._send(outgoing, on_sent), self._loop)
 
-    async def _send(self, outgoing: Outgoing) -> Answer:
+    async def _send(self, outgoing: Outgoing, on_sent: Callable[[], None]) -> Answer:
         early_s = min(outgoing.not_before - time.time(), LONGEST_LEAD_S)
         if early_s > 0:
             await asyncio.sleep(early_s)
-        began, sent = time.perf_counter(), 0
+        began, sent, told = time.perf_counter(), 0, False
+
+        async def trace(event: str, info: object) -> None:
+            nonlocal told
+            if not told and event.endswith(_GOES_OUT):
+                told = True
+                on_sent()
 
         async def once() -> Answer:
             nonlocal sent
             sent += 1
-            return await self._once(outgoing)
+            return await self._once(outgoing, trace)
 
         async with asyncio.timeout(outgoing.timeout_s):
             answer: Answer = await _retrying(outgoing)(once)
         return replace(answer, requests=sent, execution_s=time.perf_counter() - began)
 
-    async def _once(self, outgoing: Outgoing) -> Answer:
-        stream = self._http.stream(outgoing.method, outgoing.url, headers=outgoing.headers, content=outgoing.content)
+    async def _once(self, outgoing: Outgoing, trace: Callable[[str, object], Awaitable[None]]) -> Answer:
+        stream = self._http.stream(
+            outgoing.method, outgoing.url, headers=outgoing.headers, content=outgoing.content, extensions={"trace": trace}
+        )
         async with stream as answer:
             received = bytearray()
             async for chunk in answer.aiter_bytes():

@@ -42,7 +42,7 @@ def call(
         idempotent=action.header.get("idempotent") is True,
         not_before=action.grant.get("not_before", 0.0),
     )
-    sent = here.requests.send(outgoing)
+    sent = here.requests.send(outgoing, lambda: node.note_sent(action))
 
     def stop(reason: str) -> None:
         sent.cancel()

@@ -1,41 +1,54 @@
 """The devices of this machine: one per GPU cell, in the order of their cell numbers.
 
-A machine without CUDA has CPU devices instead, with a declared memory budget, so that the same services run
-everywhere. torch is optional here: without it there are CPU devices, which the stub engine can use.
+CUDA devices come in an order in which neighbours share fast links (`links.py`), as NVML says, or in one that is declared. A machine
+without CUDA has CPU devices instead, with a declared memory budget, so that the same services run everywhere. torch is optional
+here: without it NVML lists the GPUs that `CUDA_VISIBLE_DEVICES` leaves visible; without either there are CPU devices, which the
+stub engine can use.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import psutil
 
+from workers.gpu import nvml
 from workers.gpu.errors import DeviceError
+from workers.gpu.links import best_order
 
 MIB = 1 << 20
+
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
+"""On Linux, what the driver of a GPU that torch calls CUDA makes: NVIDIA's, that of Tegra, that under Windows, and AMD's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """What stands behind one cell.
 
-    `name` is for people, `memory_mb` the budget in MiB, `torch_device` what torch calls it.
+    `name` is for people, `memory_mb` the budget in MiB, `torch_device` what torch calls it, `uuid` what CUDA and NVML know a GPU by,
+    where that is known: `CUDA_VISIBLE_DEVICES` takes it, whatever that variable says already.
     """
 
     name: str
     kind: Literal["cuda", "cpu"]
     memory_mb: int
     torch_device: str
+    uuid: str = ""
 
 
-def discover(cells: int | None = None, memory_mb: int | None = None) -> list[Device]:
+def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequence[int] | None = None) -> list[Device]:
     """Find the devices of this machine.
 
     `cells` is how many to use; none: every CUDA device, or one CPU device. `memory_mb` is the budget of each in MiB;
-    none: what the CUDA device has, or for CPU devices an equal share of half the host's memory.
+    none: what the CUDA device has, or for CPU devices an equal share of half the host's memory. `order` are numbers of CUDA
+    devices, as CUDA counts those that are visible, in the order of the cells; none: all, by their links.
 
-    Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for.
+    Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for, or none and an order of them.
     """
     if cells is not None and cells < 1:
         raise DeviceError(f"cells: must be at least 1, not {cells}")
@@ -43,25 +56,93 @@ def discover(cells: int | None = None, memory_mb: int | None = None) -> list[Dev
         raise DeviceError(f"memory_mb: must be at least 1, not {memory_mb}")
     found = _cuda_devices()
     if not found:
+        if order is not None:
+            # Who names GPUs does not want to find out by the pace that the CPU computes.
+            raise DeviceError(f"gpu_order: {','.join(map(str, order))} are declared, and no CUDA device is found here")
         return _cpu_devices(cells or 1, memory_mb)
-    if cells is not None and cells > len(found):
-        raise DeviceError(f"cells: {cells} asked for, this machine has {len(found)} CUDA devices")
-    return [_budgeted(device, memory_mb) for device in found[:cells]]
+    ordered = _in_order(found, order)
+    if cells is not None and cells > len(ordered):
+        raise DeviceError(f"cells: {cells} asked for, this machine has {len(ordered)} CUDA devices")
+    return [_budgeted(device, memory_mb) for device in ordered[:cells]]
 
 
-def _cuda_devices() -> list[Device]:
-    """List the CUDA devices, with all the memory they have; none without torch."""
+def free_mb(device: Device) -> float | None:
+    """Return the MiB that a CUDA device reports as free, whoever holds the rest; None for a CPU device, which has only a budget."""
+    if device.kind != "cuda":
+        return None
+    measured = nvml.free_mb(device.uuid) if device.uuid else None
+    if measured is not None:
+        return measured
     try:
         import torch
     except ImportError:
-        return []
+        return None
+    if not torch.cuda.is_available():
+        return None
+    free, _ = torch.cuda.mem_get_info(device.torch_device)
+    return free / MIB
+
+
+def visible(uuids: Sequence[str], said: str | None) -> list[str]:
+    """Return the UUIDs that a value of `CUDA_VISIBLE_DEVICES` leaves, in its order: numbers into `uuids`, or beginnings of UUIDs.
+
+    As CUDA has it, the first entry that names no device ends the list, and one that comes twice leaves none.
+    """
+    if said is None:
+        return list(uuids)
+    left: list[str] = []
+    for entry in (part.strip() for part in said.split(",")):
+        if entry.isascii() and entry.isdigit():
+            named = list(uuids[int(entry) : int(entry) + 1])
+        else:
+            named = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
+        if len(named) != 1:
+            break
+        if named[0] in left:
+            return []
+        left += named
+    return left
+
+
+def _in_order(devices: Sequence[Device], order: Sequence[int] | None) -> list[Device]:
+    """Put the devices in the order declared, or else by the links between them, where those can be read."""
+    if order is not None:
+        if len(set(order)) != len(order) or not order:
+            raise DeviceError(f"gpu_order: must name each device once, not {','.join(map(str, order))}")
+        if strangers := [number for number in order if not 0 <= number < len(devices)]:
+            raise DeviceError(f"gpu_order: there is no CUDA device {strangers[0]}, this machine has {len(devices)}")
+        return [devices[number] for number in order]
+    read = nvml.links([device.uuid for device in devices]) if all(device.uuid for device in devices) and len(devices) > 1 else None
+    return [devices[number] for number in best_order(read)] if read is not None else list(devices)
+
+
+def _cuda_devices() -> list[Device]:
+    """List the CUDA devices that are visible here, as CUDA counts them, with all the memory they have."""
+    if sys.platform == "linux" and not any(map(os.path.exists, DRIVER_FILES)):
+        return []  # torch would say so, too, after the seconds that importing it takes
+    try:
+        import torch
+    except ImportError:
+        return _nvml_devices()
     if not torch.cuda.is_available():
         return []
     devices = []
     for index in range(torch.cuda.device_count()):
-        total = torch.cuda.get_device_properties(index).total_memory
-        devices.append(Device(f"cuda:{index} ({torch.cuda.get_device_name(index)})", "cuda", total // MIB, f"cuda:{index}"))
+        properties = torch.cuda.get_device_properties(index)
+        bare = str(getattr(properties, "uuid", ""))
+        uuid = bare if not bare or bare.startswith(("GPU-", "MIG-")) else f"GPU-{bare}"
+        devices.append(Device(f"cuda:{index} ({properties.name})", "cuda", properties.total_memory // MIB, f"cuda:{index}", uuid))
     return devices
+
+
+def _nvml_devices() -> list[Device]:
+    """List the visible GPUs without torch; CUDA counts them by the PCI bus where they are all of one kind."""
+    there = {gpu.uuid: gpu for gpu in nvml.gpus() or ()}
+    left = visible(list(there), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return [
+        Device(f"cuda:{index} ({there[uuid].name})", "cuda", there[uuid].memory_mb, f"cuda:{index}", uuid)
+        for index, uuid in enumerate(left)
+    ]
 
 
 def _cpu_devices(cells: int, memory_mb: int | None) -> list[Device]:
@@ -76,4 +157,4 @@ def _budgeted(device: Device, memory_mb: int | None) -> Device:
         return device
     if memory_mb > device.memory_mb:
         raise DeviceError(f"memory_mb: {memory_mb} asked for, {device.name} has {device.memory_mb}")
-    return Device(device.name, device.kind, memory_mb, device.torch_device)
+    return replace(device, memory_mb=memory_mb)

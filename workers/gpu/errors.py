@@ -30,6 +30,10 @@ class NotResident(GpuError, RuntimeError):
     """Raised when work is given to an engine that is not resident."""
 
 
+class EngineDied(NotResident):
+    """Raised when an engine that was resident has failed by itself; a call that may be repeated may be, once it is started again."""
+
+
 class CallCancelled(GpuError):
     """Raised when a call was told to stop before it had its result."""
 

@@ -1,9 +1,15 @@
 """The services of one node: carries out what the scheduler decided, and refuses what cannot be.
 
-The scheduler chooses cells and victims; here nothing is chosen. Every service has an entry with its engine and the
-cells it is booked on. A booking is made before weights arrive and given up only when they are measured to be gone,
-so the sum over a cell never exceeds its device. One lock per service orders its changes; one more guards bookings
-and is never held while weights move, so services on different cells move at the same time.
+The scheduler chooses cells and victims; here nothing is chosen but what goes from host memory. A service has one instance per
+set of cells, each with an engine of its own that is made when it is first needed. What an instance goes through is the table in
+`scheduler/lifecycle.py`; every change is told to who listens. How one leaves its cells is in `leaving.py`.
+
+How an instance comes onto its cells, the first of these that is there: it is resident already; its own copy in host memory;
+the copy of an instance of the same service on other cells; its engine, or a fresh one, that loads the model from its folder.
+
+One lock per instance orders its changes, and short ones guard the bookings of device and host memory; none of those is held while
+weights move, so instances on different cells move at the same time. Whoever holds the lock of one instance only tries those
+of others, so nobody waits in a circle.
 """
 
 from __future__ import annotations
@@ -11,57 +17,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from app.services_file import ServiceConfig
-from workers.gpu.devices import Device
+from scheduler.lifecycle import ServiceState
+from workers.gpu.bookings import Bookings, FreeMb
+from workers.gpu.devices import Device, free_mb
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
-from workers.gpu.engines.lifecycle import State
-from workers.gpu.errors import DeviceError, EngineFailed, GpuError, OverBudget, UnknownService, WrongState
+from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService
+from workers.gpu.host_memory import HostMemory
+from workers.gpu.instances import Instance, InstanceName, InstanceStatus
+from workers.gpu.leaving import Leaving
 
 T = TypeVar("T")
 EngineFactory = Callable[[str, ServiceConfig, Path], Engine]
+Listener = Callable[[InstanceStatus], None]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceStatus:
-    """One service as it is now.
-
-    `cells` are those it is booked on, `memory_mb` the measured MiB of device memory over all of them, `running` the
-    calls in it, `reason` why it is failed; `starts`, `restores`, `evictions` and `leaks` (evictions that did not
-    free the memory) are counts since the worker began.
-    """
-
-    name: str
-    state: State
-    reason: str
-    cells: tuple[int, ...]
-    memory_mb: float
-    running: int
-    starts: int
-    restores: int
-    evictions: int
-    leaks: int
-
-
-@dataclass(slots=True)
-class _Entry:
-    name: str
-    config: ServiceConfig
-    engine: Engine
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    cells: tuple[int, ...] = ()
-    leaking: bool = False
-    starts: int = 0
-    restores: int = 0
-    evictions: int = 0
-    leaks: int = 0
 
 
 class ServiceHost:
@@ -75,171 +52,316 @@ class ServiceHost:
         *,
         factory: EngineFactory = create_engine,
         drain_s: float = 60.0,
+        host_memory_mb: float = float("inf"),
+        free_mb: FreeMb = free_mb,
+        freed_s: float = 5.0,
+        on_change: Listener = lambda status: None,
     ) -> None:
-        """Make the host of these services, all absent.
+        """Make the host of these services, none of them anywhere.
 
         `devices` are one per cell, in the order of the cell numbers; `state_dir` is the folder for host copies of models on
-        CPU devices; `factory` makes the engine of a service; `drain_s` is how many seconds an eviction waits for calls.
+        CPU devices; `factory` makes an engine of a service; `drain_s` is how many seconds an eviction waits for calls;
+        `host_memory_mb` is the budget of all copies in host memory; `free_mb` measures a device, which has `freed_s` seconds to
+        report memory as free; `on_change` hears every change, in the order of each instance's.
 
         Raises `ConfigError` for a service whose engine cannot be made.
         """
         self._devices = tuple(devices)
         self._state_dir, self._factory, self._drain_s = state_dir, factory, drain_s
-        self._entries = {name: _Entry(name, config, factory(name, config, state_dir)) for name, config in services.items()}
-        self._bookings = threading.Lock()
+        self._on_change = on_change
+        self._services = dict(services)
+        self._spare = {name: factory(name, config, state_dir) for name, config in services.items()}
+        self._instances: dict[InstanceName, Instance] = {}
+        self._names = threading.Lock()
+        self._bookings = Bookings(devices, self._all, free_mb, freed_s)
+        self._copies = HostMemory(host_memory_mb, self._all, lambda instance: self._leaving.stop(instance))
+        self._leaving = Leaving(self._bookings, self._copies, drain_s, self._tell)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices, one per cell."""
         return self._devices
 
-    def ensure_resident(self, service: str, cells: tuple[int, ...], evict: Iterable[str] = ()) -> float:
-        """Evict the named services in order, then have `service` on exactly these cells.
+    @property
+    def services(self) -> Mapping[str, ServiceConfig]:
+        """The declared services, by name."""
+        return dict(self._services)
 
-        Evicting one that is not resident does nothing, and so does a service that is there already; both make a
-        decision that is carried out twice harmless. A failed service is started afresh from its folder.
+    def listen(self, on_change: Listener) -> None:
+        """Have every change from now on told to `on_change`."""
+        self._on_change = on_change
+
+    def ensure_resident(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName] = ()) -> float:
+        """Evict the named instances in order, then have `service` on exactly these cells.
+
+        Evicting one that is not resident, or unknown, does nothing, and so does an instance that is there already; both make a
+        decision that is carried out twice harmless. A failed instance is started afresh from its folder.
 
         Returns the seconds spent. Raises `UnknownService`, `DeviceError` for cells that are not there or not as many
-        as the service takes, `OverBudget`, `WrongState` for a service resident on other cells, `EngineBusy` when calls
-        on a victim do not end, `EngineFailed`, also for a victim whose memory is measured not to be free after it was stopped.
+        as the service takes, `OverBudget`, `EngineBusy` when calls on a victim do not end, `EngineFailed`, also for a victim
+        whose memory is measured not to be free after it was stopped.
         """
         began = time.monotonic()
-        entry, victims = self._entry(service), [self._entry(name) for name in evict]
-        wanted = self._checked_cells(entry, cells)
-        for victim in victims:
-            with victim.lock:
-                self._evict(victim)
-        with entry.lock:
-            self._bring(entry, wanted)
-        return time.monotonic() - began
+        with self._brought(service, cells, evict):
+            return time.monotonic() - began
 
-    def run(self, service: str, call: Callable[[Engine], T]) -> T:
-        """Call the engine of a service, e.g. `run("rm", lambda engine: engine.score(items))`.
+    def evict(self, name: InstanceName) -> None:
+        """Take an instance off its cells, if it is there. Raises `EngineBusy` and `EngineFailed` as `ensure_resident` does."""
+        self._make_room(name, [name])
+
+    @contextmanager
+    def serving(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName] = ()) -> Iterator[Engine]:
+        """Do as `ensure_resident`, and give the engine to the block: it stays resident until the block ends."""
+        with self._brought(service, cells, evict) as instance:
+            instance.use()
+            engine = instance.engine
+        try:
+            if engine is None:
+                raise NotResident(f"{instance.name} is absent, not resident")
+            yield engine
+        finally:
+            instance.release()
+
+    def run(self, service: str, cells: Iterable[int], call: Callable[[Engine], T]) -> T:
+        """Call the engine of an instance as it is, e.g. `run("rm", (0,), lambda engine: engine.score(items))`.
 
         Raises `UnknownService`, `NotResident` and whatever the engine's method raises.
         """
-        return call(self._entry(service).engine)
+        instance = self._instances.get(InstanceName(service, tuple(sorted(cells))))
+        engine = instance.engine if instance is not None else None
+        if instance is None or engine is None:
+            self._config(service)
+            raise NotResident(f"{InstanceName(service, tuple(cells))} is absent, not resident")
+        instance.used_at = time.monotonic()
+        return call(engine)
 
-    def status(self) -> list[ServiceStatus]:
-        """Return every service as it is now, in the order of the services file; waits for nothing."""
-        return [_status(entry) for entry in self._entries.values()]
+    def in_the_way(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName] = ()) -> list[InstanceName]:
+        """Return what has to go, besides `evict`, for `service` to fit on the cells; empty where it fits or cannot be made to.
+
+        A scheduler that was restarted may not know yet what is resident. What goes is never pinned and never busy; first go
+        instances of the service itself beyond those that a node may hold, then the least recently used on these cells.
+        """
+        name, config = InstanceName(service, tuple(sorted(cells))), self._services.get(service)
+        if config is None:
+            return []
+        gone = [instance for other in evict if (instance := self._instances.get(other)) is not None]
+        here = self._instances.get(name)
+        if here is not None and here.state == "resident":
+            return []
+        idle = [one for one in self._all() if one.booked and one not in gone and not one.busy and not one.config.pinned]
+        idle.sort(key=lambda one: one.used_at)
+        own = [one for one in self._all() if one.booked and one.name.service == service and one not in gone]
+        surplus = len(own) + 1 - config.instances if config.instances is not None else 0
+        out = [one for one in idle if one.name.service == service][: max(0, surplus)]
+        for victim in (one for one in idle if set(one.name.cells) & set(name.cells) and one not in out):
+            if self._bookings.room_for(config.memory_mb, name.cells, [*gone, *out]):
+                break
+            out.append(victim)
+        return [victim.name for victim in out] if self._bookings.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
+
+    def status(self) -> list[InstanceStatus]:
+        """Return every instance that was ever asked for as it is now, in the order of names; waits for nothing."""
+        return [instance.status() for instance in sorted(self._all(), key=lambda one: one.name)]
+
+    def say(self, name: InstanceName, reason: str = "") -> None:
+        """Tell how an instance stands though it may not have changed; with `reason`, that it could not be made resident."""
+        instance = self._instances.get(name)
+        status = instance.status() if instance is not None else InstanceStatus(name=name)
+        if reason and status.state != "resident":
+            status = replace(status, state="failed", reason=reason)
+        self._on_change(status)
 
     def held_mb(self, cell: int) -> float:
         """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
-        if not 0 <= cell < len(self._devices):
-            raise DeviceError(f"cells: there is no cell {cell}, this node has {len(self._devices)}")
-        with self._bookings:
-            return sum(entry.config.memory_mb for entry in self._entries.values() if cell in entry.cells)
+        return self._bookings.held_mb(cell)
+
+    def host_mb(self) -> float:
+        """Return the MiB of host memory that copies take, as measured or, for those on their way there, as declared."""
+        return self._copies.held_mb()
+
+    def look(self) -> None:
+        """Tell of changes that engines have made by themselves, and stop idle instances of what is no longer declared so."""
+        for instance in self._all():
+            unwanted = instance.engine is not None and self._services.get(instance.name.service) != instance.config
+            untold = (instance.state, instance.status().reason) != instance.told
+            # What is being changed is told by who changes it.
+            if (unwanted or untold or instance.leaking) and instance.lock.acquire(blocking=False):
+                try:
+                    self._leaving.note_end(instance)
+                    self._leaving.retire(instance, self._services.get(instance.name.service))
+                    self._tell(instance)
+                finally:
+                    instance.lock.release()
+
+    def reload(self, services: Mapping[str, ServiceConfig]) -> None:
+        """Go on with other services: what is no longer declared, or otherwise, goes with the next `look` at which it is idle.
+
+        Raises `ConfigError` for a service whose engine cannot be made; then nothing has changed.
+        """
+        changed = {name: config for name, config in services.items() if self._services.get(name) != config}
+        spare = {name: self._factory(name, config, self._state_dir) for name, config in changed.items()}
+        with self._names:
+            kept = {name: engine for name, engine in self._spare.items() if name in services and name not in changed}
+            self._services, self._spare = dict(services), {**kept, **spare}
 
     def close(self) -> None:
-        """Stop every service; goes on after one that fails, then raises the first error."""
+        """Stop every instance; goes on after one that fails, then raises the first error."""
         problems = []
-        for entry in self._entries.values():
-            with entry.lock:
+        for instance in self._all():
+            with instance.lock:
                 try:
-                    entry.engine.stop(self._drain_s)
-                    self._unbook(entry)
+                    self._leaving.stop(instance)
                 except GpuError as error:
                     problems.append(error)
         if problems:
             raise problems[0]
 
-    def _entry(self, service: str) -> _Entry:
+    @contextmanager
+    def _brought(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName]) -> Iterator[Instance]:
+        """Carry a decision out; within the block the instance cannot change. What cannot be done is told, too."""
+        name = InstanceName(service, tuple(sorted(cells)))
         try:
-            return self._entries[service]
-        except KeyError:
-            raise UnknownService(f"no service {service!r} here; there are {', '.join(self._entries) or 'none'}") from None
-
-    def _checked_cells(self, entry: _Entry, cells: Iterable[int]) -> tuple[int, ...]:
-        wanted = tuple(sorted(cells))
-        if len(set(wanted)) != len(wanted):
-            raise DeviceError(f"cells: {wanted} names a cell twice")
-        if strangers := [cell for cell in wanted if not 0 <= cell < len(self._devices)]:
-            raise DeviceError(f"cells: there is no cell {strangers[0]}, this node has {len(self._devices)}")
-        if len(wanted) not in entry.config.cells:
-            raise DeviceError(f"cells: {entry.name} takes {' or '.join(map(str, entry.config.cells))} cells, not {len(wanted)}")
-        return wanted
-
-    def _evict(self, entry: _Entry) -> None:
-        """Take a resident service off its cells and see that the memory is free. The caller holds the entry's lock."""
-        if entry.engine.state != "resident":
-            return
-        try:
-            entry.engine.evict(self._drain_s)
-            entry.evictions += 1
-        except EngineFailed as error:
-            # It is failed and will be loaded from its folder again; whoever wants its cells need not suffer for it.
-            log.warning("%s", error)
-        if entry.engine.memory_mb() > 0.0:
-            entry.leaks += 1
-            log.warning("%s: the eviction did not free its memory, stopping the engine", entry.name)
-            entry.engine.stop(self._drain_s)
-        entry.leaking = entry.engine.memory_mb() > 0.0
-        if entry.leaking:
-            raise EngineFailed(f"{entry.name}: {_leak(entry)}")
-        self._unbook(entry)
-
-    def _bring(self, entry: _Entry, cells: tuple[int, ...]) -> None:
-        """Have a service on the cells. The caller holds the entry's lock."""
-        engine = entry.engine
-        state = engine.state
-        if state == "resident":
-            if entry.cells != cells:
-                raise WrongState(f"{entry.name} is resident on cells {entry.cells}, asked for on {cells}: evict it first")
-            return
-        if entry.leaking and engine.memory_mb() > 0.0:
-            raise EngineFailed(f"{entry.name}: {_leak(entry)}")
-        self._book(entry, cells)
-        devices = [self._devices[cell] for cell in cells]
-        try:
-            if state == "host":
-                engine.restore(devices)
-                entry.restores += 1
-            else:
-                engine.start(devices, entry.config.memory_mb)
-                entry.starts += 1
-        except BaseException:
-            entry.leaking = engine.memory_mb() > 0.0
-            if not entry.leaking:
-                self._unbook(entry)
+            self._check(name)
+            self._make_room(name, evict)
+            instance = self._instance(name)
+            instance.lock.acquire()
+        except GpuError as error:
+            self.say(name, str(error))
             raise
+        try:
+            try:
+                self._bring(instance)
+            except GpuError as error:
+                self.say(name, str(error))
+                raise
+            yield instance
+        finally:
+            instance.lock.release()
 
-    def _book(self, entry: _Entry, cells: tuple[int, ...]) -> None:
-        """Reserve the declared memory on all cells or on none. Raises `OverBudget`."""
-        with self._bookings:
-            for other in self._entries.values():
-                if other.leaking and other.engine.memory_mb() == 0.0:
-                    other.leaking, other.cells = False, ()
-            for cell in cells:
-                there = (other for other in self._entries.values() if cell in other.cells and other is not entry)
-                others = {other.name: other.config.memory_mb for other in there}
-                device = self._devices[cell]
-                if sum(others.values()) + entry.config.memory_mb > device.memory_mb:
-                    beside = ", ".join(f"{name} {held:g}" for name, held in others.items()) or "nothing"
-                    needs = f"{entry.name} needs {entry.config.memory_mb:g} MiB on cell {cell}"
-                    raise OverBudget(f"{needs}, which has {device.memory_mb} MiB and holds {beside}")
-            entry.cells = cells
+    def _make_room(self, name: InstanceName, evict: Iterable[InstanceName]) -> None:
+        """Evict what is named; what is not there, whatever the scheduler takes it for, need not go."""
+        # A copy that is about to be restored must not be what goes for that of a victim.
+        for copy in (one for one in self._all() if one.name.service == name.service and one.state == "host"):
+            copy.used_at = time.monotonic()
+        for victim in [found for other in evict if (found := self._instances.get(other)) is not None]:
+            with victim.lock:
+                self._leaving.evict(victim)
+            self._copies.settle()
 
-    def _unbook(self, entry: _Entry) -> None:
-        with self._bookings:
-            entry.cells = ()
+    def _all(self) -> list[Instance]:
+        with self._names:
+            return list(self._instances.values())
 
+    def _config(self, service: str) -> ServiceConfig:
+        try:
+            return self._services[service]
+        except KeyError:
+            raise UnknownService(f"no service {service!r} here; there are {', '.join(self._services) or 'none'}") from None
 
-def _leak(entry: _Entry) -> str:
-    return f"{entry.engine.memory_mb():.1f} MiB are still taken after the engine was stopped; if they stay so, restart the worker"
+    def _check(self, name: InstanceName) -> None:
+        """Raise `DeviceError` for cells that do not fit the service; one that is there already fits whatever is declared now."""
+        if len(set(name.cells)) != len(name.cells):
+            raise DeviceError(f"cells: {name.cells} names a cell twice")
+        if strangers := [cell for cell in name.cells if not 0 <= cell < len(self._devices)]:
+            raise DeviceError(f"cells: there is no cell {strangers[0]}, this node has {len(self._devices)}")
+        here = self._instances.get(name)
+        if here is not None and here.state == "resident":
+            return
+        allowed = self._config(name.service).cells
+        if len(name.cells) not in allowed:
+            raise DeviceError(f"cells: {name.service} takes {' or '.join(map(str, allowed))} cells, not {len(name.cells)}")
 
+    def _instance(self, name: InstanceName) -> Instance:
+        with self._names:
+            instance = self._instances.get(name)
+            if instance is None:
+                instance = self._instances[name] = Instance(name=name, config=self._config(name.service))
+            return instance
 
-def _status(entry: _Entry) -> ServiceStatus:
-    engine = entry.engine
-    return ServiceStatus(
-        name=entry.name,
-        state=engine.state,
-        reason=engine.failure or (_leak(entry) if entry.leaking else ""),
-        cells=entry.cells,
-        memory_mb=engine.memory_mb(),
-        running=engine.running,
-        starts=entry.starts,
-        restores=entry.restores,
-        evictions=entry.evictions,
-        leaks=entry.leaks,
-    )
+    def _bring(self, instance: Instance) -> None:
+        """Have an instance on its cells. The caller holds its lock."""
+        if instance.state == "resident" and not self._gives_way(instance):
+            return
+        self._leaving.must_have_left(instance)
+        config = self._config(instance.name.service)
+        if instance.config != config:
+            self._leaving.stop(instance)
+            instance.engine, instance.config, instance.gives_way_by = None, config, None
+            self._check(instance.name)
+        self._leaving.make_way(instance)
+        self._bookings.book(instance)
+        try:
+            self._load(instance)
+        except BaseException:
+            instance.leaking = not self._bookings.left(instance)
+            if not instance.leaking:
+                self._bookings.unbook(instance)
+            self._tell(instance)
+            raise
+        instance.note, instance.used_at = "", time.monotonic()
+        self._tell(instance)
+        self._copies.settle()
+
+    def _gives_way(self, instance: Instance) -> bool:
+        """Say whether a resident instance is to be started anew, as its service is declared otherwise, and its callers have left.
+
+        Who asks first waits for that, and those who come meanwhile wait with it; after that time all are served as before.
+        """
+        if self._services.get(instance.name.service, instance.config) == instance.config:
+            return False
+        if instance.gives_way_by is None:
+            instance.gives_way_by = time.monotonic() + self._drain_s
+        return instance.wait_idle(instance.gives_way_by - time.monotonic())
+
+    def _load(self, instance: Instance) -> None:
+        """Bring the weights, from host memory where there is a copy of this service's."""
+        devices = [self._devices[cell] for cell in instance.name.cells]
+        if instance.engine is not None and instance.state == "host" and not instance.engine.can_restore(devices):
+            instance.engine.stop(self._drain_s)
+        engine = instance.engine if instance.state == "host" else self._take_copy(instance, devices)
+        if engine is not None:
+            self._tell(instance, "restoring")
+            engine.restore(devices)
+            instance.restores += 1
+            return
+        if instance.engine is None:
+            with self._names:
+                spare = self._spare.pop(instance.name.service, None)
+            instance.engine = spare or self._factory(instance.name.service, instance.config, self._state_dir)
+        self._tell(instance, "starting")
+        try:
+            if instance.engine.copies_at_start(devices):
+                instance.used_at = time.monotonic()
+                instance.engine.may_copy(instance.declared_host_mb if self._copies.book(instance) else 0.0)
+            instance.engine.start(devices, instance.config.memory_mb)
+        finally:
+            instance.copy_mb = 0.0
+        instance.starts += 1
+
+    def _take_copy(self, instance: Instance, devices: Sequence[Device]) -> Engine | None:
+        """Move the engine of another instance of the service here, if its copy can come onto these devices; the last used one's."""
+        others = [one for one in self._all() if one.name.service == instance.name.service and one is not instance]
+        for other in sorted(others, key=lambda one: (len(one.name.cells) != len(instance.name.cells), -one.used_at)):
+            if other.state != "host" or not other.lock.acquire(blocking=False):
+                continue
+            try:
+                engine = other.engine
+                if engine is None or other.state != "host" or other.config != instance.config or not engine.can_restore(devices):
+                    continue
+                instance.engine, other.engine = engine, None
+                self._bookings.unbook(other)
+                other.note = f"its copy went to {instance.name}"
+                self._tell(other)
+                return engine
+            finally:
+                other.lock.release()
+        return None
+
+    def _tell(self, instance: Instance, state: ServiceState | None = None) -> None:
+        """Tell of a change, once. The caller holds the instance's lock."""
+        status = instance.status()
+        if state is not None:
+            status = replace(status, state=state, reason="")
+        if (status.state, status.reason) != instance.told:
+            instance.told = (status.state, status.reason)
+            self._on_change(status)

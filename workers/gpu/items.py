@@ -5,11 +5,12 @@ Checks that need a model (its vocabulary, its longest input) are the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
 
+from tangram.arrays import ArrayError, unpack_ints
 from workers.gpu.errors import BadInput
 
 MOST_NEW_TOKENS = 1 << 17
@@ -26,7 +27,7 @@ class Message(_Request):
 
     role: str = Field(min_length=1)
     """Who speaks, in the words of the model's chat template: `system`, `user`, `assistant`."""
-    content: str
+    content: Words
     """What is said."""
 
 
@@ -35,7 +36,17 @@ def _kind_of_text(value: object) -> str:
     return "messages" if isinstance(value, list) else "text"
 
 
-Text = Annotated[Annotated[str, Tag("text")] | Annotated[list[Message], Tag("messages")], Discriminator(_kind_of_text)]
+def _writable(text: str) -> str:
+    """Refuse half a surrogate pair, which JSON can name and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"is no text: character {error.start} is half of a surrogate pair") from None
+    return text
+
+
+Words = Annotated[str, AfterValidator(_writable)]
+Text = Annotated[Annotated[Words, Tag("text")] | Annotated[list[Message], Tag("messages")], Discriminator(_kind_of_text)]
 
 
 class ScoreItem(_Request):
@@ -75,7 +86,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 _ITEM = TypeAdapter(ScoreItem)
 _SEQUENCE: TypeAdapter[list[int]] = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
-_PROMPT: TypeAdapter[str] = TypeAdapter(str, config=ConfigDict(strict=True))
+_PROMPT: TypeAdapter[str] = TypeAdapter(Words, config=ConfigDict(strict=True))
 
 
 def read_items(raw: Sequence[object]) -> list[ScoreItem]:
@@ -83,8 +94,10 @@ def read_items(raw: Sequence[object]) -> list[ScoreItem]:
     return [_read(_ITEM, item, f"items[{index}]") for index, item in enumerate(_listed(raw, "items"))]
 
 
-def read_sequences(raw: Sequence[object]) -> list[list[int]]:
-    """Check lists of token ids, each with one at least. Raises `BadInput` naming the index."""
+def read_sequences(raw: Sequence[object] | Mapping[str, object]) -> list[list[int]]:
+    """Check lists of token ids, each with one at least, that come as they are or packed. Raises `BadInput` naming the index."""
+    if isinstance(raw, Mapping):
+        return _unpacked(raw)
     return [_read(_SEQUENCE, ids, f"sequences[{index}]") for index, ids in enumerate(_listed(raw, "sequences"))]
 
 
@@ -96,6 +109,18 @@ def read_prompts(raw: Sequence[object]) -> list[str]:
 def read_sampling(max_tokens: int, temperature: float, seed: int) -> Sampling:
     """Check how to generate. Raises `BadInput` naming the field."""
     return _read(TypeAdapter(Sampling), {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}, "sampling")
+
+
+def _unpacked(packed: Mapping[str, object]) -> list[list[int]]:
+    """Return packed lists; each is known to hold whole numbers, and is looked at one by one only where it is wrong."""
+    try:
+        sequences = unpack_ints(packed)
+    except ArrayError as error:
+        raise BadInput(f"sequences.{error}") from error
+    for index, ids in enumerate(sequences):
+        if not ids or min(ids) < 0:
+            _read(_SEQUENCE, ids, f"sequences[{index}]")
+    return sequences
 
 
 def _listed(raw: Sequence[object], what: str) -> Sequence[object]:

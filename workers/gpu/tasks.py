@@ -1,13 +1,12 @@
 """The Celery tasks of a GPU node: `gpu.score gpu.logprobs gpu.generate`.
 
 A call first has the scheduler's decision carried out (evictions, a restore), which is overhead, and then asks the
-engine, which is execution.
+engine, which is execution. `tangram.restore` has one carried out that no action waits for.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,12 +14,13 @@ from app.action_task import Call, PayloadTask
 from app.celery import app
 from tangram.action import Action
 from tangram.arrays import pack_floats
-from tangram.errors import ActionCancelled, ActionTimedOut
+from tangram.wire import WireEvicted
 from workers.context import GpuContext, context, refusals
 from workers.control import this_node
 from workers.gpu.control import Control
 from workers.gpu.engines.abstract import Engine
-from workers.gpu.errors import CallCancelled
+from workers.gpu.execution import Execution
+from workers.gpu.instances import InstanceName
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def score(self: PayloadTask, service: str, items: Any, work_s: float = 0.0) -> A
     """Score prompt and response pairs with a reward model."""
     listed = gpu().blobs.get_json(items)
     scores = _ask(self, service, work_s, lambda engine, control: engine.score(listed, control))
-    return gpu().blobs.put_json(scores)
+    return gpu().blobs.put_json(pack_floats([scores], "float64"))
 
 
 @app.task(name="gpu.logprobs", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
@@ -57,39 +57,21 @@ def generate(
     return gpu().blobs.put_json(texts)
 
 
+@app.task(name="tangram.restore", ignore_result=True)  # type: ignore[untyped-decorator]
+def restore(service: str, cell_ids: list[int], evict: list[WireEvicted]) -> None:
+    """Have a service on cells though no action of it has come; its report says how that ended."""
+    gpu().restores.begin(InstanceName(service, tuple(sorted(cell_ids))), [InstanceName.of_wire(one) for one in evict])
+
+
 def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, Control], T]) -> T:
     call, host = this_node().call(task.request.id), gpu().host
     with refusals():
         control = Control(work_s=_on_granted(work_s, call), cancelled=threading.Event())
         this_node().attach(call, lambda reason: control.cancelled.set())
-        cells = tuple(call.grant["cell_ids"])
-        host.ensure_resident(service, cells, [*call.grant["evict"], *_in_the_way(service, cells)])
+        name = InstanceName(service, tuple(call.grant["cell_ids"]))
+        evict = [InstanceName.of_wire(one) for one in call.grant["evict"]]
         timeout_s = call.header.get("timeout_s") or gpu().settings.timeout_s
-        deadline = threading.Timer(timeout_s, control.cancelled.set)
-        began = time.perf_counter()
-        deadline.start()
-        try:
-            return host.run(service, lambda engine: ask(engine, control))
-        except CallCancelled:
-            if call.cancel_reason:
-                raise ActionCancelled(call.cancel_reason) from None
-            raise ActionTimedOut(f"ran longer than timeout_s = {timeout_s:g}") from None
-        finally:
-            deadline.cancel()
-            call.execution_s = time.perf_counter() - began
-
-
-def _in_the_way(service: str, cells: tuple[int, ...]) -> list[str]:
-    """Return the services that stand on the granted cells, and this one where it stands on others.
-
-    A scheduler that has been restarted does not know what is resident, so the grant alone does not name them.
-    """
-    wanted, found = set(cells), []
-    for status in gpu().host.status():
-        elsewhere = status.name == service and bool(status.cells) and status.cells != cells
-        if elsewhere or (status.name != service and wanted & set(status.cells)):
-            found.append(status.name)
-    return found
+        return Execution(call, control, timeout_s).answer(host, name, evict, ask)
 
 
 def _on_granted(work_s: float, call: Call) -> float:

@@ -1,6 +1,6 @@
 """Tiny models with real weights, for tests, the demo and a first look: made in seconds, without a network.
 
-A two-layer Qwen2 (hidden 64, 2 heads of 32, 1 key-value head, vocabulary 512) and a byte-level BPE tokenizer
+A two-layer Qwen2 (hidden 64 unless asked otherwise, heads of 32, 1 key-value head, vocabulary 512) and a byte-level BPE tokenizer
 trained on the lines below. Weights are drawn wider than transformers draws them: with its own, context hardly
 moves the output, and a wrong implementation would look right.
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Kind = Literal["reward", "teacher"]
 
 VOCABULARY = 512
+HIDDEN = 64
 END = "<|endoftext|>"
 MARK = "tiny.json"
 _FORMAT = 1
@@ -69,13 +70,16 @@ max_concurrency = 2
 """
 
 
-def make_tiny(folder: Path, kind: Kind = "reward", seed: int = 0) -> Path:
-    """Make a tiny reward model or teacher; one that is there already, whole and of the same seed, is kept.
+def make_tiny(folder: Path, kind: Kind = "reward", seed: int = 0, hidden: int = HIDDEN) -> Path:
+    """Make a tiny reward model or teacher; one that is there already, whole and of the same seed and size, is kept.
 
+    `hidden`, a multiple of 32, is the model's width: 64 makes half a megabyte of weights, 768 makes 41 MB.
     The folder appears at once and whole; of two processes that make it, one wins and both are served.
     Raises `ConfigError` where something else is in the way.
     """
     mark: dict[str, object] = {"format": _FORMAT, "kind": kind, "seed": seed}
+    if hidden != HIDDEN:
+        mark["hidden"] = hidden
     if _is_whole(folder, mark):
         return folder
     _refuse_strangers(folder)
@@ -85,7 +89,7 @@ def make_tiny(folder: Path, kind: Kind = "reward", seed: int = 0) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be made: {error.strerror}") from error
     try:
-        _write_model(draft, kind, seed)
+        _write_model(draft, kind, seed, hidden)
         (draft / MARK).write_text(json.dumps(mark) + "\n", encoding="utf-8")
         draft.chmod(0o755)
         _put_in_place(draft, folder, mark)
@@ -147,7 +151,7 @@ def _put_in_place(draft: Path, folder: Path, mark: dict[str, object]) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_model(folder: Path, kind: Kind, seed: int) -> None:
+def _write_model(folder: Path, kind: Kind, seed: int, hidden: int) -> None:
     """Draw the weights from the seed and save model and tokenizer."""
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
@@ -160,10 +164,10 @@ def _write_model(folder: Path, kind: Kind, seed: int) -> None:
     end = trained.token_to_id(END)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
-        num_attention_heads=2,
+        num_attention_heads=hidden // 32,
         num_key_value_heads=1,
         max_position_embeddings=512,
         tie_word_embeddings=False,

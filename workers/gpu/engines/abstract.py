@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from traceback import clear_frames
 from typing import Literal
 
+from scheduler.lifecycle import ServiceState
 from tangram.errors import TangramError
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
-from workers.gpu.engines.lifecycle import Lifecycle, State
+from workers.gpu.engines.lifecycle import Lifecycle
 from workers.gpu.errors import CallFailed, NotSupported, OverBudget, one_line
 from workers.gpu.items import Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
 
 Task = Literal["score", "logprobs"]
+
+_LEAVING_S = 10.0
+"""Seconds that calls of an engine that died may take to notice before it is started again."""
 
 
 class Engine(ABC):
@@ -35,9 +39,10 @@ class Engine(ABC):
         self.task = task
         self._limit = max_concurrency
         self._life = Lifecycle(name)
+        self._copy_mb = math.inf
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServiceState:
         """Where the engine is in its life cycle."""
         return self._life.state
 
@@ -56,7 +61,7 @@ class Engine(ABC):
 
         Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
         """
-        with self._life.changing("starting", "resident"), self._clean_on_error():
+        with self._life.changing("starting", "resident", _LEAVING_S), self._clean_on_error():
             self._start(devices)
             each = self.memory_mb() / len(devices)
             if each > most_mb:
@@ -90,10 +95,10 @@ class Engine(ABC):
         with self._working(control) as told:
             return self._score(read, told)
 
-    def logprobs(self, sequences: Sequence[object], control: Control | None = None) -> list[list[float]]:
+    def logprobs(self, sequences: Sequence[object] | Mapping[str, object], control: Control | None = None) -> list[list[float]]:
         """Return, for each sequence of n token ids, the n-1 log-probs (natural) of ids 1..n-1 given those before.
 
-        Raises as `score` does.
+        Sequences are lists of ids, or all of them packed (`tangram.arrays.PackedInts`). Raises as `score` does.
         """
         self._must_be("logprobs", "give log-probs")
         read = read_sequences(sequences)
@@ -109,9 +114,29 @@ class Engine(ABC):
         with self._working(control) as told:
             return self._generate(read, sampling, told)
 
+    def copies_at_start(self, devices: Sequence[Device]) -> bool:
+        """Say whether a start on these devices makes the copy in host memory at once, and keeps it while it is resident."""
+        return False
+
+    def may_copy(self, most_mb: float) -> None:
+        """Have the next start make no copy of more than `most_mb` MiB; without one the first eviction makes it."""
+        self._copy_mb = most_mb
+
+    def can_restore(self, devices: Sequence[Device]) -> bool:
+        """Say whether what is in host memory can come back onto these devices; else it is stopped and started there."""
+        return True
+
     @abstractmethod
     def memory_mb(self) -> float:
         """Return the MiB of device memory that its weights hold now, over all its devices, as measured."""
+
+    def host_mb(self) -> float:
+        """Return the MiB of host memory that its restorable copy holds now, as measured."""
+        return 0.0
+
+    def kept_mb(self) -> float:
+        """Return the MiB of each of its devices that it keeps while its copy is in host memory; before, what it then may keep."""
+        return 0.0
 
     @abstractmethod
     def _start(self, devices: Sequence[Device]) -> None: ...

@@ -12,12 +12,15 @@ from workers.gpu.engines.stub import StubEngine
 def create_engine(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
     """Make the absent engine of a service; torch is imported only for an engine that needs it.
 
-    Raises `ConfigError` where a torch service names no model, or torch and transformers are not installed.
+    Raises `ConfigError` where a service names no model it needs, or packages of its engine are not installed here. Whether a vLLM
+    service's interpreter has vLLM shows at its first start.
     """
     if config.engine == "stub":
         return StubEngine(name, config.task, config.memory_mb, config.max_concurrency)
     if config.model is None:
-        raise ConfigError(f"services.{name}.model: the torch engine needs a model folder")
+        raise ConfigError(f"services.{name}.model: the {config.engine} engine needs a model folder")
+    if config.engine == "vllm":
+        return _vllm(name, config, state_dir)
     try:
         from workers.gpu.engines.torch_hf import TorchEngine
     except ImportError as error:
@@ -31,3 +34,12 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
         dtype=config.dtype,
         separator=config.separator,
     )
+
+
+def _vllm(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+    try:
+        from workers.gpu.engines.vllm.engine import VllmEngine
+    except ImportError as error:
+        needs = "the vllm engine needs the packages httpx and transformers in the worker"
+        raise ConfigError(f"services.{name}.engine: {needs} ({error})") from error
+    return VllmEngine(name, config, state_dir)

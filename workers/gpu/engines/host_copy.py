@@ -1,19 +1,33 @@
 """Where a model's weights wait while they are not on a device.
 
-Weights never change, so the copy is written at the first eviction and kept: later evictions only let go of device
-memory. Beside CUDA devices the copy is pinned host memory, which the device reads at full speed. Beside CPU
-devices, host memory *is* the device; there the copy is a file, so that evicting lets the process shrink.
+Weights never change, so a copy is written once and kept: evictions only let go of device memory.
+
+| devices | the copy is | written | `held_bytes` |
+|---|---|---|---|
+| CUDA | pinned host memory, which devices read at full speed | by the first start, which loads straight into it | its size |
+| CPU | a nameless file: host memory *is* the device, and the process is to shrink | by the first eviction | 0 |
+
+A file counts as nothing held: what the kernel caches of it, it gives back when others want the memory.
+
+A first start beside CUDA devices needs the weights on the host anyway. Put into the pinned block at once, they are read from
+the folder into their last place and go to the devices as a restore does: the first eviction copies nothing. Where host memory
+has no room for that by then, the first eviction writes the copy here, too.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-_PIECE = 256 << 20
+from workers.gpu.engines.pinned import PinnedBlock
+from workers.gpu.engines.side_streams import SideStreams
+
 _IO = 64 << 20
 
 
@@ -21,8 +35,12 @@ class HostCopy(ABC):
     """A restorable copy of one block."""
 
     @abstractmethod
-    def load(self, block: torch.Tensor) -> None:
-        """Fill a device block of the same size. Raises `OSError` or `RuntimeError`."""
+    def load(self, blocks: Sequence[torch.Tensor]) -> None:
+        """Fill device blocks of the same size, all at the same time; returns once they hold it. Raises `OSError` or `RuntimeError`."""
+
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Return the bytes of host memory that the copy holds now."""
 
     @abstractmethod
     def close(self) -> None:
@@ -46,50 +64,58 @@ class FileCopy(HostCopy):
             self._file.close()
             raise
 
-    def load(self, block: torch.Tensor) -> None:
-        """Read the file into the CPU block."""
-        view = _bytes(block)
-        self._file.seek(0)
-        read = 0
-        while read < self._size:
-            count = self._file.readinto(view[read : read + _IO])
-            if not count:
-                raise OSError(f"the host copy ends after {read} of {self._size} bytes")
-            read += count
+    def load(self, blocks: Sequence[torch.Tensor]) -> None:
+        """Read the file into the CPU blocks, one thread each."""
+        if len(blocks) == 1:
+            self._read(blocks[0])
+            return
+        with ThreadPoolExecutor(len(blocks)) as pool:
+            list(pool.map(self._read, blocks))
+
+    def held_bytes(self) -> int:
+        """Return 0: the process holds nothing."""
+        return 0
 
     def close(self) -> None:
         """Close the file, which removes it."""
         self._file.close()
 
+    def _read(self, block: torch.Tensor) -> None:
+        view, read = _bytes(block), 0
+        while read < self._size:
+            # Read at a place of its own: the file's position is shared by all readers.
+            count = os.preadv(self._file.fileno(), [view[read : read + _IO]], read)
+            if not count:
+                raise OSError(f"the host copy ends after {read} of {self._size} bytes")
+            read += count
+
 
 class PinnedCopy(HostCopy):
-    """A copy in pinned memory, in pieces: torch rounds one pinned allocation up to a power of two."""
+    """A copy in one block of pinned memory, which its maker fills."""
 
-    def __init__(self, block: torch.Tensor) -> None:
-        """Copy the CUDA block. Raises `RuntimeError` where the host has no room."""
-        self._pieces = []
-        for part in torch.split(block, _PIECE):
-            piece = torch.empty(part.numel(), dtype=torch.uint8, pin_memory=True)
-            piece.copy_(part, non_blocking=True)
-            self._pieces.append(piece)
-        torch.cuda.synchronize(block.device)
+    def __init__(self, size_bytes: int) -> None:
+        """Pin room for `size_bytes` bytes. Raises `OSError` or `RuntimeError` where the host has none."""
+        self._pinned = PinnedBlock(size_bytes)
+        self._streams = SideStreams()
 
-    def load(self, block: torch.Tensor) -> None:
-        """Copy all pieces to the CUDA block."""
-        for part, piece in zip(torch.split(block, _PIECE), self._pieces, strict=True):
-            part.copy_(piece, non_blocking=True)
-        torch.cuda.synchronize(block.device)
+    @property
+    def block(self) -> torch.Tensor:
+        """The pinned bytes, on the CPU."""
+        return self._pinned.block
+
+    def load(self, blocks: Sequence[torch.Tensor]) -> None:
+        """Copy to the CUDA blocks, each on its device's side stream."""
+        self._streams.copy(self._pinned.block, blocks)
+
+    def held_bytes(self) -> int:
+        """Return the bytes that are pinned."""
+        return self._pinned.held_bytes()
 
     def close(self) -> None:
-        """Let go of the pinned memory."""
-        self._pieces.clear()
+        """Unpin."""
+        self._pinned.close()
 
 
 def _bytes(block: torch.Tensor) -> memoryview:
     """Show a CPU block as bytes, without a copy."""
     return block.numpy().data
-
-
-def keep(block: torch.Tensor, folder: Path) -> HostCopy:
-    """Copy a block the way that fits the device it is on; `folder` is for copies in files."""
-    return PinnedCopy(block) if block.is_cuda else FileCopy(block, folder)

@@ -1,19 +1,8 @@
-"""The life cycle of an engine, its table, and the one object that applies it.
+"""The life cycle of an engine: the one object that applies the table of a service's states, `scheduler/lifecycle.py`.
 
 Two rules. Changes of state happen one at a time (`changing`). Work is let in only while the engine is resident
 (`working`), is counted, and a change that takes the weights away waits for the count to reach zero; from the
 moment it waits, new work is refused.
-
-| from | to | when |
-|---|---|---|
-| absent | starting | the model is loaded from its folder |
-| starting | resident, failed | |
-| resident | evicting | its cells are wanted, or it is stopped |
-| evicting | host, absent, failed | |
-| evicting | resident | running calls did not end in time |
-| host | restoring, absent | |
-| restoring | resident, failed | |
-| failed | starting, absent | another try, or stopped |
 """
 
 from __future__ import annotations
@@ -21,22 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
+from scheduler.lifecycle import SERVICE_TRANSITIONS, ServiceState
 from workers.gpu.control import Control
-from workers.gpu.errors import EngineBusy, EngineFailed, NotResident, WrongState, one_line
-
-State = Literal["absent", "starting", "resident", "evicting", "host", "restoring", "failed"]
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    "absent": frozenset({"starting"}),
-    "starting": frozenset({"resident", "failed"}),
-    "resident": frozenset({"evicting"}),
-    "evicting": frozenset({"host", "absent", "failed", "resident"}),
-    "host": frozenset({"restoring", "absent"}),
-    "restoring": frozenset({"resident", "failed"}),
-    "failed": frozenset({"starting", "absent"}),
-}
+from workers.gpu.errors import EngineBusy, EngineDied, EngineFailed, NotResident, WrongState, one_line
 
 _LOOK_FOR_CANCEL_S = 0.1
 
@@ -47,14 +24,14 @@ class Lifecycle:
     def __init__(self, name: str) -> None:
         """Begin absent; `name` is the service's, for messages."""
         self._name = name
-        self._state: State = "absent"
+        self._state: ServiceState = "absent"
         self._failure = ""
         self._running = 0
         self._one_change = threading.Lock()
         self._turn = threading.Condition()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServiceState:
         """The state now."""
         return self._state
 
@@ -72,14 +49,16 @@ class Lifecycle:
     def working(self, limit: int, control: Control) -> Iterator[None]:
         """Let one call in, once fewer than `limit` run.
 
-        Raises `NotResident` unless the engine is and stays resident, `CallCancelled` if told so while waiting.
+        Raises `NotResident` unless the engine is and stays resident, `EngineDied` where it has failed (or is being
+        started again), `CallCancelled` if told so while waiting.
         """
         with self._turn:
             while True:
                 control.check()
                 if self._state != "resident":
                     because = f" ({self._failure})" if self._failure else ""
-                    raise NotResident(f"{self._name} is {self._state}, not resident{because}")
+                    kind = EngineDied if self._state in ("failed", "starting") else NotResident
+                    raise kind(f"{self._name} is {self._state}, not resident{because}")
                 if self._running < limit:
                     break
                 self._turn.wait(_LOOK_FOR_CANCEL_S)
@@ -91,12 +70,20 @@ class Lifecycle:
                 self._running -= 1
                 self._turn.notify_all()
 
+    def broke(self, reason: str) -> bool:
+        """Be failed at once, out of `resident` or `host`; say whether it was in one of them."""
+        with self._turn:
+            if self._state not in ("resident", "host"):
+                return False
+            self._settle("failed", reason)
+            return True
+
     @contextmanager
-    def changing(self, via: State, to: State, drain_s: float = 0.0) -> Iterator[None]:
+    def changing(self, via: ServiceState, to: ServiceState, drain_s: float = 0.0) -> Iterator[None]:
         """Go to the state `via`, do the block's work once no call runs, and end in `to`.
 
         Raises `WrongState` where the table has no such way, `EngineBusy` after `drain_s` seconds of running calls
-        (then the engine stays resident), `EngineFailed` if the block failed (then the engine is `failed`).
+        (then the engine stays resident, or failed), `EngineFailed` if the block failed (then the engine is `failed`).
         """
         with self._one_change, self._step(via, to, drain_s):
             yield
@@ -109,17 +96,24 @@ class Lifecycle:
                 with self._step("evicting", "absent", drain_s):
                     yield
             else:
-                yield
+                try:
+                    yield
+                except Exception as error:
+                    reason = one_line(error)
+                    if "failed" in SERVICE_TRANSITIONS[self._state]:
+                        self._settle("failed", reason)
+                    raise EngineFailed(f"{self._name}: stopping failed: {reason}") from error
                 if self._state != "absent":
                     self._settle("absent")
 
     @contextmanager
-    def _step(self, via: State, to: State, drain_s: float) -> Iterator[None]:
+    def _step(self, via: ServiceState, to: ServiceState, drain_s: float) -> Iterator[None]:
         """Do one change; the caller holds `_one_change`."""
         self._enter(via)
         if not self._drained(drain_s):
-            self._settle("resident")
-            raise EngineBusy(f"{self._name}: calls were still running after {drain_s:g} s")
+            busy = f"calls were still running after {drain_s:g} s"
+            self._settle("resident" if via == "evicting" else "failed", "" if via == "evicting" else busy)
+            raise EngineBusy(f"{self._name}: {busy}")
         try:
             yield
         except Exception as error:
@@ -131,9 +125,9 @@ class Lifecycle:
             raise
         self._settle(to)
 
-    def _enter(self, via: State) -> None:
+    def _enter(self, via: ServiceState) -> None:
         with self._turn:
-            if via not in TRANSITIONS[self._state]:
+            if via not in SERVICE_TRANSITIONS[self._state]:
                 raise WrongState(f"{self._name} is {self._state}: it cannot go on to {via}")
             self._state = via
             self._failure = ""
@@ -144,9 +138,9 @@ class Lifecycle:
         with self._turn:
             return self._turn.wait_for(lambda: self._running == 0, drain_s)
 
-    def _settle(self, state: State, failure: str = "") -> None:
+    def _settle(self, state: ServiceState, failure: str = "") -> None:
         with self._turn:
-            if state not in TRANSITIONS[self._state]:
+            if state not in SERVICE_TRANSITIONS[self._state]:
                 raise WrongState(f"{self._name} is {self._state}: it cannot end in {state}")
             self._state = state
             self._failure = failure

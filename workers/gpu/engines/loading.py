@@ -8,11 +8,13 @@ numbers and a reward model would judge at random.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -52,13 +54,15 @@ def load(folder: Path, task: Task, dtype: Dtype) -> Loaded:
     if problem := model_problem(folder):
         raise ConfigError(problem)
     try:
-        model, tokenizer, lacking = _read(folder, task, dtype)
+        model, tokenizer, lacking, strange = _read(folder, task, dtype)
     except Exception as error:
         raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
     if task == "score" and model.config.num_labels != 1:
         raise ConfigError(f"{folder} has {model.config.num_labels} labels: a reward model has one")
     if lacking:
         raise ConfigError(f"{folder} has no fitting weights for {lacking[0]} ({len(lacking)} in all): it is no model for task {task!r}")
+    if strange:
+        raise ConfigError(f"{folder} has weights of another architecture than its config.json names: {strange[0]} ({len(strange)} in all)")
     embeddings = model.get_input_embeddings().weight
     if not isinstance(embeddings, torch.Tensor):
         raise ConfigError(f"{folder} has no token embeddings")
@@ -67,8 +71,8 @@ def load(folder: Path, task: Task, dtype: Dtype) -> Loaded:
     return Loaded(model, tokenizer, _longest(model, tokenizer), embeddings.shape[0])
 
 
-def _read(folder: Path, task: Task, dtype: Dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
-    """Return model, tokenizer, and the names of the weights that the folder lacks or has in another shape."""
+def _read(folder: Path, task: Task, dtype: Dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str], list[str]]:
+    """Return model, tokenizer, the names of the weights that the folder lacks or has in another shape, and of those that have no place."""
     loader = AutoModelForSequenceClassification if task == "score" else AutoModelForCausalLM
     with _one_load:
         # The bar goes to standard error, where a worker's log is.
@@ -83,7 +87,19 @@ def _read(folder: Path, task: Task, dtype: Dtype) -> tuple[PreTrainedModel, PreT
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     model, info = found
-    return model, tokenizer, sorted(str(key) for part in ("missing_keys", "mismatched_keys") for key in info[part])
+    lacking = sorted(str(key) for part in ("missing_keys", "mismatched_keys") for key in info[part])
+    modules = dict(model.named_modules())
+    return model, tokenizer, lacking, sorted(str(key) for key in info["unexpected_keys"] if _has_no_place(modules, str(key)))
+
+
+def _has_no_place(modules: Mapping[str, nn.Module], key: str) -> bool:
+    """Say whether a weight is of a module that the model has, but without it: a bias of a layer that takes none.
+
+    A weight whose module the model has not is that of another head, or what older checkpoints have kept; those are left out.
+    """
+    parent, _, last = key.rpartition(".")
+    module = modules.get(parent)
+    return last in ("weight", "bias") and module is not None and not any(module.children()) and getattr(module, last, None) is None
 
 
 def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

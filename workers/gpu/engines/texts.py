@@ -64,3 +64,18 @@ class Texts:
     def _ids(self, text: str, *, special: bool) -> list[int]:
         with self._one_call:
             return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
+
+
+def check_ids(batch: Sequence[Sequence[int]], what: str, *, vocabulary: int, longest: int | None, more: int = 0) -> None:
+    """Refuse token ids that a model cannot read, naming the index.
+
+    It has `vocabulary` ids and reads at most `longest` tokens (none: no bound), `more` of which are to follow. Raises `BadInput`.
+    """
+    for index, ids in enumerate(batch):
+        if not ids:
+            raise BadInput(f"{what}[{index}]: has no tokens")
+        if longest is not None and len(ids) + more > longest:
+            asked = f"{len(ids)} tokens" + (f" and {more} to come" if more else "")
+            raise BadInput(f"{what}[{index}]: {asked}, the model reads at most {longest}")
+        if (largest := max(ids)) >= vocabulary:
+            raise BadInput(f"{what}[{index}]: token id {largest} is outside the vocabulary of {vocabulary}")

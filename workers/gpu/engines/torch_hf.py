@@ -1,7 +1,9 @@
 """The engine that computes with a Hugging Face model through transformers and torch.
 
-A service on several cells has a replica on each and splits a batch over them. Which memory it holds is measured,
-not remembered: a block counts until torch has really freed its storage.
+A service on several cells has a replica on each and splits a batch over them. Calls that wait are computed together
+(`merging`), but for generation, which goes prompt by prompt: a judge that many wait for wants the vLLM engine.
+
+Which memory it holds is measured, not remembered: a block counts until torch has really freed its storage.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from workers.gpu.devices import MIB, Device
 from workers.gpu.engines import compute
 from workers.gpu.engines.abstract import Engine, Task
 from workers.gpu.engines.batching import Batch, share_out
-from workers.gpu.engines.host_copy import HostCopy, keep
+from workers.gpu.engines.host_copy import FileCopy, HostCopy, PinnedCopy
 from workers.gpu.engines.loading import Dtype, load
+from workers.gpu.engines.merging import Merger
 from workers.gpu.engines.process_memory import give_back
-from workers.gpu.engines.texts import Texts
+from workers.gpu.engines.texts import Texts, check_ids
 from workers.gpu.engines.weights import Layout, Watch, empty
-from workers.gpu.errors import BadInput, CallFailed
+from workers.gpu.errors import CallFailed
 from workers.gpu.items import Sampling, ScoreItem
 
 S = TypeVar("S")
@@ -81,28 +84,51 @@ class TorchEngine(Engine):
         self._model: _Model | None = None
         self._replicas: list[_Replica] = []
         self._host: HostCopy | None = None
+        self._kind = "cpu"
+        self._closed: list[HostCopy] = []
         self._blocks: list[Watch] = []
+        self._scores = Merger(self._score_together, len, lambda: _BATCH_TOKENS * len(self._replicas))
+        self._sequences = Merger(self._read_together, len, lambda: self._logprob_tokens() * len(self._replicas))
 
     def memory_mb(self) -> float:
         """Return the MiB of the weight blocks that torch has not freed."""
         return sum(watch.held_bytes() for watch in self._blocks) / MIB
+
+    def host_mb(self) -> float:
+        """Return the MiB that host copies hold, also one that was closed while something still referred to it."""
+        self._closed = [copy for copy in self._closed if copy.held_bytes()]
+        copies = self._closed if self._host is None else [*self._closed, self._host]
+        return sum(copy.held_bytes() for copy in copies) / MIB
+
+    def copies_at_start(self, devices: Sequence[Device]) -> bool:
+        """Say yes beside CUDA devices: the weights go there through pinned memory."""
+        return devices[0].kind == "cuda"
 
     def _start(self, devices: Sequence[Device]) -> None:
         loaded = load(self._folder, self.task, self._dtype)
         model = loaded.model
         layout = Layout.of(model)
         vocabulary = loaded.vocabulary
-        block = layout.take(model)
+        self._kind = devices[0].kind
+        copied = self.copies_at_start(devices) and layout.size_bytes / MIB <= self._copy_mb
+        host = PinnedCopy(layout.size_bytes) if copied else None
+        self._host = host
+        block = torch.zeros(layout.size_bytes, dtype=torch.uint8) if host is None else host.block
+        layout.take(model, block)
         texts = Texts(loaded.tokenizer, self._separator)
         skeletons = [model, *(copy.deepcopy(model) for _ in devices[1:])]
         self._model = _Model(skeletons, layout, texts, loaded.longest, vocabulary, _end_ids(model, texts))
-        for index, device in enumerate(devices):
-            mine = block if index == 0 and device.kind == "cpu" else block.to(device.torch_device, copy=True)
-            self._put(self._model, mine)
+        if host is not None:
+            blocks = self._loaded(self._model, host, devices)
+        elif devices[0].kind == "cuda":
+            blocks = [block.to(device.torch_device, copy=True) for device in devices]
+        else:
+            blocks = [block, *(block.clone() for _ in devices[1:])]
+        self._put(self._model, blocks)
 
     def _evict(self) -> None:
         if self._host is None:
-            self._host = keep(self._replicas[0].block, self._state_dir)
+            self._host = self._copied(self._replicas[0].block)
         self._let_go()
 
     def _restore(self, devices: Sequence[Device]) -> None:
@@ -110,23 +136,39 @@ class TorchEngine(Engine):
         if model is None or host is None:
             raise RuntimeError("there is no host copy to restore from")
         model.skeletons.extend(copy.deepcopy(model.skeletons[0]) for _ in devices[len(model.skeletons) :])
-        for device in devices:
-            block = torch.empty(model.layout.size_bytes, dtype=torch.uint8, device=device.torch_device)
-            host.load(block)
-            self._put(model, block)
+        self._put(model, self._loaded(model, host, devices))
 
     def _free(self) -> None:
         self._let_go()
-        if self._host is not None:
-            self._host.close()
-        self._host, self._model = None, None
+        host, self._host, self._model = self._host, None, None
+        if host is not None:
+            self._closed.append(host)
+            host.close()
 
-    def _put(self, model: _Model, block: torch.Tensor) -> None:
-        """Add a replica whose weights are the block."""
-        skeleton = model.skeletons[len(self._replicas)]
-        model.layout.fill(skeleton, block)
-        self._replicas.append(_Replica(skeleton, block))
-        self._blocks.append(Watch(block))
+    def _copied(self, block: torch.Tensor) -> HostCopy:
+        """Copy a device block to where it waits."""
+        if self._kind == "cpu":
+            return FileCopy(block, self._state_dir)
+        pinned = PinnedCopy(block.numel())
+        try:
+            pinned.block.copy_(block)
+        except BaseException:
+            pinned.close()
+            raise
+        return pinned
+
+    def _loaded(self, model: _Model, host: HostCopy, devices: Sequence[Device]) -> list[torch.Tensor]:
+        """Return a block on each device that holds the weights, copied to all at the same time."""
+        blocks = [torch.empty(model.layout.size_bytes, dtype=torch.uint8, device=device.torch_device) for device in devices]
+        host.load(blocks)
+        return blocks
+
+    def _put(self, model: _Model, blocks: Sequence[torch.Tensor]) -> None:
+        """Add replicas whose weights are the blocks."""
+        for skeleton, block in zip(model.skeletons, blocks, strict=False):
+            model.layout.fill(skeleton, block)
+            self._replicas.append(_Replica(skeleton, block))
+            self._blocks.append(Watch(block))
 
     def _let_go(self) -> None:
         while self._replicas:
@@ -138,7 +180,7 @@ class TorchEngine(Engine):
         model = self._here()
         ids = model.texts.score_ids(items)
         self._check(ids, "items", model)
-        out = self._spread(ids, _BATCH_TOKENS, compute.scores, control)
+        out = self._scores.ask(ids, control)
         for index, value in enumerate(out):
             if not math.isfinite(value):
                 raise CallFailed(f"items[{index}]: the model's score is {value}")
@@ -147,8 +189,7 @@ class TorchEngine(Engine):
     def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
         model = self._here()
         self._check(sequences, "sequences", model)
-        most = min(_BATCH_TOKENS, max(1, _BATCH_LOGITS // model.vocabulary))
-        out = self._spread(sequences, most, compute.logprobs, control)
+        out = self._sequences.ask(sequences, control)
         for index, values in enumerate(out):
             if any(math.isnan(value) for value in values):
                 raise CallFailed(f"sequences[{index}]: the model's log-probs are not numbers")
@@ -171,25 +212,21 @@ class TorchEngine(Engine):
         return self._model
 
     def _check(self, batch: Sequence[Sequence[int]], what: str, model: _Model, more: int = 0) -> None:
-        """Refuse inputs the model cannot read, naming the index; `more` tokens are to follow each."""
-        for index, ids in enumerate(batch):
-            if not ids:
-                raise BadInput(f"{what}[{index}]: has no tokens")
-            if model.longest is not None and len(ids) + more > model.longest:
-                asked = f"{len(ids)} tokens" + (f" and {more} to come" if more else "")
-                raise BadInput(f"{what}[{index}]: {asked}, the model reads at most {model.longest}")
-            if (largest := max(ids)) >= model.vocabulary:
-                raise BadInput(f"{what}[{index}]: token id {largest} is outside the vocabulary of {model.vocabulary}")
+        check_ids(batch, what, vocabulary=model.vocabulary, longest=model.longest, more=more)
 
-    def _spread(
-        self,
-        inputs: Sequence[list[int]],
-        most_tokens: int,
-        work: Callable[[PreTrainedModel, Sequence[list[int]]], list[T]],
-        control: Control,
-    ) -> list[T]:
-        """Run token ids in padded batches."""
-        return self._run(inputs, share_out([len(ids) for ids in inputs], most_tokens, len(self._replicas)), work, control)
+    def _score_together(self, inputs: list[list[int]]) -> list[float]:
+        """Score one round of token ids, in padded batches."""
+        shares = share_out([len(ids) for ids in inputs], _BATCH_TOKENS, len(self._replicas))
+        return self._run(inputs, shares, compute.scores, Control())
+
+    def _read_together(self, inputs: list[list[int]]) -> list[list[float]]:
+        """Give the log-probs of one round of token ids, in padded batches."""
+        shares = share_out([len(ids) for ids in inputs], self._logprob_tokens(), len(self._replicas))
+        return self._run(inputs, shares, compute.logprobs, Control())
+
+    def _logprob_tokens(self) -> int:
+        """Return the most tokens of a batch whose logits, one per token and id of the vocabulary, are not too many."""
+        return min(_BATCH_TOKENS, max(1, _BATCH_LOGITS // self._here().vocabulary))
 
     def _run(
         self,

@@ -1,8 +1,12 @@
-"""A model's weights as one block of bytes, so that they move between host and device in one piece.
+"""A model's weights as one block of bytes, so that they move between host and device as one buffer, not a tensor at a time.
 
 A model is split into a *skeleton*, its modules with empty tensors, and a *layout*, which says where in a block
 each parameter and buffer lies. Filling a skeleton from a block makes its tensors views of the block: restoring is
 one copy, evicting is letting go of one block, and the same bytes come back.
+
+One block serves all dtypes. A flat buffer per dtype would do the same with more parts: a slot begins at a multiple of
+256 bytes (what CUDA's own allocations are aligned to), so any dtype can be viewed in place and kernels find tensors
+aligned as they are used to; what is lost to alignment is less than 256 bytes a tensor.
 """
 
 from __future__ import annotations
@@ -49,13 +53,11 @@ class Layout:
             slots.append(Slot(start, end, tensor.dtype, tuple(tensor.shape)))
         return cls(tuple(slots), end)
 
-    def take(self, model: nn.Module) -> torch.Tensor:
-        """Move the tensors of a model into one host block and leave the skeleton."""
-        block = torch.zeros(self.size_bytes, dtype=torch.uint8)
+    def take(self, model: nn.Module, block: torch.Tensor) -> None:
+        """Move the tensors of a model into a host block of `size_bytes` and leave the skeleton."""
         for slot, tensor in zip(self.slots, _tensors(model), strict=True):
             slot.view(block).copy_(tensor)
             tensor.data = _nothing(tensor)
-        return block
 
     def fill(self, skeleton: nn.Module, block: torch.Tensor) -> None:
         """Make the tensors of a skeleton views of the block, on the block's device."""

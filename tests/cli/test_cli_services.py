@@ -1,0 +1,44 @@
+"""The table of services in `tangram status`."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.cli.output import show_state
+
+NODE = {"name": "n", "state": "up", "description": {"kinds": ["gpu"]}, "running": 0, "environments": 0, "reason": ""}
+STATE = {"scheduler": None, "nodes": [NODE], "services": [], "actions": {}, "oldest_wait_s": 0.0}
+INSTANCE = {
+    "node": "n", "cells": [0, 1], "state": "resident", "reason": "", "memory_mb": 1200.4, "host_mb": 600.0, "running": 3,
+    "starts": 1, "restores": 2, "evictions": 3, "leaks": 4, "changed_at": 1.0,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a terminal wide enough for every column."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_each_instance_has_a_line_with_what_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = {**INSTANCE, "node": "m", "state": "lost", "reason": "node m is lost; it was host", "memory_mb": 0.0, "host_mb": 0.0}
+    services = [
+        {"name": "judge", "declared": {"n": {}}, "instances": [INSTANCE]},
+        {"name": "idle", "declared": {"n": {}}, "instances": []},
+        {"name": "old", "declared": {}, "instances": [lost]},
+    ]
+
+    show_state({**STATE, "services": services}, as_json=False)
+
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert lines[1:] == [
+        ["judge", "n", "0, 1", "resident", "1200", "600", "3", "1/2/3/4", ""],
+        ["idle", "n", "", "absent", "", "", "", "", ""],
+        ["old (declared nowhere)", "m", "0, 1", "lost", "0", "0", "3", "1/2/3/4", "node m is lost; it was host"],
+    ]
+
+
+def test_without_services_there_is_no_table_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    show_state(STATE, as_json=False)
+
+    assert "services" not in capsys.readouterr().out

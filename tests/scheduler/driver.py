@@ -1,0 +1,61 @@
+"""A core with its orders and its roll call, as the live service has them, between wires that go nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler import events
+from scheduler.commands import Command
+from scheduler.core import Core
+from scheduler.entries import Entry
+from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.orders import Orders
+from scheduler.policies import make_policy
+from scheduler.roll_call import RollCall
+
+
+@dataclass
+class Wires:
+    """Stands for the broker, the store and the journal: keeps what is sent, and which tries are worth nothing any more."""
+
+    sent: list[tuple[str, int]] = field(default_factory=list)
+    disowned: list[tuple[str, int]] = field(default_factory=list)
+    controls: list[tuple[str, str]] = field(default_factory=list)
+    lost_connections: int = 0
+    caught_up: bool = True
+
+    def send_action(self, node: str, message: str, header: dict[str, Any]) -> None:
+        self.sent.append((message, header["attempt"]))
+
+    def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
+        self.controls.append((task, str(arguments.get("service"))))
+
+    def disown(self, action_id: str, attempt: int) -> None:
+        self.disowned.append((action_id, attempt))
+
+    def store_end(self, *end: object) -> None:
+        pass
+
+    def write(self, entries: list[Entry]) -> None:
+        pass
+
+
+class Driver:
+    """Hands events to a core and carries out what follows; `out` is all of that."""
+
+    def __init__(self, quotas: Sequence[QuotaSpec] = (), now: float = 0.0, policy: str = "elastic") -> None:
+        self.core = Core(make_policy(policy), quotas=quotas)
+        self.wires: Any = Wires()
+        self.out: list[Command] = []
+        self.orders = Orders(self.core, self.wires, self.wires, 1)
+        self.roll_call = RollCall(self.core, self.wires, self.orders, self.handle, self.learn, now)
+
+    def handle(self, event: events.Event, now: float) -> None:
+        for command in self.core.handle(event, now):
+            self.out.append(command)
+            self.orders.carry_out(command, now)
+
+    def learn(self, service: ServiceSpec) -> None:
+        self.core.state.services[service.name] = service

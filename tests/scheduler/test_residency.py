@@ -1,0 +1,181 @@
+"""What a worker says of its instances: what is resident is found again, what is gone is not counted on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.commands import Restore
+from scheduler.descriptions import service_spec
+from scheduler.model import Evicted, ServiceSpec
+from scheduler.orders import wire_evictions
+
+RM = ServiceSpec(name="rm", restore_s=0.5)
+JUDGE = ServiceSpec(name="judge", cells=(2,), restore_s=0.5)
+
+
+def test_what_is_resident_already_is_not_restored(world: Any) -> None:
+    # Given a scheduler that is new, and a node on which a service is resident
+    w = world(services=[RM])
+    w.node(cells=2)
+    w.report("rm", (1,), "resident")
+
+    w.score("a", "rm")
+
+    assert (w.grants["a"].cell_ids, w.grants["a"].restore) == ((1,), False)
+
+
+@pytest.mark.parametrize("state", ["absent", "host", "failed"])
+def test_what_is_gone_is_restored(world: Any, state: str) -> None:
+    # Given a service that was resident and idle
+    w = world(services=[RM])
+    w.node(cells=1)
+    w.score("a", "rm")
+    w.finish("a")
+
+    # When its worker says that it is not there any more
+    w.report("rm", (0,), state)
+    w.score("b", "rm")
+
+    # Then it is brought again, and nothing is evicted for it
+    assert (w.grants["b"].restore, w.evicted("b")) == (True, [])
+
+
+def test_a_late_report_of_what_has_actions_changes_nothing(world: Any) -> None:
+    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2)])
+    w.node(cells=1)
+    w.score("a", "rm")
+
+    w.report("rm", (0,), "host")
+    w.score("b", "rm")
+
+    assert (w.grants["b"].cell_ids, w.grants["b"].restore) == ((0,), False)
+
+
+def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> None:
+    # Given a service that a node is still bringing onto its only cell
+    w = world(services=[RM])
+    w.node(cells=1)
+    w.report("rm", (0,), "restoring")
+    w.score("a", "rm")
+    assert w.waiting == ["a"]
+
+    # When it was gone from there before, that is no news; when it is there, the action starts
+    w.report("rm", (0,), "host")
+    assert w.waiting == ["a"]
+    w.report("rm", (0,), "resident")
+
+    assert w.grants["a"].restore is False
+
+
+def test_a_restore_that_failed_is_tried_again_by_who_waits_for_it(world: Any) -> None:
+    w = world(services=[RM])
+    w.node(cells=1)
+    w.report("rm", (0,), "starting")
+    w.score("a", "rm")
+
+    w.report("rm", (0,), "failed")
+
+    assert w.grants["a"].restore is True
+
+
+def test_what_would_be_in_the_way_of_others_is_not_adopted(world: Any) -> None:
+    # Given a cell that was given to an action of another service
+    w = world(services=[RM, JUDGE])
+    w.node(cells=2)
+    w.score("a", "rm")
+
+    # When the node says, as it was a moment ago, what is being evicted from there
+    w.report("judge", (0, 1), "resident")
+
+    # Then nothing is started on it
+    w.score("j", "judge")
+    assert w.waiting == ["j"]
+
+
+def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
+    # Given a node with one warm service among others
+    w = world(services=[RM, ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)])
+    w.node(cells=4)
+    w.wake()
+    assert w.of(Restore) == [Restore(node="n0", service="hot", cell_ids=(0, 1))]
+
+    # When it is asked for while it is still on its way, then the action waits for it, and not for a restore of its own
+    w.score("a", "hot")
+    w.score("b", "rm")
+    assert (w.waiting, w.grants["b"].cell_ids) == (["a"], (2,))
+    w.report("hot", (0, 1), "resident")
+
+    assert (w.grants["a"].cell_ids, w.grants["a"].restore) == ((0, 1), False)
+
+
+def test_a_warm_service_that_is_there_already_or_has_no_room_is_not_brought(world: Any) -> None:
+    # Given a node that says what stands on its only cells
+    w = world(services=[RM, ServiceSpec(name="hot", restore_s=0.5, warm=True), ServiceSpec(name="next", restore_s=0.5, warm=True)])
+    w.node(cells=1)
+    w.report("hot", (0,), "resident")
+
+    w.tick(0.0)
+
+    assert w.of(Restore) == []
+    assert w.core.next_wake(w.now) is None
+
+
+def test_services_are_not_warmed_up_where_they_own_their_cells(world: Any) -> None:
+    w = world("static:1", services=[ServiceSpec(name="hot", warm=True)])
+    w.node(cells=1)
+    w.tick(0.0)
+
+    assert w.of(Restore) == []
+
+
+@pytest.mark.parametrize("policy", ["elastic", "paper"])
+def test_a_pinned_service_is_never_evicted(world: Any, policy: str) -> None:
+    # Given a pinned service and another one, idle on a cell each
+    w = world(policy, services=[ServiceSpec(name="stays", restore_s=0.5, pinned=True), RM, ServiceSpec(name="third", restore_s=0.5)])
+    w.node(cells=2)
+    for at, service in enumerate(("stays", "rm")):
+        w.now = float(at)
+        w.score(service, service)
+        w.finish(service)
+
+    # When a third one needs a cell, then the other goes, though it was used later
+    w.now = 20.0
+    w.score("t", "third")
+    w.tick(20.0)
+    assert w.evicted("t") == ["rm"]
+
+    # And where there is nobody else to go, it waits
+    w.score("r", "rm")
+    w.tick(60.0)
+    assert w.waiting == ["r"]
+    w.finish("t")
+    w.score("s", "stays")
+    assert w.evicted("r") == ["third"]
+    assert w.grants["s"].restore is False
+
+
+def test_reports_that_mean_nothing_here_are_dropped(world: Any) -> None:
+    w = world(services=[RM])
+    w.node(cells=1)
+
+    w.report("rm", (0,), "resident", node="elsewhere")
+    w.report("unknown", (0,), "resident")
+    w.report("rm", (7,), "resident")
+    w.report("rm", (), "resident")
+
+    w.score("a", "rm")
+    assert w.grants["a"].restore is True
+
+
+def test_evictions_name_instances_on_the_wire() -> None:
+    assert wire_evictions([Evicted(service="rm", cell_ids=(0, 1))]) == [{"service": "rm", "cell_ids": [0, 1]}]
+
+
+def test_a_description_says_how_many_instances_there_may_be_and_whether_they_stay() -> None:
+    plain = service_spec("rm", {"cells": [1, 2]})
+    said = service_spec("rm", {"cells": [1], "instances": 2, "pinned": True, "warm": True})
+
+    assert (plain.instances_per_node, plain.pinned, plain.warm) == (None, False, False)
+    assert (said.instances_per_node, said.pinned, said.warm) == (2, True, True)

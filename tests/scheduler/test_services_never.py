@@ -1,0 +1,132 @@
+"""What no node can ever serve: it is refused at once, or, where pinned services are in the way, waits without keeping others waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.lanes.services import OVERDUE_S
+from scheduler.model import ServiceSpec
+
+PINNED = ServiceSpec(name="pinned", restore_s=0.5, max_concurrency=2, pinned=True)
+RM = ServiceSpec(name="rm", restore_s=0.5)
+JUDGE = ServiceSpec(name="judge", restore_s=0.5)
+WIDE = ServiceSpec(name="wide", cells=(2,), restore_s=0.5)
+POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("service", "fields", "reason"),
+    [
+        (ServiceSpec(name="s", cells=(4,), memory_mb=50), {}, "no node has 4 cells of 50 MB for service s, and 0 MB beside them"),
+        (ServiceSpec(name="s", memory_mb=101), {}, "service s needs 101 MB per cell, a cell has 100 MB"),
+        (ServiceSpec(name="s", cells=(8,)), {}, "needs 8 cells, the largest node has 4"),
+        (ServiceSpec(name="s", cells=(1, 8), sizes=(8,)), {"cells": [1, 8]}, "needs 8 cells, the largest node has 4"),
+        (ServiceSpec(name="s"), {"requires": ("nvlink",)}, "no node with GPUs has the labels nvlink"),
+    ],
+)
+def test_what_no_node_could_hold_is_refused_at_once(
+    world: Any, policy: str, service: ServiceSpec, fields: dict[str, Any], reason: str
+) -> None:
+    # Given a node with many small cells, another with one large cell, and one without GPUs
+    w = world(policy, services=[service])
+    w.node("n0", cells=4, cell_memory_mb=10)
+    w.node("n1", cells=1, cell_memory_mb=100)
+    w.node("n2", pools=("cpu",), labels=frozenset({"nvlink"}))
+
+    w.score("a", "s", **fields)
+
+    assert w.ended("a") == ("rejected", reason)
+
+
+def test_a_service_whose_equal_part_is_too_small_is_refused_at_once(world: Any) -> None:
+    w = world("static:2", services=[RM, JUDGE, WIDE])
+    w.node(cells=4)
+
+    w.score("a", "wide")
+
+    assert w.ended("a") == ("rejected", "needs 2 cells, equal parts of all cells are 1 for each of 3 services")
+
+
+@pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:2"])
+def test_what_pinned_services_leave_no_room_for_keeps_nobody_waiting(world: Any, policy: str) -> None:
+    # Given a pinned service on one of two cells
+    w = world(policy, services=[PINNED, RM, WIDE])
+    w.node(cells=2)
+    w.score("p0", "pinned")
+    w.finish("p0")
+
+    # When an action for both cells comes, and others after it
+    w.score("w", "wide")
+    w.score("p1", "pinned")
+    w.score("a", "rm")
+
+    # Then only that one waits
+    assert w.waiting == ["w"]
+
+
+def test_a_fixed_number_of_cells_is_the_nearest_below_beside_pinned_services(world: Any) -> None:
+    w = world("fixed:2", services=[PINNED, ServiceSpec(name="either", cells=(1, 2))])
+    w.node(cells=2)
+    w.score("p", "pinned")
+
+    w.score("a", "either")
+
+    assert w.grants["a"].units == 1
+
+
+def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node(world: Any) -> None:
+    # Given a pinned service on one of two cells, and an overdue action for both
+    w = world(services=[PINNED, RM, JUDGE, WIDE])
+    w.node(cells=2)
+    w.score("p", "pinned")
+    w.finish("p")
+    w.score("w", "wide")
+    w.tick(OVERDUE_S)
+
+    # When others come, then they are served one after the other
+    for name, service in (("a", "rm"), ("b", "judge")):
+        w.score(name, service)
+        while name in w.waiting:
+            w.wake()
+        w.finish(name)
+    assert w.waiting == ["w"]
+
+
+def test_instances_are_open_again_when_pinned_ones_leave_no_room_for_whom_they_were_to_leave(world: Any) -> None:
+    # Given an instance that is to leave for an overdue action, which needs both cells
+    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), PINNED, WIDE])
+    w.node(cells=2)
+    w.score("a", "rm")
+    w.score("w", "wide")
+    w.tick(OVERDUE_S)
+
+    # When a worker says that the other cell holds a pinned service now
+    w.report("pinned", (1,), "resident")
+    w.score("b", "rm")
+
+    # Then that instance takes actions again
+    assert w.waiting == ["w"]
+
+
+def test_an_instance_that_makes_way_for_a_larger_one_is_not_brought_back_meanwhile(world: Any) -> None:
+    # Given a service that may have one instance, on one cell, which is to make way for one on two
+    w = world(services=[ServiceSpec(name="one", cells=(1, 2), restore_s=0.5, instances_per_node=1), RM, JUDGE])
+    w.node(cells=2)
+    w.score("a", "one", cells=[1])
+    w.score("b", "rm")
+    w.finish("a")
+    w.score("large", "one", cells=[2])
+    w.tick(OVERDUE_S)
+
+    # When another action comes that could run on the small one
+    w.score("small", "one", cells=[1, 2])
+    assert w.waiting == ["large", "small"]
+    w.finish("b")
+
+    # Then both run on the large one, one after the other
+    assert w.evicted("large") == ["one", "rm"]
+    w.finish("large")
+    assert (w.grants["small"].units, w.grants["small"].restore) == (2, False)

@@ -1,0 +1,248 @@
+"""Several services on one GPU: as many as its memory holds, one of which computes at a time."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.cell_books import BrokenGrant, CellBooks
+from scheduler.core import Core
+from scheduler.lanes.services import OVERDUE_S, bound_s
+from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
+from scheduler.resources.gpu import CellGroup, Instance
+
+from .cells_run import Ask, CellsRun
+
+RM = ServiceSpec(name="rm", memory_mb=30, restore_s=0.5)
+JUDGE = ServiceSpec(name="judge", memory_mb=40, restore_s=0.5)
+THIRD = ServiceSpec(name="third", memory_mb=30, restore_s=0.5)
+LARGE = ServiceSpec(name="large", memory_mb=60, restore_s=0.5)
+SILENT = ServiceSpec(name="silent", restore_s=0.5)
+MANY = ServiceSpec(name="many", memory_mb=30, restore_s=0.5, max_concurrency=2)
+
+
+def test_two_services_stay_on_one_cell_and_take_turns(world: Any) -> None:
+    # Given a cell with memory for both, on which each has run
+    w = world(services=[RM, JUDGE])
+    w.node(cells=1, cell_memory_mb=80)
+    for name, service in (("a", "rm"), ("b", "judge")):
+        w.score(name, service)
+        w.finish(name)
+    w.score("c", "rm")
+    assert w.grants["c"].restore is False
+
+    # When the one computes, then the other waits for the cell, and needs no restore afterwards
+    w.score("d", "judge")
+    assert w.waiting == ["d"]
+    w.finish("c")
+
+    assert (w.grants["d"].restore, w.evicted("d")) == (False, [])
+
+
+def test_without_the_part_each_has_the_cell_for_itself(world: Any) -> None:
+    w = world(services=[RM, JUDGE], without=["sharing"])
+    w.node(cells=1, cell_memory_mb=80)
+    w.score("a", "rm")
+    w.finish("a")
+    w.score("b", "judge")
+    w.tick(3.0)
+
+    assert w.evicted("b") == ["rm"]
+
+
+@pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:1"])
+def test_other_policies_do_not_share_cells(world: Any, policy: str) -> None:
+    w = world(policy, services=[RM, JUDGE])
+    w.node(cells=1, cell_memory_mb=80)
+    w.score("a", "rm")
+    w.finish("a")
+    w.score("b", "judge")
+
+    assert w.evicted("b") == ["rm"]
+
+
+def test_no_more_is_evicted_than_the_memory_requires(world: Any) -> None:
+    # Given a cell that is full with two services, the first of which was used last
+    w = world(services=[RM, JUDGE, THIRD])
+    w.node(cells=1, cell_memory_mb=80)
+    for at, (name, service) in enumerate((("a", "rm"), ("b", "judge"), ("c", "rm"))):
+        w.now = float(at)
+        w.score(name, service)
+        w.finish(name)
+
+    # When a third one needs room
+    w.score("t", "third")
+    w.tick(3.0)
+
+    # Then one of them goes, and the other one stays
+    assert len(w.evicted("t")) == 1
+
+
+@pytest.mark.parametrize(("spec", "cell_memory_mb"), [(SILENT, 80), (RM, None)])
+def test_what_is_not_known_is_not_shared(world: Any, spec: ServiceSpec, cell_memory_mb: int | None) -> None:
+    # Given a service that says nothing of its memory, or a cell of which nobody knows how much it has
+    w = world(services=[spec, JUDGE])
+    w.node(cells=1, **({} if cell_memory_mb is None else {"cell_memory_mb": cell_memory_mb}))
+    w.score("a", spec.name)
+    w.finish("a")
+
+    w.score("b", "judge")
+    w.tick(3.0)
+
+    assert w.evicted("b") == [spec.name]
+
+
+def test_a_service_is_not_on_a_cell_twice(world: Any) -> None:
+    w = world(services=[RM])
+    w.node(cells=2, cell_memory_mb=80)
+    for number in range(3):
+        w.score(f"a{number}", "rm")
+
+    assert [w.grants[name].cell_ids for name in w.grants] == [(0,), (1,)]
+
+
+def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: Any) -> None:
+    # Given a cell on which a service with two places is never idle, and another one that is resident there
+    w = world(services=[MANY, JUDGE])
+    w.node(cells=1, cell_memory_mb=80)
+    w.score("j0", "judge")
+    w.finish("j0")
+    w.score("m0", "many")
+    w.score("m1", "many")
+    w.score("j1", "judge")
+    for number in range(2, 40):
+        w.score(f"m{number}", "many")
+        w.tick(1.0)
+        w.finish(f"m{number - 2}")
+        if "j1" in w.grants:
+            break
+        w.finish(f"m{number - 1}") if w.now > OVERDUE_S else None
+
+    # Then that one comes in time, and nothing was evicted
+    assert "j1" in w.grants
+    assert (w.grants["j1"].restore, w.evicted("j1")) == (False, [])
+    assert w.now <= bound_s(1, 2.0)
+
+
+SERVICES = (RM, JUDGE, THIRD, LARGE, SILENT, MANY, ServiceSpec(name="wide", cells=(1, 2), memory_mb=20, restore_s=1.0))
+ASKS = st.lists(st.tuples(st.floats(0.0, 1.0), st.sampled_from(SERVICES), st.floats(0.1, 4.0)), min_size=10, max_size=80)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ASKS, st.sampled_from([(1,), (2,), (4,), (2, 1)]))
+def test_memory_is_never_exceeded_one_computes_at_a_time_and_nobody_waits_for_ever(
+    drawn: list[tuple[float, ServiceSpec, float]], nodes: tuple[int, ...]
+) -> None:
+    # Given services of which some fit onto one cell together
+    at, asks = 0.0, []
+    for gap_s, spec, work_s in drawn:
+        at += gap_s
+        cells = spec.cells if max(spec.cells) <= max(nodes) else (1,)
+        asks.append(Ask(at, spec.name, cells, work_s))
+    longest = Longest()
+
+    # When all is run, with books that raise where cells would not allow it
+    run = CellsRun(SERVICES, nodes, longest, cell_memory_mb=80)
+    run.run(asks)
+
+    # Then each ended once, and none was shut out for longer than the bound
+    assert sorted(run.ended, key=int) == [str(number) for number in range(len(asks))]
+    assert longest.longest_s <= bound_s(len(SERVICES), 5.0)
+
+
+class Longest:
+    """Measures how long waiting actions had no instance that they could use, or only ones on cells where others compute."""
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}
+        self.longest_s = 0.0
+
+    def __call__(self, core: Core, before: float, now: float) -> None:
+        groups = [node.cells for node in core.state.nodes.values()]
+        for waiting in core.state.waiting.values():
+            usable = [
+                instance
+                for group in groups
+                for instance in group.instances
+                if instance.service == waiting.action.service
+                and instance.leaving is None
+                and (instance.active or not group.blocked(instance))
+            ]
+            if usable:
+                self.since.pop(waiting.id, None)
+            else:
+                self.longest_s = max(self.longest_s, now - self.since.setdefault(waiting.id, before))
+        self.since = {each: since for each, since in self.since.items() if each in core.state.waiting}
+
+
+MEMORY_MB = 4
+CHUNKS = [(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)]
+PLACED = st.lists(
+    st.tuples(
+        st.sampled_from("abcd"), st.integers(1, 3), st.sampled_from([(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)]), st.booleans()
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=300)
+@given(PLACED, st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
+    placed: list[tuple[str, int, tuple[int, ...], bool]], need_mb: int, count: int
+) -> None:
+    # Given instances on four cells, as far as they fit
+    group = CellGroup("n", 4, MEMORY_MB, sharing=True)
+    for service, memory_mb, cell_ids, busy in placed:
+        spec = ServiceSpec(name=service, memory_mb=memory_mb)
+        if group.has_room_on(spec, cell_ids) and not (busy and any(i.busy for cell in cell_ids for i in group.on(cell))):
+            group.adopt(spec, cell_ids).active.update({service: None} if busy else {})
+    idle = [instance for instance in group.instances if not instance.busy]
+
+    # When cells are looked for, for one more
+    cleared = group.clearing(ServiceSpec(name="new", memory_mb=need_mb)).clear(count, idle, lambda victim, going: True)
+
+    # Then they are found where any choice of victims would do, and without any one of them they would not do
+    def would_do(cell: int, gone: list[Instance]) -> bool:
+        left = [one for one in group.on(cell) if one not in gone]
+        return not any(one.busy for one in left) and sum(one.memory_mb for one in left) + need_mb <= MEMORY_MB
+
+    ways = [gone for size in range(len(idle) + 1) for gone in combinations(idle, size)]
+    possible = any(sum(would_do(cell, list(gone)) for cell in range(4)) >= count for gone in ways)
+    assert (cleared is not None) == possible
+    if cleared is not None:
+        assert len(set(cleared.cell_ids)) == count
+        assert all(would_do(cell, cleared.victims) for cell in cleared.cell_ids)
+        for kept in cleared.victims:
+            gone = [victim for victim in cleared.victims if victim is not kept]
+            assert not all(would_do(cell, gone) for cell in cleared.cell_ids)
+
+
+@pytest.mark.parametrize(
+    ("first_ended", "first", "service", "evicted", "cell", "restore", "why"),
+    [
+        (False, "rm", "judge", (), 0, True, "computes on cells"),
+        (False, "rm", "judge", ("rm",), 0, True, "while it runs something"),
+        (False, "rm", "judge", (), 1, False, "not resident"),
+        (False, "rm", "rm", (), 0, True, "where it is resident"),
+        (False, "rm", "rm", (), 0, False, "more at once"),
+        (True, "rm", "large", (), 0, True, "no memory for it"),
+        (True, "stays", "large", ("stays",), 0, True, "pinned"),
+        (True, "rm", "large", ("judge",), 0, True, "not resident"),
+    ],
+)
+def test_the_books_find_what_cells_would_not_allow(
+    first_ended: bool, first: str, service: str, evicted: tuple[str, ...], cell: int, restore: bool, why: str
+) -> None:
+    books = CellBooks({spec.name: spec for spec in (RM, JUDGE, LARGE, ServiceSpec(name="stays", memory_mb=10, pinned=True))})
+    books.join(NodeSpec(name="n", cells=2, cell_memory_mb=80))
+    books.start("a", first, Grant(node="n", cell_ids=(0,), restore=True))
+    if first_ended:
+        books.finish("a")
+
+    evict = tuple(Evicted(service=name, cell_ids=(0,)) for name in evicted)
+    with pytest.raises(BrokenGrant, match=why):
+        books.start("b", service, Grant(node="n", cell_ids=(cell,), restore=restore, evict=evict))

@@ -1,0 +1,75 @@
+"""How often services take the cells from each other, and how large their instances are, under steady streams of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from scheduler.model import ServiceSpec
+from scheduler.policies import make_policy
+from scheduler.simulate import Cluster, Simulation
+from scheduler.summary import RunRecord
+from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from tangram.elasticity import Amdahl, Elasticity
+
+ONE = Elasticity()
+UP_TO_FOUR = Elasticity(units=(1, 2, 4), curve=Amdahl(0.9))
+
+
+def stream(
+    service: str, rate: float, work_s: float, until_s: float, *, burst: int = 1, sizes: Elasticity = ONE, from_s: float = 0.0
+) -> list[Trajectory]:
+    """Draw `rate` actions a second of one service, `burst` at a time, each with half to three halves of `work_s`."""
+    rng, drawn, at = Random(f"{service} {rate}"), [], from_s
+    while (at := at + rng.expovariate(rate / burst)) < until_s:
+        for number in range(burst):
+            action = TraceAction(kind="gpu.score", service=service, work_s=work_s * rng.uniform(0.5, 1.5), elasticity=sizes)
+            drawn.append(Trajectory(trajectory=f"{service}{at}.{number}", arrival_s=at, steps=(Step(actions=(action,)),)))
+    return drawn
+
+
+def replayed(streams: Sequence[list[Trajectory]], *, cells: int, restore_s: float, sizes: tuple[int, ...] = (1,)) -> RunRecord:
+    drawn = tuple(sorted((each for one in streams for each in one), key=lambda each: each.arrival_s))
+    names = dict.fromkeys(each.steps[0].actions[0].service or "" for each in drawn)
+    services = {name: ServiceSpec(name=name, cells=sizes, restore_s=restore_s, memory_mb=60_000) for name in names}
+    ended = Simulation(Trace(trajectories=drawn, services=services), make_policy("elastic"), Cluster(nodes=1, cores=0, gpus=cells)).run()
+    assert len(ended.actions) == len(drawn)
+    return ended
+
+
+def mean_act_s(run: RunRecord) -> float:
+    return sum(each.act_s for each in run.actions) / len(run.actions)
+
+
+def test_a_burst_is_served_in_turns_where_that_takes_less_than_a_restore() -> None:
+    # Given two cells, one for each service, that work for a quarter of the time, and restores of fifty actions
+    both = [stream("a", 2.0, 0.1, 300.0, burst=4), stream("b", 1.0, 0.1, 300.0)]
+
+    run = replayed(both, cells=2, restore_s=5.0)
+
+    assert run.restores <= 4
+    assert mean_act_s(run) <= 0.6
+
+
+def test_services_that_have_a_cell_each_keep_it() -> None:
+    # Given four services that each keep a cell busy for three tenths of the time
+    run = replayed([stream(name, 1.5, 0.2, 300.0) for name in "abcd"], cells=4, restore_s=5.0)
+
+    assert run.restores <= 12
+    assert mean_act_s(run) <= 1.0
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_instances_become_smaller_when_large_ones_cannot_keep_up(names: str) -> None:
+    # Given as much as eight small instances can do, and two large ones cannot, after a time with little to do
+    calm = [stream(name, 0.5, 1.0, 60.0, sizes=UP_TO_FOUR) for name in names]
+    busy = [stream(name, 7.0 / len(names), 1.0, 300.0, sizes=UP_TO_FOUR, from_s=60.0) for name in names]
+
+    run = replayed([*calm, *busy], cells=8, restore_s=0.5, sizes=(1, 2, 4))
+
+    # Then the queue does not grow
+    last = sorted(run.actions, key=lambda each: each.submitted_at)[-200:]
+    assert sum(each.act_s for each in last) / 200 <= 2.5
+    assert mean_act_s(run) <= 2.5

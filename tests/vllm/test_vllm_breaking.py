@@ -1,0 +1,265 @@
+"""Servers that end at the worst moment, answers that end half-way, many at once, and what is left of it all."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.vllm.fakes import CUDA, Fake, FileMeter, gone, until
+from workers.gpu.control import Control
+from workers.gpu.engines.vllm import guard
+from workers.gpu.engines.vllm.api import Api, Gone
+from workers.gpu.engines.vllm.engine import VllmEngine
+from workers.gpu.engines.vllm.server import Server
+from workers.gpu.errors import BadInput, CallCancelled, EngineDied, EngineFailed
+
+ITEMS = [{"prompt": "a", "response": "b"}]
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
+def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_why(fake: Fake, path: str) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    if path == "/wake_up":
+        engine.evict()
+    fake.be("die", path)
+    with pytest.raises(EngineFailed, match="ended by itself with exit code 1"):
+        engine.evict() if path == "/sleep" else engine.restore(CUDA[:1])
+    assert (engine.state, engine.memory_mb()) == ("failed", 0.0) and "exit code 1" in engine.failure
+    engine.start(CUDA[:1])
+    assert len(engine.score(ITEMS)) == 1
+
+
+class KillingMeter(FileMeter):
+    """Has the server end while it is measured, once it is told to."""
+
+    armed = False
+
+    def held_mb(self, processes: Sequence[psutil.Process]) -> float:
+        held = super().held_mb(processes)
+        if self.armed:
+            type(self).armed = False
+            processes[0].kill()
+            # Whoever watches the server has taken note before the change is over.
+            until(lambda: not any(thread.name == "tangram-vllm-watch" for thread in threading.enumerate()))
+        return held
+
+
+@pytest.mark.parametrize("change", ["start", "evict", "restore"])
+def test_a_server_that_ends_as_the_last_step_of_a_change_is_not_taken_for_one_that_is_there(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    engine = VllmEngine("rm", fake.config(), fake.folder, meter=lambda device: KillingMeter(fake.folder))
+    fake.engines.append(engine)
+    if change != "start":
+        engine.start(CUDA[:1])
+    if change == "restore":
+        engine.evict()
+    monkeypatch.setattr(KillingMeter, "armed", True)
+    with pytest.raises(EngineFailed, match="ended by itself with signal SIGKILL"):
+        engine.evict() if change == "evict" else getattr(engine, change)(CUDA[:1])
+    assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
+    engine.start(CUDA[:1])
+    assert len(engine.score(ITEMS)) == 1
+
+
+def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_half_way_can_be_cancelled(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    fake.be("half")
+    control = Control()
+    threading.Timer(0.1, control.cancelled.set).start()
+    with pytest.raises(CallCancelled):
+        engine.score(ITEMS, control)
+    until(lambda: "closed by the caller" in fake.journal())
+    assert engine.state == "resident"
+    threading.Timer(0.1, fake.no_longer, ["half"]).start()
+    with pytest.raises(EngineDied, match="exit code 1"):
+        engine.score(ITEMS)
+    assert engine.state == "failed"
+
+
+def test_a_thousand_sequences_come_in_order_and_one_beyond_the_bound_has_none_sent(fake: Fake) -> None:
+    engine = fake.engine("logprobs")
+    engine.start(CUDA[:1])
+    sequences = [[index % 512] * (1 + index % 3) for index in range(998)] + [[7], [1] * 511]
+    assert [len(row) for row in engine.logprobs(sequences)] == [len(ids) - 1 for ids in sequences]
+    before = fake.journal()
+    with pytest.raises(BadInput, match=r"sequences\[999\]: 512 tokens"):
+        engine.logprobs([*sequences[:999], [1] * 512])
+    assert fake.journal() == before
+
+
+def test_a_server_that_answers_nonsense_about_its_sleep_is_not_woken_but_started_anew(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    engine.evict()
+    fake.be("nonsense")
+    assert not engine.can_restore(CUDA[:1])
+    fake.no_longer("nonsense")
+    assert engine.can_restore(CUDA[:1])
+
+
+def test_a_server_that_cannot_be_ended_is_failed_and_its_calls_end(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    stop = Server.stop
+
+    def stuck(server: Server) -> None:
+        raise TimeoutError("process 1 cannot be ended")
+
+    monkeypatch.setattr(Server, "stop", stuck)
+    monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 0.0)
+    fake.be("asleep")
+    with pytest.raises(EngineDied, match=r"cannot be ended; .*nobody here told it to"):
+        engine.score(ITEMS)
+    # What it holds is still counted, and no other is started beside it
+    assert engine.state == "failed" and engine.memory_mb() == 8000.0
+    with pytest.raises(EngineFailed, match="cannot be ended"):
+        engine.start(CUDA[:1])
+    assert len(fake.servers()) == 1
+    monkeypatch.setattr(Server, "stop", stop)
+    fake.no_longer("asleep")
+    engine.start(CUDA[:1])
+    assert len(engine.score(ITEMS)) == 1 and gone(fake.servers()[0])
+
+
+def test_a_storm_of_calls_and_cancellations_leaves_nothing_running(fake: Fake) -> None:
+    engine = fake.engine(max_concurrency=32)
+    engine.start(CUDA[:1])
+    wanted = engine.score(ITEMS)
+    process, before = psutil.Process(), threading.active_count()
+    files = process.num_fds()
+
+    def call(index: int) -> list[float] | None:
+        control = Control()
+        if index % 3:
+            threading.Timer(0.001 * (index % 17), control.cancelled.set).start()
+        try:
+            return engine.score(ITEMS, control)
+        except CallCancelled:
+            return None
+
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(call, range(300)))
+    assert all(answer == wanted for answer in answers if answer is not None) and all(answers[::3])
+    assert engine.running == 0
+    # Few connections are kept for the next calls
+    until(lambda: threading.active_count() <= before and process.num_fds() <= files + 8, 30.0)
+
+
+def test_changes_without_end_leave_no_files_threads_or_processes(fake: Fake) -> None:
+    engine, process = fake.engine(), psutil.Process()
+    engine.start(CUDA[:1])
+    threads, files = threading.active_count(), process.num_fds()
+    for _ in range(50):
+        engine.evict()
+        engine.restore(CUDA[:1])
+    until(lambda: threading.active_count() <= threads and process.num_fds() <= files + 2)
+    for _ in range(4):
+        engine.stop()
+        engine.start(CUDA[:1])
+    engine.stop()
+    until(lambda: threading.active_count() < threads and process.num_fds() < files)
+    assert not [child for child in process.children() if "guard.py" in " ".join(child.cmdline())]
+
+
+def test_a_server_that_cannot_be_started_leaves_no_folder(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    with pytest.raises(OSError):
+        Server(tmp_path / "nowhere" / "log", lambda socket: ["true"], {})
+    with pytest.raises(ValueError):
+        Server(tmp_path / "log", lambda socket: ["null\0byte"], {})
+    assert not list((tmp_path / "t").iterdir())
+
+
+def test_a_server_is_there_though_temporary_files_have_a_long_path(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    assert len(engine.score(ITEMS)) == 1 and not list(long.iterdir())
+
+
+def test_a_server_quotes_its_own_log_beside_another_of_the_same_name(tmp_path: Path) -> None:
+    def server(words: str) -> Server:
+        return Server(tmp_path / "log", lambda socket: ["sh", "-c", f"echo 'ValueError: {words}'; exit 3"], {"PATH": "/usr/bin:/bin"})
+
+    first = server("the first")
+    assert first.ended(10.0) == "exit code 3"
+    second = server("the second")
+    assert second.ended(10.0) == "exit code 3"
+    assert "the first" in first.tail() and "the second" in second.tail()
+
+
+def test_a_log_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("ab") as output:
+        for number in range(2000):
+            output.write(b"line %06d\n" % number)
+            output.flush()
+            guard.bound_log(output.fileno(), most=4096)
+            assert log.stat().st_size <= 4096 + 12
+    lines = log.read_text().splitlines()
+    assert lines[-1] == "line 001999" and len(lines) > 100
+    assert "cut" in lines[0] and all(line.startswith("line ") for line in lines[1:])
+
+
+def test_many_calls_that_find_their_server_gone_all_say_so(fake: Fake) -> None:
+    engine = fake.engine(max_concurrency=16)
+    engine.start(CUDA[:1])
+    over, odd = threading.Event(), []
+
+    def call() -> None:
+        while not over.is_set():
+            try:
+                engine.score(ITEMS)
+            except EngineDied:
+                return
+            except Exception as error:
+                odd.append(error)
+                return
+
+    threads = [threading.Thread(target=call) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    os.kill(fake.servers()[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join(10.0)
+    over.set()
+    assert odd == [] and engine.state == "failed"
+
+
+def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up_like_the_others(tmp_path: Path) -> None:
+    # Given a connection whose loop is held up when many questions come and the end right behind them
+    api, held, gate = Api(tmp_path / "nobody"), threading.Event(), threading.Event()
+    api._loop.call_soon_threadsafe(lambda: held.set() or gate.wait(20.0))
+    assert held.wait(20.0)
+    queue = api._loop._ready  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(2) as pool:
+        warnings.simplefilter("always")
+        before = len(queue)
+        asking = pool.submit(api.ask_all, [("GET", "/health", None)] * 500, 1)
+        until(lambda: len(queue) == before + 1)
+        closing = pool.submit(api.close)
+        until(lambda: len(queue) == before + 2)
+        # When it goes on
+        gate.set()
+        closing.result(20.0)
+        # Then they are told, and none of them is forgotten half-made
+        with pytest.raises(Gone):
+            asking.result(20.0)
+        gc.collect()
+    assert [str(one.message) for one in warned] == []

@@ -1,0 +1,97 @@
+"""How a server is called: what is the worker's to say, and what the services file may add."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.services_file import ConfigError, load_services_file
+from tests.vllm.fakes import CPU, CUDA, Fake
+from workers.gpu.devices import Device
+from workers.gpu.engines.vllm.command import Launch, visible
+
+
+def value(words: list[str], option: str) -> str:
+    return words[len(words) - words[::-1].index(option)]
+
+
+def launch(fake: Fake, devices: list[Device], **more: object) -> Launch:
+    return Launch(name="rm", config=fake.config(**more), devices=devices, device_mb=80_000.0)
+
+
+def test_a_server_on_gpus_takes_its_memory_and_no_more_and_can_sleep(fake: Fake) -> None:
+    words = launch(fake, CUDA, memory_mb=20_500.0).arguments(Path("python"), Path("s"))
+    assert value(words, "--tensor-parallel-size") == "2"
+    assert value(words, "--gpu-memory-utilization") == "0.2500"
+    assert "--enable-sleep-mode" in words and "--kv-cache-memory-bytes" not in words
+    assert words[words.index("--runner") : words.index("--runner") + 4] == ["--runner", "pooling", "--convert", "classify"]
+
+
+def test_a_server_on_the_cpu_skips_the_check_of_memory_and_does_not_compile(fake: Fake) -> None:
+    asked = launch(fake, CPU, task="logprobs")
+    words = asked.arguments(Path("python"), Path("s"))
+    assert "--kv-cache-memory-bytes" in words and "--enforce-eager" in words
+    assert not {"--enable-sleep-mode", "--runner", "--gpu-memory-utilization"} & set(words)
+    assert asked.environment({})["TORCHDYNAMO_DISABLE"] == "1"
+
+
+def test_what_the_services_file_adds_comes_last(fake: Fake) -> None:
+    words = launch(fake, CUDA[:1], max_concurrency=64, vllm={"args": ["--max-num-seqs", "7"]}).arguments(Path("python"), Path("s"))
+    assert words.index("--max-num-seqs") < len(words) - 2 and value(words, "--max-num-seqs") == "7"
+    assert words[words.index("--max-num-seqs") + 1] == "64"
+
+
+def test_memory_that_leaves_the_model_nothing_is_refused(fake: Fake) -> None:
+    with pytest.raises(ConfigError, match=r"services\.rm\.memory_mb: must be more than vllm\.process_mb \(500\)"):
+        launch(fake, CUDA[:1], memory_mb=500.0).arguments(Path("python"), Path("s"))
+
+
+def test_a_server_sees_its_own_devices_and_none_of_the_workers_secrets(fake: Fake) -> None:
+    base = {"CUDA_VISIBLE_DEVICES": "4,GPU-77", "TANGRAM_BROKER_URL": "secret", "PYTHONPATH": "x", "PATH": "p"}
+    env = launch(fake, CUDA[1:]).environment(base)
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-77" and env["PATH"] == "p"
+    assert not {"TANGRAM_BROKER_URL", "PYTHONPATH"} & set(env)
+    assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"]) == ("1", "1")
+    assert launch(fake, CUDA).environment({})["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_a_server_is_told_its_devices_by_uuid_since_numbers_mean_others_to_the_drivers_tool(fake: Fake) -> None:
+    # Given devices that CUDA lists in another order than the PCI bus, seen through a variable of the worker's own
+    devices = [replace(device, uuid=uuid) for device, uuid in zip(CUDA, ["GPU-b", "GPU-a"], strict=True)]
+    base = {"CUDA_VISIBLE_DEVICES": "7,3"}
+    # Then the server, and what measures it, are given the devices themselves
+    assert launch(fake, devices).environment(base)["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    assert visible(base, devices[1:]) == ["GPU-a"]
+    assert visible(base, [devices[0], CUDA[1]]) == ["7", "3"]
+
+
+SERVICE = """
+[services.rm]
+engine = "vllm"
+task = "score"
+model = "rm"
+memory_mb = 9000
+[services.rm.vllm]
+"""
+
+
+def test_the_interpreter_is_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "services.toml").write_text(SERVICE + 'python = "venv/bin/python"\n')
+    assert load_services_file(tmp_path / "services.toml").services["rm"].vllm.python == tmp_path / "venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('args = ["--port", "80"]', "services.rm.vllm: args: --port is set by the worker"),
+        ('args = ["--served_model_name=x"]', "services.rm.vllm: args: --served-model-name is set by the worker"),
+        ('env = {CUDA_VISIBLE_DEVICES = "1"}', "services.rm.vllm: env: CUDA_VISIBLE_DEVICES is set by the worker"),
+    ],
+)
+def test_what_is_the_workers_to_say_is_refused(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "services.toml").write_text(SERVICE + line + "\n")
+    with pytest.raises(ConfigError) as refused:
+        load_services_file(tmp_path / "services.toml")
+    assert words in str(refused.value)

@@ -1,0 +1,204 @@
+"""An engine behind a server that works: how it is started, what it answers, how it goes and comes back."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, until
+from workers.gpu.control import Control
+from workers.gpu.engines.texts import Texts
+from workers.gpu.errors import BadInput, CallCancelled, CallFailed, EngineDied, EngineFailed, NotResident
+
+ITEMS = [{"prompt": f"question {index}", "response": "yes " * (index % 7)} for index in range(30)]
+
+
+def summed(ids: list[int]) -> float:
+    return sum(place * token for place, token in enumerate(ids, 1)) / 1000.0
+
+
+def expected_scores(models: Path) -> list[float]:
+    from transformers import AutoTokenizer
+
+    texts = Texts(AutoTokenizer.from_pretrained(models / "rm-small"), "\n")
+    return [summed(texts.score_ids([item])[0]) for item in _read(ITEMS)]
+
+
+def _read(items: list[dict[str, str]]) -> list:
+    from workers.gpu.items import read_items
+
+    return read_items(items)
+
+
+def test_scores_come_in_the_order_of_the_items_from_requests_no_larger_than_the_server_takes_at_once(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    assert engine.score(ITEMS) == pytest.approx(expected_scores(fake.models), abs=0)
+    asked = [int(line.split()[1]) for line in fake.journal() if line.startswith("/classify")][1:]
+    assert sorted(asked) == [6, 8, 8, 8]
+
+
+def test_logprobs_are_those_of_all_ids_but_the_first(fake: Fake) -> None:
+    engine = fake.engine("logprobs")
+    engine.start(CUDA[:1])
+    sequences = [[5, 17, 33], [9], [1, 2, 3, 4]]
+    assert engine.logprobs(sequences) == [[-summed(ids[:end]) for end in range(2, len(ids) + 1)] for ids in sequences]
+
+
+def test_each_prompt_is_continued_with_a_seed_of_its_own(fake: Fake) -> None:
+    engine = fake.engine("logprobs")
+    engine.start(CUDA[:1])
+    one, two = engine.generate(["a", "b"], max_tokens=3, temperature=1.0, seed=40)
+    assert [one] == engine.generate(["x"], max_tokens=3, temperature=1.0, seed=40)
+    assert [two] == engine.generate(["x"], max_tokens=3, temperature=1.0, seed=41) != [one]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "words"), [([1] * 512, r"sequences\[1\]: 512 tokens, the model reads at most 511"), ([512], "vocabulary of 512")]
+)
+def test_what_the_model_cannot_read_is_refused_by_name_and_never_sent(fake: Fake, sequence: list[int], words: str) -> None:
+    engine = fake.engine("logprobs")
+    engine.start(CUDA[:1])
+    before = fake.journal()
+    with pytest.raises(BadInput, match=words):
+        engine.logprobs([[1, 2], sequence])
+    assert fake.journal() == before
+
+
+def test_a_model_of_another_kind_than_the_task_is_refused_before_a_server_is_started(fake: Fake) -> None:
+    engine = fake.engine("score", model=fake.models / "teacher-0")
+    with pytest.raises(EngineFailed, match="Qwen2ForCausalLM: it is no model for task 'score'"):
+        engine.start(CUDA[:1])
+    assert fake.journal() == []
+
+
+def test_a_judge_whose_head_has_no_weights_is_refused_since_vllm_would_score_with_what_memory_holds(fake: Fake, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "headless-judge"
+    shutil.copytree(fake.models / "rm-small", folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineFailed, match="has no weights of a head that scores"):
+        fake.engine("score", model=folder).start(CUDA[:1])
+    assert fake.journal() == []
+
+
+def test_an_interpreter_without_vllm_is_named_at_the_first_start(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    bare = fake_python(tmp_path / "bare", has_vllm=False)
+    engine = fake.engine(vllm={"python": bare})
+    with pytest.raises(EngineFailed, match=rf"services\.rm\.vllm\.python: there is no vllm in the environment of {bare}"):
+        engine.start(CUDA[:1])
+    engine = fake.engine(vllm={"python": tmp_path / "nowhere"})
+    with pytest.raises(EngineFailed, match=r"services\.rm\.vllm\.python: .*nowhere cannot be run"):
+        engine.start(CUDA[:1])
+
+
+def test_a_server_that_ends_before_it_answers_is_noticed_at_once_and_quoted_though_its_exit_code_is_0(fake: Fake) -> None:
+    fake.be("exit0")
+    engine, began = fake.engine(), time.monotonic()
+    with pytest.raises(EngineFailed, match="ended with exit code 0 before it answered: ValueError: head size 16 is not supported"):
+        engine.start(CUDA[:1])
+    assert time.monotonic() - began < 30.0
+    assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
+
+
+def test_a_server_that_never_answers_is_ended_in_time(fake: Fake) -> None:
+    fake.be("deaf")
+    engine = fake.engine(vllm={"start_timeout_s": 0.5})
+    with pytest.raises(EngineFailed, match=r"did not answer within 0\.5 s"):
+        engine.start(CUDA[:1])
+    assert gone(fake.servers()[0]) and gone(fake.read("child"))
+
+
+def test_a_server_is_there_only_once_it_has_answered_a_question(fake: Fake) -> None:
+    fake.be("hang")
+    engine = fake.engine()
+    thread = threading.Thread(target=lambda: engine.start(CUDA[:1]))
+    thread.start()
+    until(lambda: any(line.startswith("/classify") for line in fake.journal()))
+    assert engine.state == "starting"
+    with pytest.raises(NotResident):
+        engine.score(ITEMS)
+    fake.no_longer("hang")
+    thread.join()
+    assert engine.state == "resident"
+
+
+def test_an_evicted_server_sleeps_and_answers_the_same_once_it_is_woken(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    before = engine.score(ITEMS)
+    assert engine.memory_mb() == 8000.0 and engine.host_mb() == 0.0
+    engine.evict()
+    assert (engine.state, engine.memory_mb()) == ("host", 0.0)
+    assert engine.host_mb() > 1.0
+    with pytest.raises(NotResident):
+        engine.score(ITEMS)
+    engine.restore(CUDA[:1])
+    assert engine.score(ITEMS) == before
+    assert engine.memory_mb() == 8000.0
+    assert "sleep /sleep?level=1&mode=wait" in fake.journal() and "wake" in fake.journal()
+    assert not [line for line in fake.journal() if "ASLEEP" in line]
+    assert len(fake.servers()) == 1
+
+
+def test_on_cpu_devices_an_evicted_server_is_stopped_since_sleeping_would_free_nothing(fake: Fake) -> None:
+    engine = fake.engine(cells=[1])
+    engine.start(CPU)
+    engine.evict()
+    assert (engine.state, engine.memory_mb()) == ("absent", 0.0)
+    assert gone(fake.servers()[0])
+    assert not any(line.startswith("sleep") for line in fake.journal())
+
+
+def test_a_server_is_restored_only_where_it_was_started(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    engine.evict()
+    assert engine.can_restore(CUDA[:1]) and not engine.can_restore(CUDA[1:])
+    with pytest.raises(EngineFailed, match="was started on other devices"):
+        engine.restore(CUDA[1:])
+
+
+def test_a_cancelled_call_closes_its_request_at_once(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    fake.be("hang")
+    control = Control()
+    threading.Timer(0.2, control.cancelled.set).start()
+    with pytest.raises(CallCancelled):
+        engine.score(ITEMS[:1], control)
+    until(lambda: "closed by the caller" in fake.journal())
+    fake.no_longer("hang")
+    assert len(engine.score(ITEMS[:1])) == 1
+
+
+def test_an_overloaded_server_is_asked_again_and_one_that_refuses_is_not(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    fake.be("busy", "1\n2\n3\n")
+    assert len(engine.score(ITEMS[:1])) == 1
+    fake.be("refuse")
+    before = len(fake.journal())
+    with pytest.raises(CallFailed, match="the server answers 400: not this one"):
+        engine.score(ITEMS[:1])
+    assert len(fake.journal()) == before + 1 and engine.state == "resident"
+
+
+def test_a_server_that_sleeps_behind_our_back_is_sent_nothing_and_not_relied_on(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 0.1)
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    before = fake.journal()
+    fake.be("asleep")
+    with pytest.raises(EngineDied, match="nobody here told it to"):
+        engine.score(ITEMS)
+    assert fake.journal() == before
+    assert engine.state == "failed" and gone(fake.servers()[0])

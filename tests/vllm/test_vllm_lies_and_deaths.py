@@ -1,0 +1,181 @@
+"""Servers that keep their memory, or end by themselves: what the host of services makes of them, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.vllm.fakes import CUDA, Fake, gone, until
+from workers.gpu.errors import EngineDied
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName, InstanceStatus
+
+ITEMS = [{"prompt": "a", "response": "b"}]
+
+
+@pytest.fixture
+def host(fake: Fake, tmp_path: Path) -> ServiceHost:
+    return ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, drain_s=5.0)
+
+
+def evict(host: ServiceHost, cell: int = 0) -> None:
+    """Have the host take the service off a cell."""
+    host.evict(InstanceName("rm", (cell,)))
+
+
+def on(host: ServiceHost, cell: int = 0) -> InstanceStatus:
+    """Return how the service stands on a cell."""
+    return next(status for status in host.status() if status.name.cells == (cell,))
+
+
+def score(host: ServiceHost) -> list[float]:
+    """Ask the service as it is."""
+    return host.run("rm", (0,), lambda engine: engine.score(ITEMS))
+
+
+def test_a_server_that_keeps_its_memory_is_killed_and_counted_and_started_afresh_next_time(fake: Fake, host: ServiceHost) -> None:
+    host.ensure_resident("rm", (0,))
+    fake.be("liar")
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr("workers.gpu.engines.vllm.engine._FREE_S", 0.2)
+        evict(host)
+    status = on(host)
+    assert (status.state, status.leaks, status.evictions, status.memory_mb, status.booked) == ("absent", 1, 1, 0.0, False)
+    assert gone(fake.servers()[0]) and gone(fake.read("child"))
+    fake.no_longer("liar")
+    host.ensure_resident("rm", (0,))
+    assert (on(host).starts, on(host).restores) == (2, 0)
+    assert len(score(host)) == 1
+
+
+def test_a_sleeping_server_may_keep_what_a_process_needs_to_live(fake: Fake, host: ServiceHost) -> None:
+    host.ensure_resident("rm", (0,))
+    evict(host)
+    assert (on(host).state, on(host).leaks, host.held_mb(0)) == ("host", 0, 300.0)
+
+
+def test_on_other_cells_a_server_is_started_and_not_restored(fake: Fake, host: ServiceHost) -> None:
+    # Given a server that sleeps, which cannot leave its GPU
+    host.ensure_resident("rm", (0,))
+    evict(host)
+    # When the service is wanted on another one, then that has a server of its own
+    host.ensure_resident("rm", (1,))
+    assert (on(host, 1).state, on(host, 1).starts, on(host, 1).restores) == ("resident", 1, 0)
+    assert on(host).state == "host" and not gone(fake.servers()[0])
+    # And each wakes where it is
+    evict(host, 1)
+    host.ensure_resident("rm", (1,))
+    host.ensure_resident("rm", (0,))
+    assert [(on(host, cell).starts, on(host, cell).restores) for cell in (0, 1)] == [(1, 1), (1, 1)]
+    assert len(fake.servers()) == 2
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_server_that_dies_while_nobody_asks_it_is_noticed_and_started_again(fake: Fake, host: ServiceHost, evicted: bool) -> None:
+    host.ensure_resident("rm", (0,))
+    if evicted:
+        evict(host)
+    os.kill(fake.servers()[0], signal.SIGKILL)
+    until(lambda: on(host).state == "failed")
+    assert "ended by itself with signal SIGKILL" in on(host).reason
+    assert on(host).memory_mb == 0.0 and gone(fake.read("child"))
+    host.ensure_resident("rm", (0,))
+    assert (on(host).state, on(host).starts) == ("resident", 2)
+
+
+def test_cells_of_a_server_that_died_are_free_once_they_are_wanted(fake: Fake, host: ServiceHost) -> None:
+    host.ensure_resident("rm", (0,))
+    os.kill(fake.servers()[0], signal.SIGKILL)
+    until(lambda: on(host).state == "failed")
+    evict(host)
+    assert host.held_mb(0) == 0.0
+
+
+def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake: Fake, host: ServiceHost) -> None:
+    host.ensure_resident("rm", (0,))
+    fake.be("hang")
+    died, answers = [], []
+
+    def call() -> None:
+        try:
+            score(host)
+        except EngineDied as error:
+            died.append(str(error))
+            host.ensure_resident("rm", (0,))
+            answers.append(score(host))
+
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    # Four are let in, two wait for their turn.
+    until(lambda: sum(line.startswith("/classify") for line in fake.journal()) == 5)
+    os.kill(fake.servers()[0], signal.SIGKILL)
+    fake.no_longer("hang")
+    for thread in threads:
+        thread.join(20.0)
+    assert len(died) == len(answers) == 6 and all(answer == answers[0] for answer in answers)
+    assert len(fake.servers()) == 2 and on(host).starts == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "silent_s", "said"),
+    [
+        ("headless", 20.0, r"was killed: it does not answer and says that it is not well \(503\)"),
+        ("mute", 0.2, r"was killed: it does not answer and has not said for 0.2 s how it is"),
+    ],
+)
+def test_a_server_that_listens_on_though_what_computes_has_died_is_killed(
+    fake: Fake, host: ServiceHost, monkeypatch: pytest.MonkeyPatch, how: str, silent_s: float, said: str
+) -> None:
+    monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 0.1)
+    monkeypatch.setattr("workers.gpu.engines.vllm.api._WATCH_S", 0.1)
+    monkeypatch.setattr("workers.gpu.engines.vllm.api.SILENT_S", silent_s)
+    host.ensure_resident("rm", (0,))
+    fake.be(how)
+    with pytest.raises(EngineDied, match=said):
+        score(host)
+    assert gone(fake.servers()[0])
+    fake.no_longer(how)
+    host.ensure_resident("rm", (0,))
+    assert len(score(host)) == 1
+
+
+_WORKER = """
+import sys
+from pathlib import Path
+from tests.vllm.fakes import CUDA, Fake
+folder, models = map(Path, sys.argv[1:])
+engine = Fake(folder, models, folder / "python").engine()
+engine.start(CUDA[:1])
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_does_not_outlive_a_worker_that_is_killed(fake: Fake) -> None:
+    words = [sys.executable, "-c", _WORKER, str(fake.folder), str(fake.models)]
+    worker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert worker.stdout is not None and worker.stdout.readline() == b"up\n"
+    (server,), child = fake.servers(), fake.read("child")
+    folder = Path(fake.read("environment")["TMPDIR"])
+    assert folder.is_dir() and not gone(server) and not gone(child)
+    worker.kill()
+    worker.communicate()
+    until(lambda: gone(server) and gone(child) and not folder.exists())
+
+
+def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
+    engine = fake.engine()
+    engine.start(CUDA[:1])
+    (server,) = fake.servers()
+    folder = Path(fake.read("environment")["TMPDIR"])
+    psutil.Process(server).parent().kill()
+    until(lambda: gone(server) and engine.state == "failed" and not folder.exists())
+    psutil.Process(fake.read("child")).kill()

@@ -1,0 +1,64 @@
+"""How answers of a server are read: whatever is missing is an error and never a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.gpu.engines.vllm import questions
+from workers.gpu.errors import CallFailed
+
+
+@given(st.lists(st.integers(1, 50)), st.integers(1, 8), st.integers(1, 100))
+def test_portions_hold_every_input_in_order_within_both_bounds(lengths: list[int], most: int, most_tokens: int) -> None:
+    inputs = [[index] * length for index, length in enumerate(lengths)]
+    cut = questions.portions(inputs, most, most_tokens)
+    assert [ids for portion in cut for ids in portion] == inputs
+    for portion in cut:
+        assert 1 <= len(portion) <= most
+        assert len(portion) == 1 or sum(map(len, portion)) <= most_tokens
+
+
+def test_answers_are_put_in_the_order_of_their_indices() -> None:
+    answer = {"data": [{"index": 1, "probs": [2.5]}, {"index": 0, "probs": [-1.0]}]}
+    assert questions.read_scores(answer, 2, 0) == [-1.0, 2.5]
+
+
+@pytest.mark.parametrize("probs", [[], [0.5, 0.5], [float("nan")], [None]])
+def test_a_score_that_is_none_is_named(probs: list[Any]) -> None:
+    with pytest.raises(CallFailed, match=r"items\[7\]"):
+        questions.read_scores({"data": [{"index": 0, "probs": probs}]}, 1, 7)
+
+
+@pytest.mark.parametrize(
+    "given_logprobs",
+    [
+        None,
+        [None],
+        [None, None],
+        [None, {"6": {"logprob": -1.0}}],
+        [None, {"5": {"logprob": None}}],
+        [None, {"5": {"logprob": float("nan")}}],
+    ],
+)
+def test_a_logprob_of_another_token_or_none_is_named(given_logprobs: Any) -> None:
+    answer = {"choices": [{"index": 0, "prompt_logprobs": given_logprobs}]}
+    with pytest.raises(CallFailed, match=r"sequences\[3\]"):
+        questions.read_logprobs(answer, [[4, 5]], 3)
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"data": []}, {"data": [{"index": 0, "probs": [1.0]}] * 3}])
+def test_more_or_fewer_answers_than_inputs_are_an_error(answer: Any) -> None:
+    with pytest.raises(CallFailed, match="answers to 2 inputs"):
+        questions.read_scores(answer, 2, 0)
+
+
+def test_an_end_token_is_left_out_of_a_text() -> None:
+    ends = frozenset({9})
+    assert questions.read_generated({"choices": [{"token_ids": [1, 2, 9]}]}, 0, ends) == [1, 2]
+    assert questions.read_generated({"choices": [{"token_ids": [1, 2]}]}, 0, ends) == [1, 2]
+    with pytest.raises(CallFailed, match="return_token_ids"):
+        questions.read_generated({"choices": [{"text": "x"}]}, 0, ends)

@@ -1,0 +1,107 @@
+"""How long an action may compute, whatever becomes of its engine meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.action_task import Call
+from app.services_file import ServiceConfig
+from tangram.errors import ActionCancelled, ActionTimedOut
+from workers.gpu.control import Control
+from workers.gpu.devices import Device
+from workers.gpu.engines.abstract import Engine
+from workers.gpu.engines.stub import StubEngine
+from workers.gpu.errors import EngineDied
+from workers.gpu.execution import Execution
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName
+
+NAME = InstanceName("a", (0,))
+ITEM = {"prompt": "p", "response": "r"}
+
+
+class Mortal(StubEngine):
+    """Dies, after `lives_s` seconds, of every call of the first `deaths`; `starts` are the times that it was started."""
+
+    deaths, starts, lives_s = 1, 0, 0.05
+    cancel_as_it_dies: Control | None = None
+
+    def _start(self, devices: Sequence[Device]) -> None:
+        self.starts += 1
+        super()._start(devices)
+
+    def _take_time(self, control: Control) -> None:
+        if self.starts <= self.deaths:
+            threading.Event().wait(self.lives_s)
+            self._life.broke("its server ended by itself with signal 9")
+            if self.cancel_as_it_dies is not None:
+                self.cancel_as_it_dies.cancelled.set()
+            raise EngineDied("a: its server ended by itself with signal 9")
+        super()._take_time(control)
+
+
+@pytest.fixture
+def engine() -> Mortal:
+    return Mortal("a", "score", 600.0)
+
+
+@pytest.fixture
+def host(cells: list[Device], engine: Mortal) -> ServiceHost:
+    services = {"a": ServiceConfig(engine="stub", task="score", memory_mb=600)}
+    return ServiceHost(cells, services, Path("nowhere"), factory=lambda *_: engine)
+
+
+def call(**header: object) -> Call:
+    return Call(id="1", grant={}, header={"idempotent": True, **header}, started_at=0.0, began=0.0)  # type: ignore[typeddict-item]
+
+
+def score(engine: Engine, control: Control) -> list[float]:
+    return engine.score([ITEM], control)
+
+
+def test_an_action_whose_engine_dies_is_asked_again_and_both_tries_count(host: ServiceHost, engine: Mortal) -> None:
+    asked, control = call(), Control(work_s=0.05)
+
+    answer = Execution(asked, control, 10.0).answer(host, NAME, (), score)
+
+    assert (len(answer), engine.starts) == (1, 2)
+    assert asked.execution_s is not None and 0.1 <= asked.execution_s < 5.0
+
+
+def test_both_tries_have_the_time_of_one(host: ServiceHost, engine: Mortal) -> None:
+    asked, engine.lives_s = call(), 0.8
+
+    with pytest.raises(ActionTimedOut, match=r"ran longer than timeout_s = 1"):
+        Execution(asked, Control(work_s=60.0), 1.0).answer(host, NAME, (), score)
+
+    assert asked.execution_s is not None and 1.0 <= asked.execution_s < 1.7
+
+
+def test_an_action_that_is_cancelled_has_no_engine_started_for_it(host: ServiceHost, engine: Mortal) -> None:
+    asked, control = call(), Control()
+    asked.cancel_reason, engine.cancel_as_it_dies = "no longer wanted", control
+
+    with pytest.raises(ActionCancelled, match="no longer wanted"):
+        Execution(asked, control, 10.0).answer(host, NAME, (), score)
+
+    assert engine.starts == 1
+
+
+def test_an_action_that_must_not_be_repeated_ends_with_its_engine(host: ServiceHost, engine: Mortal) -> None:
+    with pytest.raises(EngineDied):
+        Execution(call(idempotent=False), Control(), 10.0).answer(host, NAME, (), score)
+
+    assert engine.starts == 1
+
+
+def test_an_engine_that_dies_twice_is_not_asked_a_third_time(host: ServiceHost, engine: Mortal) -> None:
+    engine.deaths = 2
+
+    with pytest.raises(EngineDied):
+        Execution(call(), Control(), 10.0).answer(host, NAME, (), score)
+
+    assert engine.starts == 2

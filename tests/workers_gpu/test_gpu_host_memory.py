@@ -1,0 +1,114 @@
+"""The budget of host memory where engines keep their copies while they are resident, as they do beside CUDA devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.services_file import ServiceConfig
+from workers.gpu.devices import Device
+from workers.gpu.engines.abstract import Engine
+from workers.gpu.engines.stub import StubEngine
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName
+
+NOWHERE = Path("nowhere")
+
+
+def service(memory_mb: float) -> ServiceConfig:
+    return ServiceConfig(engine="stub", task="score", memory_mb=memory_mb, cells=[1])
+
+
+def at(service: str, *cells: int) -> InstanceName:
+    return InstanceName(service, cells)
+
+
+def states(host: ServiceHost) -> dict[str, str]:
+    return {str(found.name): found.state for found in host.status()}
+
+
+class CopiedAtStart(StubEngine):
+    """Makes its copy in host memory when it is started, as engines beside CUDA devices do, if it may; or when it is evicted."""
+
+    copied = False
+
+    def host_mb(self) -> float:
+        return self._declared_mb if self.copied else 0.0
+
+    def copies_at_start(self, devices: Sequence[Device]) -> bool:
+        return True
+
+    def _start(self, devices: Sequence[Device]) -> None:
+        self.copied = self._declared_mb <= self._copy_mb
+        super()._start(devices)
+
+    def _evict(self) -> None:
+        self.copied = True
+        super()._evict()
+
+    def _free(self) -> None:
+        self.copied = False
+        super()._free()
+
+
+def copied_at_start(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+    return CopiedAtStart(name, config.task, config.memory_mb, config.max_concurrency)
+
+
+def test_a_start_makes_no_copy_that_host_memory_has_no_room_for(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
+    host = ServiceHost(cells, {name: service(600) for name in "abc"}, NOWHERE, factory=copied_at_start, host_memory_mb=1300)
+    # Given copies of a, which has left its cell, and of b, which is resident
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), [at("a", 0)])
+    assert (host.host_mb(), caplog.records) == (1200.0, [])
+
+    # When another comes that keeps one, then that of a goes
+    host.ensure_resident("c", (1,))
+    assert (states(host)["a on cell 0"], host.host_mb()) == ("absent", 1200.0)
+
+
+def test_an_instance_that_was_started_without_a_copy_makes_it_when_it_is_evicted_and_there_is_room(
+    cells: list[Device], caplog: pytest.LogCaptureFixture
+) -> None:
+    host = ServiceHost(cells, {name: service(600) for name in "abc"}, NOWHERE, factory=copied_at_start, host_memory_mb=700)
+    host.ensure_resident("a", (0,))
+
+    host.ensure_resident("b", (1,))
+
+    assert (host.host_mb(), [record.message for record in caplog.records]) == (
+        600.0,
+        ["host memory: b on cell 1 keeps no copy, 600 of 700 MiB are taken"],
+    )
+    host.ensure_resident("c", (0,), [at("a", 0)])
+    host.evict(at("b", 1))
+    assert (states(host)["a on cell 0"], states(host)["b on cell 1"], host.host_mb()) == ("absent", "absent", 600.0)
+    host.ensure_resident("b", (1,))
+    host.evict(at("c", 0))
+    host.ensure_resident("a", (0,))
+    host.evict(at("b", 1))
+    assert (states(host)["c on cell 0"], states(host)["b on cell 1"], host.host_mb()) == ("absent", "absent", 600.0)
+
+
+swaps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2)), max_size=20)
+
+
+@given(swaps, st.integers(0, 2000))
+def test_host_memory_is_never_exceeded_by_copies_that_resident_instances_keep(steps: list[tuple[str, int]], budget_mb: int) -> None:
+    sizes = {"a": 300.0, "b": 500.0, "c": 700.0, "d": 900.0}
+    devices = [Device(f"gpu{index}", "cuda", 1000, f"cuda:{index}") for index in range(3)]
+    host = ServiceHost(
+        devices,
+        {name: service(size) for name, size in sizes.items()},
+        NOWHERE,
+        factory=copied_at_start,
+        host_memory_mb=budget_mb,
+        free_mb=lambda device: None,
+    )
+    for name, cell in steps:
+        host.ensure_resident(name, (cell,), host.in_the_way(name, (cell,)))
+        assert host.host_mb() == sum(found.host_mb for found in host.status()) <= budget_mb
+        assert states(host)[f"{name} on cell {cell}"] == "resident"

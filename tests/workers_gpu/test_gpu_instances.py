@@ -1,0 +1,555 @@
+"""Several instances of a service, several services on a cell, copies in host memory, changes that are told, another services file."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from app.services_file import ServiceConfig
+from scheduler.lifecycle import SERVICE_TRANSITIONS
+from workers.gpu.control import Control
+from workers.gpu.devices import Device
+from workers.gpu.engines.abstract import Engine
+from workers.gpu.engines.stub import StubEngine
+from workers.gpu.errors import DeviceError, EngineFailed, OverBudget, UnknownService
+from workers.gpu.host import ServiceHost
+from workers.gpu.host_memory import Copy, HostMemory, to_drop
+from workers.gpu.instances import Instance, InstanceName, InstanceStatus
+from workers.gpu.reload import Reload
+from workers.gpu.restores import Restores
+
+Until = Callable[[Callable[[], bool]], None]
+ITEM = {"prompt": "p", "response": "r"}
+NOWHERE = Path("nowhere")
+
+
+class Copying(StubEngine):
+    """Has a copy in host memory, as large as what it holds on one device, while it is off its devices."""
+
+    def host_mb(self) -> float:
+        return self._declared_mb if self.state == "host" else 0.0
+
+
+def copying(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+    return Copying(name, config.task, config.memory_mb, config.max_concurrency)
+
+
+def service(memory_mb: float = 400, **more: object) -> ServiceConfig:
+    return ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": memory_mb, "cells": [1, 2], **more})
+
+
+def at(service: str, *cells: int) -> InstanceName:
+    return InstanceName(service, cells)
+
+
+def states(host: ServiceHost) -> dict[str, str]:
+    return {str(found.name): found.state for found in host.status()}
+
+
+def test_instances_of_one_service_compute_on_their_own_cells(cells: list[Device]) -> None:
+    host = ServiceHost(cells, {"a": service()}, NOWHERE)
+
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("a", (1,))
+
+    assert states(host) == {"a on cell 0": "resident", "a on cell 1": "resident"}
+    with ThreadPoolExecutor(2) as pool:
+        meet = threading.Barrier(2)
+
+        def call(cell: int) -> list[float]:
+            with host.serving("a", (cell,)) as engine:
+                meet.wait(10)
+                return engine.score([ITEM])
+
+        first, second = pool.map(call, (0, 1))
+    assert first == second
+
+
+def test_a_copy_is_brought_onto_other_cells_before_another_engine_is_started(cells: list[Device]) -> None:
+    made = []
+
+    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+        made.append(name)
+        return copying(name, config, state_dir)
+
+    host = ServiceHost(cells, {"a": service(), "b": service(900)}, NOWHERE, factory=factory)
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), [at("a", 0)])
+    host.ensure_resident("a", (1,))
+
+    (moved,) = [found for found in host.status() if found.name == at("a", 1)]
+    assert (moved.state, moved.starts, moved.restores) == ("resident", 0, 1)
+    assert (states(host)["a on cell 0"], made, host.host_mb()) == ("absent", ["a", "b"], 0.0)
+
+
+def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pinned_or_busy(cells: list[Device], until: Until) -> None:
+    pinned, others = service(300, pinned=True), {name: service(200) for name in ("old", "older", "busy")}
+    host = ServiceHost(cells, {"pinned": pinned, **others, "new": service(250), "huge": service(800)}, NOWHERE)
+    for name in ("pinned", "older", "busy", "old"):
+        host.ensure_resident(name, (0,))
+    control = Control(work_s=60.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(host.run, "busy", (0,), lambda engine: engine.score([ITEM], control))
+        until(lambda: any(found.running for found in host.status()))
+        # 900 of 1000 MiB are held: one of 200 has to go, and another for 600
+        assert host.in_the_way("new", (0,)) == [at("older", 0)]
+        assert host.in_the_way("new", (0,), [at("old", 0)]) == []
+        assert host.in_the_way("huge", (0,)) == []
+        assert host.in_the_way("new", (1,)) == []
+        host.run("older", (0,), lambda engine: engine.score([ITEM]))
+        assert host.in_the_way("new", (0,)) == [at("old", 0)]
+        control.cancelled.set()
+        call.exception(timeout=10)
+
+
+def test_a_node_holds_no_more_instances_than_declared(cells: list[Device]) -> None:
+    host = ServiceHost(cells, {"a": service(instances=1)}, NOWHERE)
+    host.ensure_resident("a", (0,))
+
+    assert host.in_the_way("a", (0,)) == []
+    assert host.in_the_way("a", (1,)) == [at("a", 0)]
+
+
+def test_an_instance_that_is_being_served_from_is_not_evicted(cells: list[Device]) -> None:
+    host = ServiceHost(cells, {"a": service(800), "b": service(800)}, NOWHERE, drain_s=0.01)
+
+    with host.serving("a", (0,)):
+        assert host.in_the_way("b", (0,)) == []
+        with pytest.raises(TimeoutError):
+            host.ensure_resident("b", (0,), [at("a", 0)])
+
+    host.ensure_resident("b", (0,), [at("a", 0)])
+    assert states(host) == {"a on cell 0": "host", "b on cell 0": "resident"}
+
+
+def copy(name: str, mb: float, used_at: float, **more: bool) -> Copy:
+    return Copy(name=at(name, 0), mb=mb, used_at=used_at, **more)
+
+
+def test_the_least_recently_used_copy_goes_first_and_pinned_ones_last() -> None:
+    copies = [copy("new", 40, 3), copy("old", 40, 2), copy("pinned", 40, 1, pinned=True), copy("resident", 40, 0, stays=True)]
+
+    assert to_drop(copies, 160) == []
+    assert to_drop(copies, 130) == [at("old", 0)]
+    assert to_drop(copies, 100) == [at("old", 0), at("new", 0)]
+    assert to_drop(copies, 50) == [at("old", 0), at("new", 0), at("pinned", 0)]
+
+
+def test_a_copy_that_can_never_fit_goes_before_the_others() -> None:
+    assert to_drop([copy("huge", 200, 9), copy("old", 40, 1)], 100) == [at("huge", 0)]
+    assert to_drop([copy("large", 90, 9), copy("old", 40, 1), copy("resident", 20, 0, stays=True)], 100) == [at("large", 0)]
+
+
+def test_host_memory_is_a_budget_and_what_is_dropped_is_loaded_again(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
+    host = ServiceHost(cells, {name: service(600) for name in "abc"}, NOWHERE, factory=copying, host_memory_mb=700)
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), [at("a", 0)])
+
+    host.ensure_resident("c", (0,), [at("b", 0)])
+
+    assert (states(host)["a on cell 0"], states(host)["b on cell 0"], host.host_mb()) == ("absent", "host", 600.0)
+    assert [record.message for record in caplog.records] == [
+        "host memory: dropped the copy of a on cell 0, 600 MiB: the budget of host memory is 700 MiB"
+    ]
+    host.ensure_resident("a", (1,))
+    (back,) = [found for found in host.status() if found.name == at("a", 1)]
+    assert (back.starts, back.restores) == (1, 0)
+
+
+def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_the_victim(cells: list[Device]) -> None:
+    host = ServiceHost(cells, {name: service(600) for name in "ab"}, NOWHERE, factory=copying, host_memory_mb=700)
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), [at("a", 0)])
+
+    host.ensure_resident("a", (0,), [at("b", 0)])
+
+    assert [(str(found.name), found.state, found.restores) for found in host.status()] == [
+        ("a on cell 0", "resident", 1),
+        ("b on cell 0", "absent", 0),
+    ]
+
+
+def test_a_copy_too_large_for_host_memory_is_never_made(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
+    host = ServiceHost(cells, {"a": service(600, host_memory_mb=300.0), "b": service(600)}, NOWHERE, factory=copying, host_memory_mb=200)
+    host.ensure_resident("a", (0,))
+
+    host.ensure_resident("b", (0,), [at("a", 0)])
+
+    (gone,) = [found for found in host.status() if found.name.service == "a"]
+    assert (gone.state, gone.evictions, gone.reason) == ("absent", 1, "its copy does not fit into the 200 MiB of host memory")
+    assert len(caplog.records) == 1
+
+
+def test_every_change_is_told_in_order_and_is_in_the_table(cells: list[Device]) -> None:
+    heard: list[InstanceStatus] = []
+    host = ServiceHost(cells, {"a": service(600), "b": service(600)}, NOWHERE, factory=copying, host_memory_mb=1200, on_change=heard.append)
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), [at("a", 0)])
+    host.ensure_resident("a", (0,), [at("b", 0)])
+    host.ensure_resident("a", (0,))
+    host.close()
+
+    def of(service: str) -> list[str]:
+        return [found.state for found in heard if found.name.service == service]
+
+    assert of("a") == ["starting", "resident", "evicting", "host", "restoring", "resident", "absent"]
+    assert of("b") == ["starting", "resident", "evicting", "host", "absent"]
+    for names in (of("a")[:-1], of("b")):
+        assert all(to in SERVICE_TRANSITIONS[start] for start, to in pairwise(names))  # type: ignore[index]
+    assert [(found.memory_mb, found.host_mb) for found in heard if found.state == "host"] == [(0.0, 600.0)] * 2
+
+
+class Dying(StubEngine):
+    """Leaves its cells by itself."""
+
+    dead = False
+
+    def memory_mb(self) -> float:
+        return 0.0 if self.dead else super().memory_mb()
+
+    @property
+    def state(self) -> str:  # type: ignore[override]
+        return "failed" if self.dead else super().state
+
+
+def test_an_engine_that_fails_by_itself_is_told_at_the_next_look_and_gives_its_cells_up(cells: list[Device]) -> None:
+    heard: list[InstanceStatus] = []
+    engine = Dying("a", "score", 600.0)
+    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine, on_change=heard.append)
+    host.ensure_resident("a", (0,))
+
+    host.look()
+    engine.dead = True
+    host.look()
+    host.look()
+
+    assert [found.state for found in heard] == ["starting", "resident", "failed"]
+    assert host.held_mb(0) == 0.0
+
+
+class Bound(Copying):
+    """Cannot be restored on other devices than it left."""
+
+    def _start(self, devices: Sequence[Device]) -> None:
+        super()._start(devices)
+        self.home = list(devices)
+
+    def can_restore(self, devices: Sequence[Device]) -> bool:
+        return list(devices) == self.home
+
+
+def test_a_copy_that_is_lost_is_loaded_again(cells: list[Device]) -> None:
+    engine = Bound("a", "score", 600.0)
+    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine)
+    host.ensure_resident("a", (0,))
+    host.evict(at("a", 0))
+
+    engine.home = []
+    host.ensure_resident("a", (0,))
+
+    assert [(found.state, found.starts, found.restores) for found in host.status()] == [("resident", 2, 0)]
+
+
+def test_a_copy_that_cannot_come_onto_other_cells_waits_for_its_own(cells: list[Device]) -> None:
+    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+        return Bound(name, config.task, config.memory_mb)
+
+    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=factory)
+    host.ensure_resident("a", (0,))
+    host.evict(at("a", 0))
+
+    host.ensure_resident("a", (1,))
+    host.ensure_resident("a", (0,))
+
+    assert [(str(found.name), found.state, found.starts, found.restores) for found in host.status()] == [
+        ("a on cell 0", "resident", 1, 1),
+        ("a on cell 1", "resident", 1, 0),
+    ]
+
+
+class Card:
+    """A CUDA device's free memory, as measured, whatever the engines say."""
+
+    def __init__(self, total: float) -> None:
+        self.free = total
+
+    def __call__(self, device: Device) -> float | None:
+        return self.free if device.kind == "cuda" else None
+
+
+class Lying(StubEngine):
+    """Says that it has left its device, and keeps it until it is stopped; or beyond that, if `deaf`."""
+
+    card: Card
+    deaf = False
+
+    def _start(self, devices: object) -> None:
+        super()._start([None])  # type: ignore[list-item]
+        self.card.free -= 6000
+
+    def _free(self) -> None:
+        if self._held_mb or (self.state == "host" and self.card.free < 10_000):
+            self.card.free += 0 if self.deaf else 6000
+        super()._free()
+
+
+def with_a_liar(card: Card, *, deaf: bool = False) -> ServiceHost:
+    """Return a host with one CUDA device, on which the service `a` is resident and lies; `b` would fit in its place."""
+    engine = Lying("a", "score", 6000.0)
+    engine.card, engine.deaf = card, deaf
+    host = ServiceHost(
+        [Device("gpu", "cuda", 10_000, "cuda:0")],
+        {"a": service(6000), "b": service(6000)},
+        NOWHERE,
+        factory=lambda name, config, folder: engine if name == "a" else copying(name, config, folder),
+        free_mb=card,
+        freed_s=0.0,
+    )
+    host.ensure_resident("a", (0,))
+    return host
+
+
+def test_an_engine_that_lies_about_a_cuda_device_is_found_out_and_stopped() -> None:
+    host = with_a_liar(Card(10_000))
+
+    host.ensure_resident("b", (0,), [at("a", 0)])
+
+    (liar,) = [found for found in host.status() if found.name.service == "a"]
+    assert (liar.state, liar.leaks, liar.reason) == ("absent", 1, "its eviction did not free the memory of its cells")
+
+
+def test_memory_that_a_cuda_device_does_not_report_as_free_stays_booked() -> None:
+    card = Card(10_000)
+    host = with_a_liar(card, deaf=True)
+
+    with pytest.raises(EngineFailed, match=r"6000\.0 MiB are still taken"):
+        host.ensure_resident("b", (0,), [at("a", 0)])
+    with pytest.raises(OverBudget):
+        host.ensure_resident("b", (0,))
+    card.free = 10_000
+    host.ensure_resident("b", (0,))
+    assert host.held_mb(0) == 6000.0
+
+
+def test_a_restore_that_nobody_waits_for_is_told_either_way(cells: list[Device]) -> None:
+    heard: list[InstanceStatus] = []
+    host = ServiceHost(cells, {"a": service(600), "b": service(600, pinned=True)}, NOWHERE, on_change=heard.append)
+    restores = Restores(host)
+
+    assert restores.begin(at("a", 0))
+    assert restores.wait(10)
+    assert heard[-1].state == "resident"
+    restores.begin(at("b", 0))
+    restores.wait(10)
+    assert (states(host), heard[-1].state) == ({"a on cell 0": "host", "b on cell 0": "resident"}, "resident")
+    restores.begin(at("a", 0))
+    restores.wait(10)
+    assert (heard[-1].name, heard[-1].state) == (at("a", 0), "failed")
+    assert "a needs 600 MiB on cell 0, which has 1000 MiB and holds b 600" in heard[-1].reason
+    restores.begin(at("x", 0))
+    restores.wait(10)
+    assert (heard[-1].name, heard[-1].state, "no service 'x' here" in heard[-1].reason) == (at("x", 0), "failed", True)
+
+
+class Slow(StubEngine):
+    """Starts when it is let."""
+
+    go = threading.Event()
+
+    def _start(self, devices: object) -> None:
+        assert self.go.wait(10)
+        super()._start([None])  # type: ignore[list-item]
+
+
+def test_an_instance_is_restored_once_at_a_time(cells: list[Device]) -> None:
+    engine = Slow("a", "score", 600.0)
+    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine)
+    restores = Restores(host)
+
+    begun = [restores.begin(at("a", 0)), restores.begin(at("a", 0))]
+    engine.go.set()
+
+    assert begun == [True, False]
+    assert restores.wait(10)
+    assert restores.begin(at("a", 0))
+    assert restores.wait(10)
+
+
+def test_waiting_for_several_restores_takes_no_longer_than_said(cells: list[Device]) -> None:
+    stuck = {name: Slow(name, "score", 20.0) for name in "abcdefghijklmnopqrst"}
+    for engine in stuck.values():
+        engine.go = threading.Event()
+    host = ServiceHost(cells, dict.fromkeys(stuck, service(20)), NOWHERE, factory=lambda name, *_: stuck[name])
+    restores = Restores(host)
+    for name in stuck:
+        restores.begin(at(name, 0))
+
+    began = time.monotonic()
+    assert not restores.wait(0.2)
+    assert time.monotonic() - began < 0.2 * len(stuck) / 2
+
+    for engine in stuck.values():
+        engine.go.set()
+    assert restores.wait(10)
+
+
+FILE = """
+[services.{name}]
+engine = "stub"
+task = "score"
+memory_mb = {memory_mb}
+cells = {cells}
+"""
+
+
+def written(path: Path, *services: tuple[str, float, str]) -> None:
+    path.write_text("".join(FILE.format(name=name, memory_mb=memory_mb, cells=cells) for name, memory_mb, cells in services))
+
+
+@pytest.fixture
+def reloading(cells: list[Device], tmp_path: Path) -> tuple[Path, ServiceHost, Reload]:
+    """Return a services file that declares a and b, a host of them, and what reads the file again."""
+    from app.services_file import load_services_file
+
+    path = tmp_path / "services.toml"
+    written(path, ("a", 600, "[1]"), ("b", 300, "[1]"))
+    host = ServiceHost(cells, load_services_file(path).services, tmp_path)
+    return path, host, Reload(path, host, 60.0)
+
+
+def test_a_changed_file_counts_and_what_it_changes_is_started_anew_once_idle(
+    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, host, reload = reloading
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,))
+
+    with host.serving("b", (0,)):
+        written(path, ("a", 500, "[1]"), ("c", 100, "[1]"))
+        reload.look()
+        reload.look()
+        assert states(host) == {"a on cell 0": "absent", "b on cell 0": "resident"}
+    reload.look()
+
+    assert states(host)["b on cell 0"] == "absent"
+    assert "the services file was read again; new: c; changed: a; gone: b" in caplog.text
+    with pytest.raises(UnknownService):
+        host.ensure_resident("b", (0,))
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("c", (0,))
+    assert host.held_mb(0) == 600.0
+
+
+def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[Device]) -> None:
+    # Given two copies within a budget for two, and a third instance that is to have one
+    def instance(name: str) -> Instance:
+        engine = copying(name, service(), NOWHERE)
+        engine.start([cells[0]])
+        return Instance(name=at(name, 0), config=service(), engine=engine)
+
+    def stop(one: Instance) -> None:
+        assert one.engine is not None
+        one.engine.stop()
+
+    there = [instance(name) for name in ("first", "second", "third")]
+    for one in there[:2]:
+        assert one.engine is not None
+        one.engine.evict()
+    budget = HostMemory(800, lambda: there, stop)
+
+    # When the copy that would go first is being changed by somebody else, then the next one goes
+    with there[0].lock:
+        assert budget.book(there[2])
+    assert [one.state for one in there] == ["host", "absent", "resident"]
+    # And where there is no other, the third keeps none
+    with there[0].lock:
+        there[2].copy_mb, there[2].config = 0.0, service(500)
+        assert not budget.book(there[2])
+    assert budget.held_mb() == 400.0
+
+
+def test_an_instance_of_before_makes_way_for_the_first_who_asks_for_it(reloading: tuple[Path, ServiceHost, Reload]) -> None:
+    path, host, _ = reloading
+    from app.services_file import load_services_file
+
+    host.ensure_resident("a", (0,))
+    written(path, ("a", 450, "[1]"))
+    host.reload(load_services_file(path).services)
+
+    host.ensure_resident("a", (0,))
+
+    assert host.held_mb(0) == 450.0
+    written(path, ("a", 450, "[2]"))
+    host.reload(load_services_file(path).services)
+    with pytest.raises(DeviceError, match="a takes 2 cells, not 1"):
+        host.ensure_resident("a", (0,))
+
+
+@pytest.mark.parametrize("text", ["[services.a", "", FILE.format(name="a", memory_mb=-1, cells="[1]")])
+def test_a_wrong_file_is_refused_once_and_the_old_one_stays(
+    reloading: tuple[Path, ServiceHost, Reload], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, host, reload = reloading
+    path.write_text(text)
+
+    for _ in range(3):
+        reload.look()
+
+    assert list(host.services) == ["a", "b"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"the services file is refused, the worker goes on with what it had: {path}: ")
+
+
+def test_a_file_that_is_as_before_is_read_again_when_asked(
+    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture, until: Until
+) -> None:
+    _, _, reload = reloading
+    reload.look()
+    assert caplog.text == ""
+    reload.start()
+
+    reload.ask()
+
+    until(lambda: "nothing has changed" in caplog.text)
+    reload.stop()
+
+
+def test_callers_of_an_instance_that_is_declared_otherwise_wait_together_and_once(cells: list[Device], until: Until) -> None:
+    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, drain_s=0.2)
+    host.ensure_resident("a", (0,))
+
+    with host.serving("a", (0,)):
+        host.reload({"a": service(500)})
+        with ThreadPoolExecutor(8) as pool:
+            waited = sum(pool.map(lambda _: host.ensure_resident("a", (0,)), range(40)))
+    # The first of each of the eight threads, and not all forty
+    assert waited < 25 * 0.2
+    assert host.held_mb(0) == 600.0
+
+    host.ensure_resident("a", (0,))
+    assert host.held_mb(0) == 500.0
+
+
+def test_a_file_that_is_being_written_is_not_read_before_it_rests(
+    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, host, reload = reloading
+    # Given a file that is written in place and is half there, which is a valid file by itself
+    written(path, ("a", 600, "[1]"))
+    reload.look()
+    written(path, ("a", 600, "[1]"), ("b", 400, "[1]"))
+    reload.look()
+    assert (list(host.services), caplog.text) == (["a", "b"], "")
+
+    # When it has not changed from one look to the next, it counts
+    reload.look()
+
+    assert host.services["b"].memory_mb == 400.0
+    assert "the services file was read again; changed: b" in caplog.text

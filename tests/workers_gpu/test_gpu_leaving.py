@@ -1,0 +1,245 @@
+"""How instances leave their cells: evicted, stopped, dead while somebody waits for them, or still there although they say otherwise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from app.services_file import ServiceConfig
+from workers.gpu.devices import Device
+from workers.gpu.engines.abstract import Engine
+from workers.gpu.engines.stub import StubEngine
+from workers.gpu.errors import EngineFailed, OverBudget
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName, InstanceStatus
+
+Until = Callable[[Callable[[], bool]], None]
+NOWHERE = Path("nowhere")
+
+
+def service(memory_mb: float = 600, **more: object) -> ServiceConfig:
+    return ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": memory_mb, "cells": [1], **more})
+
+
+def at(service: str, *cells: int) -> InstanceName:
+    return InstanceName(service, cells)
+
+
+def of(host: ServiceHost, name: str) -> InstanceStatus:
+    (found,) = (one for one in host.status() if one.name.service == name)
+    return found
+
+
+class Mortal(StubEngine):
+    """Dies when it is told to, and holds nothing then."""
+
+    def die(self) -> None:
+        self._free()
+        assert self._life.broke("its server ended by itself with signal 9")
+
+
+def made(engines: dict[str, Engine]) -> Callable[[str, ServiceConfig, Path], Engine]:
+    """Return a factory that gives these engines, and stubs for other services."""
+    return lambda name, config, folder: engines.get(name) or StubEngine(name, config.task, config.memory_mb, config.max_concurrency)
+
+
+def test_a_victim_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(cells: list[Device], until: Until) -> None:
+    heard: list[tuple[str, str]] = []
+    engine = Mortal("a", "score", 600.0)
+    host = ServiceHost(
+        cells,
+        {"a": service(), "b": service()},
+        NOWHERE,
+        factory=made({"a": engine}),
+        on_change=lambda status: heard.append((status.name.service, status.state)),
+    )
+    host.ensure_resident("a", (0,))
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with host.serving("a", (0,)):
+            entered.set()
+            leave.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(hold)
+        entered.wait(10)
+        newcomer = pool.submit(host.ensure_resident, "b", (0,), [at("a", 0)])
+        engine.die()
+        leave.set()
+        newcomer.result(timeout=10)
+        call.result(timeout=10)
+
+    assert (of(host, "a").state, of(host, "a").booked, of(host, "b").state) == ("failed", False, "resident")
+    assert heard[-3:] == [("a", "failed"), ("b", "starting"), ("b", "resident")]
+
+
+def test_a_victim_that_dies_as_its_eviction_begins_costs_the_newcomer_nothing(cells: list[Device]) -> None:
+    class Dying(Mortal):
+        def evict(self, drain_s: float = 60.0) -> None:
+            self.die()
+            super().evict(drain_s)
+
+    host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, factory=made({"a": Dying("a", "score", 600.0)}))
+    host.ensure_resident("a", (0,))
+
+    host.ensure_resident("b", (0,), [at("a", 0)])
+
+    assert (of(host, "a").state, of(host, "a").booked, of(host, "b").state) == ("failed", False, "resident")
+
+
+class Holding(StubEngine):
+    """Keeps its memory, whatever it is told, until somebody lets go of it."""
+
+    held = True
+
+    def memory_mb(self) -> float:
+        return self._declared_mb if self.held else 0.0
+
+
+def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measured_to_be_free(cells: list[Device]) -> None:
+    first = Holding("a", "score", 600.0)
+    engines: dict[str, Engine] = {"a": first}
+    host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, factory=made(engines))
+    host.ensure_resident("a", (0,))
+    engines["a"] = StubEngine("a", "score", 500.0)
+    host.reload({"a": service(500), "b": service()})
+
+    # Given memory that something refers to: neither the next look nor a caller forgets it
+    host.look()
+    assert (of(host, "a").booked, host.held_mb(0), "600.0 MiB are still taken" in of(host, "a").reason) == (True, 600.0, True)
+    with pytest.raises(EngineFailed, match="still taken"):
+        host.ensure_resident("a", (0,))
+    with pytest.raises(OverBudget):
+        host.ensure_resident("b", (0,))
+    # When it is let go
+    first.held = False
+    host.ensure_resident("a", (0,))
+
+    # Then the cell is free for what is declared now
+    assert (of(host, "a").state, host.held_mb(0), of(host, "a").reason) == ("resident", 500.0, "")
+
+
+def test_what_is_stopped_is_measured_by_its_device_as_well() -> None:
+    free = {"mb": 10_000.0}
+
+    class Lying(StubEngine):
+        """Says that it is gone, and is not as far as the device knows."""
+
+        def _start(self, devices: object) -> None:
+            super()._start([None])  # type: ignore[list-item]
+            free["mb"] -= 6000
+
+    host = ServiceHost(
+        [Device("gpu", "cuda", 10_000, "cuda:0")],
+        {"a": service(6000), "b": service(6000)},
+        NOWHERE,
+        factory=made({"a": Lying("a", "score", 6000.0)}),
+        free_mb=lambda device: free["mb"],
+        freed_s=0.0,
+    )
+    host.ensure_resident("a", (0,))
+
+    with pytest.raises(EngineFailed, match=r"6000\.0 MiB are still taken"):
+        host.close()
+    with pytest.raises(OverBudget):
+        host.ensure_resident("b", (0,))
+    free["mb"] = 10_000
+    host.look()
+
+    assert (host.held_mb(0), of(host, "a").reason) == (0.0, "")
+
+
+def test_a_leak_that_has_gone_is_forgotten_at_the_next_look(cells: list[Device]) -> None:
+    engine = Holding("a", "score", 600.0)
+    host = ServiceHost(cells, {"a": service()}, NOWHERE, factory=made({"a": engine}))
+    host.ensure_resident("a", (0,))
+    with pytest.raises(EngineFailed):
+        host.evict(at("a", 0))
+
+    engine.held = False
+    host.look()
+
+    assert (host.held_mb(0), of(host, "a").booked, "still taken" in of(host, "a").reason) == (0.0, False, False)
+
+
+class Sleeper(StubEngine):
+    """Keeps 100 MiB of each device while it is in host memory, as the process of a sleeping server does."""
+
+    def kept_mb(self) -> float:
+        return 100.0
+
+
+def sleeper(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+    return Sleeper(name, config.task, config.memory_mb, config.max_concurrency)
+
+
+def states(host: ServiceHost) -> dict[str, str]:
+    return {found.name.service: found.state for found in host.status()}
+
+
+def test_what_sleepers_keep_is_booked_and_the_least_recently_used_go_where_a_start_does_not_fit(
+    cells: list[Device], caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {"a": 600.0, "b": 600.0, "c": 600.0, "d": 750.0, "e": 1000.0}
+    services = {name: service(size, pinned=name == "a") for name, size in sizes.items()}
+    host = ServiceHost(cells, services, NOWHERE, factory=sleeper)
+    for name in "abc":
+        host.ensure_resident(name, (0,))
+        host.evict(at(name, 0))
+    assert host.held_mb(0) == 300.0
+
+    # One has to go for 750 of 1000 MiB, and it is not the pinned one, though that was used first
+    host.ensure_resident("d", (0,))
+    assert (states(host), host.held_mb(0)) == ({"a": "host", "b": "absent", "c": "host", "d": "resident"}, 950.0)
+    # One that comes back takes its place, not more
+    host.evict(at("d", 0))
+    host.ensure_resident("c", (0,))
+    assert (states(host), host.held_mb(0)) == ({"a": "host", "b": "absent", "c": "resident", "d": "host"}, 800.0)
+    # What does not fit even so costs nobody anything
+    with pytest.raises(OverBudget, match="holds a 100, c 600, d 100"):
+        host.ensure_resident("e", (0,))
+    assert states(host)["d"] == "host"
+    # And what fits with all of them gone has them go
+    host.ensure_resident("e", (0,), [at("c", 0)])
+    assert (states(host), host.held_mb(0)) == ({"a": "absent", "b": "absent", "c": "absent", "d": "absent", "e": "resident"}, 1000.0)
+    assert "dropped the copy of b on cell 0, 0 MiB: d on cell 0 does not fit beside what it keeps of its cells" in caplog.text
+
+
+def test_what_a_sleeper_may_keep_is_not_a_leak_and_is_free_when_it_dies() -> None:
+    free = {"mb": 10_000.0}
+
+    class Server(Mortal):
+        """Holds its device, and 3000 MiB of it while it sleeps."""
+
+        def _start(self, devices: object) -> None:
+            super()._start([None])  # type: ignore[list-item]
+            free["mb"] -= 9000
+
+        def _evict(self) -> None:
+            super()._evict()
+            free["mb"] += 6000
+
+        def kept_mb(self) -> float:
+            return 3000.0
+
+    engine = Server("a", "score", 9000.0)
+    host = ServiceHost(
+        [Device("gpu", "cuda", 10_000, "cuda:0")],
+        {"a": service(9000)},
+        NOWHERE,
+        factory=made({"a": engine}),
+        free_mb=lambda device: free["mb"],
+        freed_s=0.0,
+    )
+    host.ensure_resident("a", (0,))
+
+    host.evict(at("a", 0))
+    assert (of(host, "a").state, of(host, "a").leaks, host.held_mb(0)) == ("host", 0, 3000.0)
+    engine.die()
+    host.look()
+    assert (of(host, "a").state, host.held_mb(0)) == ("failed", 0.0)

@@ -1,0 +1,235 @@
+"""Pinned copies and side streams, with a CUDA runtime that only writes down what it is told.
+
+What is checked is what the code asks of CUDA and in which order; the bytes are really copied, between host tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from workers.gpu.devices import MIB, Device  # noqa: E402
+from workers.gpu.engines import side_streams  # noqa: E402
+from workers.gpu.engines.host_copy import PinnedCopy  # noqa: E402
+from workers.gpu.engines.pinned import PinnedBlock  # noqa: E402
+from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
+from workers.gpu.errors import EngineFailed  # noqa: E402
+
+
+class Cuda:
+    """What was asked, in order; `code` is what pinning answers."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.pinned: dict[int, int] = {}
+        self.code = 0
+        self.breaks_at: int | None = None
+
+    def cudaHostRegister(self, start: int, size: int, flags: int) -> int:
+        assert flags == 1
+        if not self.code:
+            self.pinned[start] = size
+        return self.code
+
+    def cudaHostUnregister(self, start: int) -> int:
+        del self.pinned[start]
+        return 0
+
+    def stream(self) -> Any:
+        cuda = self
+
+        class Stream:
+            def __init__(self, device: Any = None) -> None:
+                cuda.told.append("stream made")
+
+            def wait_stream(self, other: str) -> None:
+                cuda.told.append(f"waits for {other}")
+
+            def synchronize(self) -> None:
+                cuda.told.append("stream awaited")
+
+        return Stream
+
+    def event(self) -> Any:
+        cuda = self
+
+        class Event:
+            def record(self, stream: Any) -> None:
+                cuda.told.append("event recorded")
+
+            def synchronize(self) -> None:
+                cuda.told.append("event awaited")
+
+        return Event
+
+
+class DeviceBlock(torch.Tensor):  # type: ignore[misc, name-defined]
+    """A host tensor that says what is done to it, as one on a device."""
+
+    cuda: Cuda
+
+    def record_stream(self, stream: Any) -> None:
+        self.cuda.told.append("block told of the stream")
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> Any:
+        assert non_blocking
+        if self.cuda.breaks_at == len(self.cuda.told):
+            raise RuntimeError("CUDA error: an illegal memory access")
+        self.cuda.told.append("piece")
+        return super().copy_(source)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    fake = Cuda()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "Stream", fake.stream())
+    monkeypatch.setattr(torch.cuda, "Event", fake.event())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "compute")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: pytest.fail("a whole device was waited for"))
+    monkeypatch.setattr(DeviceBlock, "cuda", fake, raising=False)
+    monkeypatch.setattr(side_streams, "PIECE", 1000)
+    real = torch.empty
+
+    def empty(*size: Any, **words: Any) -> Any:
+        made = real(*size, **words)
+        return made.as_subclass(DeviceBlock) if words.get("dtype") is torch.uint8 else made
+
+    monkeypatch.setattr(torch, "empty", empty)
+    yield fake
+    assert fake.pinned == {}, "something is still pinned"
+
+
+def filled(copy: PinnedCopy) -> Any:
+    return copy.block.copy_(torch.randint(0, 256, (copy.block.numel(),), dtype=torch.uint8))
+
+
+def test_a_copy_waits_for_the_compute_stream_before_and_for_its_own_events_after(cuda: Cuda) -> None:
+    copy = PinnedCopy(2500)
+    want = filled(copy).clone()
+    blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
+
+    copy.load(blocks[:1])
+    first, cuda.told = cuda.told, []
+    copy.load(blocks)
+
+    one = ["waits for compute", "block told of the stream", "piece", "piece", "piece", "event recorded"]
+    assert first == ["stream made", *one, "event awaited"]
+    assert cuda.told == [*one, *one, "event awaited", "event awaited"]
+    assert all(torch.equal(block.as_subclass(torch.Tensor), want) for block in blocks)
+    del want
+    copy.close()
+
+
+def test_a_copy_that_breaks_is_waited_for_before_the_pinned_bytes_can_go(cuda: Cuda) -> None:
+    copy = PinnedCopy(2500)
+    blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
+    cuda.breaks_at = len(["stream made", *["."] * 6, "waits for compute", "block told of the stream"])
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        copy.load(blocks)
+
+    assert cuda.told[-2:] == ["stream awaited", "event awaited"]
+    copy.close()
+
+
+def test_pinned_memory_is_exactly_as_large_as_asked_for_and_goes_at_once(cuda: Cuda) -> None:
+    pinned = PinnedBlock(5 * MIB + 1)
+    assert list(cuda.pinned.values()) == [5 * MIB + 1]
+    assert pinned.block.data_ptr() % 4096 == 0
+    assert pinned.held_bytes() == 5 * MIB + 1
+
+    pinned.close()
+    pinned.close()
+
+    assert pinned.held_bytes() == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        pinned.block  # noqa: B018
+
+
+def test_pinned_memory_that_something_refers_to_counts_until_nothing_does(cuda: Cuda) -> None:
+    pinned = PinnedBlock(5000)
+    view = pinned.block[100:200]
+
+    pinned.close()
+
+    assert pinned.held_bytes() == 5000
+    assert int(view.sum()) == 0
+    del view
+    assert pinned.held_bytes() == 0
+
+
+def test_a_host_that_cannot_pin_says_so_and_keeps_nothing(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+    cuda.code = 2
+    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+
+    with pytest.raises(EngineFailed, match=r"CUDA cannot pin 0 MiB of host memory \(error 2\)"):
+        engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
+
+    assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
+
+
+def test_an_error_of_pinning_is_not_left_for_the_next_kernel_of_another_service(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.code = 2
+
+    def kernel(*size: int, device: str) -> None:
+        cuda.told.append(f"kernel on {device}")
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "ones", kernel)
+    with pytest.raises(RuntimeError, match="CUDA cannot pin 1 MiB"):
+        PinnedBlock(MIB)
+    assert cuda.told == ["kernel on cuda"]
+
+
+def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_without_a_copy(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+    gpus = [Device(f"cuda:{index}", "cuda", 1000, "cpu") for index in range(3)]
+    sequences = [[5, 17, 33], list(range(100, 180))]
+    plain = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+    plain.start([Device("cpu:0", "cpu", 1000, "cpu")])
+    want = plain.logprobs(sequences)
+    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+
+    # Given an engine that is started on one device
+    engine.start(gpus[:1])
+    assert engine.logprobs(sequences) == want
+    assert engine.host_mb() == pytest.approx(engine.memory_mb())
+    # When it is evicted
+    cuda.told.clear()
+    engine.evict()
+    # Then nothing was copied, and its host copy is what it was
+    assert cuda.told == []
+    assert engine.memory_mb() == 0.0
+    assert engine.host_mb() == pytest.approx(plain.memory_mb())
+    # And it comes back on other devices and on more of them, with one stream and one event for each copy
+    engine.restore(gpus[1:])
+    assert cuda.told.count("event awaited") == cuda.told.count("event recorded") == 2
+    assert engine.logprobs(sequences) == [pytest.approx(row, abs=1e-5) for row in want]
+    # And gives back what it pinned when it is stopped
+    engine.stop()
+    assert (cuda.pinned, engine.host_mb(), engine.memory_mb()) == ({}, 0.0, 0.0)
+
+
+def test_an_engine_that_may_keep_no_copy_makes_it_when_it_is_evicted(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+    gpu = [Device("cuda:0", "cuda", 1000, "cpu")]
+    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+    assert engine.copies_at_start(gpu)
+    engine.may_copy(0.01)
+    engine.start(gpu)
+    assert (cuda.pinned, engine.host_mb()) == ({}, 0.0)
+    before, held_mb = engine.logprobs([[5, 17, 33]]), engine.memory_mb()
+
+    engine.evict()
+
+    assert (engine.memory_mb(), engine.host_mb()) == (0.0, pytest.approx(held_mb))
+    engine.restore(gpu)
+    assert engine.logprobs([[5, 17, 33]]) == before
+    engine.stop()

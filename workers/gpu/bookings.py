@@ -1,0 +1,147 @@
+"""Device memory, booked and measured: what may go onto a cell, and whether what left it has really left.
+
+Several instances may be booked on one cell where their declared memory fits. A booking is made before weights arrive and given
+up only once they are measured to be gone: by the engine itself and, on a CUDA device that had nothing else on it, by the free
+memory that the device reports. Where others are on the device, its free memory says nothing of one of them.
+
+An instance in host memory that keeps a part of its device, as the process of a sleeping server does, has that part reserved, and
+is named as one to go where a start would not fit beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from workers.gpu.devices import Device
+from workers.gpu.errors import DeviceError, OverBudget
+from workers.gpu.instances import Instance
+
+FreeMb = Callable[[Device], float | None]
+"""Measures the free MiB of a device; None where that cannot be measured or means nothing."""
+
+PART_FREED = 0.9
+"""Part of what an engine says it held that its device must have more of after an eviction, but for `BLURRED_MB`."""
+
+BLURRED_MB = 1024.0
+"""MiB by which a device's free memory may have changed for other reasons; an engine that may keep more is granted that."""
+
+_LOOK_S = 0.05
+
+
+class Bookings:
+    """The memory of a node's devices. Safe for many threads; nothing here waits for weights to move."""
+
+    def __init__(self, devices: Sequence[Device], instances: Callable[[], Iterable[Instance]], free_mb: FreeMb, freed_s: float) -> None:
+        """Begin with nothing booked. `freed_s` is how many seconds a device has to report memory as free."""
+        self._devices = tuple(devices)
+        self._instances = instances
+        self._free_mb = free_mb
+        self._freed_s = freed_s
+        self._lock = threading.Lock()
+
+    def book(self, instance: Instance) -> None:
+        """Reserve the declared memory on all cells of an instance or on none. Raises `OverBudget`."""
+        with self._lock:
+            for other in self._instances():
+                if other.leaking and self._is_gone(other):
+                    self._release(other)
+            for cell in instance.name.cells:
+                others = [other for other in self._on(cell) if other is not instance]
+                needed, device = instance.config.memory_mb, self._devices[cell]
+                if not self._fits(needed, cell, others):
+                    beside = ", ".join(f"{other.name.service} {other.reserved_mb:g}" for other in others) or "nothing"
+                    what = f"{instance.name.service} needs {needed:g} MiB on cell {cell}"
+                    raise OverBudget(f"{what}, which has {device.memory_mb} MiB and holds {beside}")
+            instance.kept_mb = 0.0
+            instance.booked = True
+
+    def unbook(self, instance: Instance, kept_mb: float = 0.0) -> None:
+        """Give up what is reserved for an instance, but for `kept_mb` MiB on each of its cells."""
+        with self._lock:
+            self._release(instance)
+            instance.kept_mb = kept_mb
+
+    def held_mb(self, cell: int) -> float:
+        """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
+        if not 0 <= cell < len(self._devices):
+            raise DeviceError(f"cells: there is no cell {cell}, this node has {len(self._devices)}")
+        with self._lock:
+            return sum(other.reserved_mb for other in self._on(cell))
+
+    def room_for(self, memory_mb: float, cells: Iterable[int], gone: Iterable[Instance]) -> bool:
+        """Say whether `memory_mb` would fit on each of the cells if the instances `gone` were, and all that are in host memory."""
+        without = {id(instance) for instance in gone}
+        with self._lock:
+            return all(
+                self._fits(memory_mb, cell, [one for one in self._on(cell) if one.booked and id(one) not in without]) for cell in cells
+            )
+
+    def sleepers_in_the_way(self, instance: Instance) -> list[Instance]:
+        """Return what in host memory keeps memory that an instance needs, the least recently used first and pinned ones last."""
+        needed, cells, going = instance.config.memory_mb, instance.name.cells, list[Instance]()
+        with self._lock:
+            here = {cell: [one for one in self._on(cell) if one is not instance] for cell in cells}
+
+        def fits(cell: int) -> bool:
+            return self._fits(needed, cell, [one for one in here[cell] if one not in going])
+
+        sleepers = {id(one): one for others in here.values() for one in others if not one.booked}
+        for sleeper in sorted(sleepers.values(), key=lambda one: (one.config.pinned, one.used_at)):
+            if not all(fits(cell) for cell in sleeper.name.cells if cell in here):
+                going.append(sleeper)
+        return going if all(map(fits, cells)) else []
+
+    def watch(self, instance: Instance) -> None:
+        """Note, before an instance leaves its cells, what its devices must report as free afterwards."""
+        each = instance.memory_mb / len(instance.name.cells)
+        kept_mb = max(BLURRED_MB, instance.engine.kept_mb() if instance.engine is not None else 0.0)
+        if (freed_mb := PART_FREED * each - kept_mb) <= 0.0:
+            # Free memory says nothing of so little.
+            instance.demanded_mb = {}
+            return
+        with self._lock:
+            alone = [cell for cell in instance.name.cells if not self._beside(instance, cell)]
+        measured = {cell: self._free_mb(self._devices[cell]) for cell in alone}
+        instance.demanded_mb = {cell: free + freed_mb for cell, free in measured.items() if free is not None}
+
+    def left(self, instance: Instance) -> bool:
+        """Say whether the memory of an instance is measured to be free, waiting for its devices to report it."""
+        until = time.monotonic() + self._freed_s
+        while True:
+            with self._lock:
+                if self._is_gone(instance):
+                    return True
+                # Only a device is given time: it frees the memory of a process that has ended a little later.
+                if instance.memory_mb > 0.0 or time.monotonic() >= until:
+                    return False
+            time.sleep(_LOOK_S)
+
+    def has_left(self, instance: Instance) -> bool:
+        """Say whether the memory of an instance is measured to be free now."""
+        with self._lock:
+            return self._is_gone(instance)
+
+    def _is_gone(self, instance: Instance) -> bool:
+        if instance.memory_mb > 0.0:
+            return False
+        for cell, demanded_mb in instance.demanded_mb.items():
+            free_mb = self._free_mb(self._devices[cell])
+            if free_mb is not None and free_mb < demanded_mb and not self._beside(instance, cell):
+                return False
+        return True
+
+    def _fits(self, memory_mb: float, cell: int, beside: Iterable[Instance]) -> bool:
+        return sum(other.reserved_mb for other in beside) + memory_mb <= self._devices[cell].memory_mb
+
+    def _on(self, cell: int) -> list[Instance]:
+        return [one for one in self._instances() if one.reserved_mb and cell in one.name.cells]
+
+    def _beside(self, instance: Instance, cell: int) -> list[Instance]:
+        return [other for other in self._on(cell) if other.booked and other is not instance]
+
+    def _release(self, instance: Instance) -> None:
+        instance.booked = instance.leaking = False
+        instance.kept_mb = 0.0
+        instance.demanded_mb = {}

@@ -1,0 +1,99 @@
+"""How a server is called: its arguments and its environment, from the services file and the devices. Pure.
+
+| argument | from |
+|---|---|
+| `--uds` | the server's folder: a socket that only this user can reach |
+| `--tensor-parallel-size` | the number of cells (CUDA) |
+| `--gpu-memory-utilization` | `memory_mb`, less what the process itself takes, out of the whole device (CUDA) |
+| `--enable-sleep-mode` | always (CUDA) |
+| `--max-num-seqs` | `max_concurrency`, at least 8, since one call is a batch already |
+| `--runner pooling --convert classify` | task `score` |
+| `--kv-cache-memory-bytes --enforce-eager` | always (CPU): the server's own check of free memory refuses most machines |
+
+What the services file adds in `vllm.args` comes last and wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.services_file import ConfigError, ServiceConfig
+from workers.gpu.devices import Device
+
+LEAST_SEQUENCES = 8
+_CPU_CACHE = "64M"
+
+_MODULE = "vllm.entrypoints.openai.api_server"
+_NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "VLLM_API_KEY")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a server is to be: service `name` as configured, on `devices`, each of which has `device_mb` MiB in all."""
+
+    name: str
+    config: ServiceConfig
+    devices: Sequence[Device]
+    device_mb: float
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the server computes on GPUs."""
+        return self.devices[0].kind == "cuda"
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the server works on at a time, unless `vllm.args` says otherwise."""
+        return max(self.config.max_concurrency, LEAST_SEQUENCES)
+
+    def arguments(self, python: Path, socket: Path) -> list[str]:
+        """Return the command. Raises `ConfigError` where `memory_mb` leaves the model nothing."""
+        config = self.config
+        words = [str(python), "-m", _MODULE, "--model", str(config.model), "--served-model-name", self.name, "--uds", str(socket)]
+        words += ["--dtype", config.dtype, "--max-num-seqs", str(self.sequences), "--uvicorn-log-level", "warning"]
+        if config.task == "score":
+            words += ["--runner", "pooling", "--convert", "classify"]
+        if self.on_cuda:
+            words += ["--tensor-parallel-size", str(len(self.devices)), "--enable-sleep-mode"]
+            words += ["--gpu-memory-utilization", f"{self._utilization():.4f}"]
+        else:
+            words += ["--enforce-eager", "--kv-cache-memory-bytes", _CPU_CACHE]
+        return [*words, *config.vllm.args]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the server's environment: the worker's less what is the worker's own, then ours, then the file's."""
+        env = {key: value for key, value in base.items() if key not in _NOT_INHERITED and not key.startswith("TANGRAM_")}
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        env["VLLM_SERVER_DEV_MODE"] = "1"
+        if self.on_cuda:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(visible(base, self.devices))
+        else:
+            env["TORCHDYNAMO_DISABLE"] = "1"
+        return env | self.config.vllm.env
+
+    def _utilization(self) -> float:
+        for_model = self.config.memory_mb - self.config.vllm.process_mb
+        if for_model <= 0:
+            least = f"more than vllm.process_mb ({self.config.vllm.process_mb:g})"
+            raise ConfigError(f"services.{self.name}.memory_mb: must be {least}, which the server's process takes by itself")
+        return min(1.0, for_model / self.device_mb)
+
+
+def visible(base: Mapping[str, str], devices: Sequence[Device]) -> list[str]:
+    """Return the devices as `CUDA_VISIBLE_DEVICES` and `nvidia-smi` name them: by their UUIDs, as their numbers differ between the two.
+
+    Where a UUID is not known, it is the numbers, through the variable that the worker itself was given.
+    """
+    if all(device.uuid for device in devices):
+        return [device.uuid for device in devices]
+    given = [name.strip() for name in base.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    indices = [int(device.torch_device.partition(":")[2] or 0) for device in devices]
+    return [given[index] if given else str(index) for index in indices]
+
+
+def interpreter(config: ServiceConfig, own: str) -> Path:
+    """Return the interpreter of the service's server; `own` is the worker's."""
+    return config.vllm.python or Path(os.path.abspath(own))

@@ -1,0 +1,107 @@
+"""The requests of each kind of question, and how their answers are read. Pure: ids in, JSON out, JSON in, numbers out.
+
+A question about many inputs becomes several requests, so that none is long and a server that works continuously always
+has the next one waiting. What an answer lacks is an error and never a number that was made up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from workers.gpu.errors import CallFailed
+from workers.gpu.items import Sampling
+
+Request = tuple[str, str, object]
+
+MOST_TOKENS = 32_768
+"""Tokens in one request; an input that is longer is a request of its own."""
+
+_SEEDS = 1 << 63
+
+
+def portions(inputs: Sequence[list[int]], most: int, most_tokens: int = MOST_TOKENS) -> list[list[list[int]]]:
+    """Cut inputs, in their order, into portions of at most `most` inputs and `most_tokens` tokens."""
+    cut: list[list[list[int]]] = []
+    tokens = 0
+    for ids in inputs:
+        if not cut or len(cut[-1]) == most or tokens + len(ids) > most_tokens:
+            cut.append([])
+            tokens = 0
+        cut[-1].append(ids)
+        tokens += len(ids)
+    return cut
+
+
+def score_request(model: str, inputs: list[list[int]]) -> Request:
+    """Ask for the raw logits of inputs."""
+    return "POST", "/classify", {"model": model, "input": inputs, "use_activation": False}
+
+
+def read_scores(answer: Any, count: int, first: int) -> list[float]:
+    """Return the logits of a request's inputs, the first of which is the call's item `first`. Raises `CallFailed`."""
+    with_index = sorted(_rows(answer, "data", count), key=lambda row: row["index"])
+    scores = []
+    for place, row in enumerate(with_index):
+        probs = row["probs"]
+        if len(probs) != 1 or not isinstance(probs[0], int | float) or not math.isfinite(probs[0]):
+            raise CallFailed(f"items[{first + place}]: the model's score is {probs}")
+        scores.append(float(probs[0]))
+    return scores
+
+
+def logprobs_request(model: str, inputs: list[list[int]]) -> Request:
+    """Ask for the log-probs of the inputs' own tokens; vLLM always generates a token too."""
+    body = {"model": model, "prompt": inputs, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+    return "POST", "/v1/completions", body
+
+
+def read_logprobs(answer: Any, inputs: list[list[int]], first: int) -> list[list[float]]:
+    """Return for each of a request's inputs the log-probs of all its ids but the first. Raises `CallFailed`."""
+    choices = sorted(_rows(answer, "choices", len(inputs)), key=lambda row: row["index"])
+    out = []
+    for place, (ids, choice) in enumerate(zip(inputs, choices, strict=True)):
+        given = choice["prompt_logprobs"]
+        if not isinstance(given, list) or len(given) != len(ids):
+            raise CallFailed(f"sequences[{first + place}]: the server gives no log-prob for each of {len(ids)} tokens")
+        values = [_logprob(position, token) for position, token in zip(given[1:], ids[1:], strict=True)]
+        if any(value is None or math.isnan(value) for value in values):
+            raise CallFailed(f"sequences[{first + place}]: the model's log-probs are not numbers")
+        out.append([value for value in values if value is not None])
+    return out
+
+
+def generate_request(model: str, prompt: list[int], sampling: Sampling, index: int, ends: frozenset[int]) -> Request:
+    """Ask for the continuation of the call's prompt `index`, whose draws have a seed of their own."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "seed": (sampling.seed + index) % _SEEDS,
+        "stop_token_ids": sorted(ends),
+        "return_token_ids": True,
+    }
+    return "POST", "/v1/completions", body
+
+
+def read_generated(answer: Any, index: int, ends: frozenset[int]) -> list[int]:
+    """Return the ids that continue a prompt, an end token left out. Raises `CallFailed`."""
+    ids = _rows(answer, "choices", 1)[0].get("token_ids")
+    if not isinstance(ids, list):
+        raise CallFailed(f"prompts[{index}]: the server gives no token ids: it takes a vLLM that knows `return_token_ids`")
+    return ids[:-1] if ids and ids[-1] in ends else ids
+
+
+def _rows(answer: Any, key: str, count: int) -> list[dict[str, Any]]:
+    rows = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(rows, list) or len(rows) != count:
+        raise CallFailed(f"the server gives {len(rows) if isinstance(rows, list) else 'no'} answers to {count} inputs")
+    return rows
+
+
+def _logprob(position: Any, token: int) -> float | None:
+    entry = position.get(str(token)) if isinstance(position, dict) else None
+    value = entry.get("logprob") if isinstance(entry, dict) else None
+    return float(value) if isinstance(value, int | float) else None

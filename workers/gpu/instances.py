@@ -1,0 +1,181 @@
+"""One instance of a service: an engine, or none, under the name of its service and its cells.
+
+An instance is named by the cells it is on or was on last. The name stays when the engine goes: a copy in host memory that is
+wanted on other cells moves to the instance of those cells, and what it leaves behind is absent. So no two instances have one
+name, and the counts of a name only grow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from app.services_file import ServiceConfig
+from scheduler.lifecycle import ServiceState
+from tangram.wire import WireEvicted, WireInstance
+from workers.gpu.engines.abstract import Engine
+
+
+class InstanceName(NamedTuple):
+    """Which instance is meant; `cells` ascend."""
+
+    service: str
+    cells: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.service} on {'cell' if len(self.cells) == 1 else 'cells'} {', '.join(map(str, self.cells))}"
+
+    @classmethod
+    def of_wire(cls, said: WireEvicted) -> InstanceName:
+        """Read one as it stands in a grant: `{"service", "cell_ids"}`."""
+        return cls(said["service"], tuple(sorted(said["cell_ids"])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStatus:
+    """One instance as it is now.
+
+    `booked` says whether its declared memory is reserved on its cells, `memory_mb` is the measured MiB of device memory over all
+    of them, `host_mb` that of its copy in host memory, `running` the calls in it, `reason` why it is in its state, where that
+    needs a reason; `starts`, `restores`, `evictions` and `leaks` (evictions that did not free the memory) are counts since
+    the worker began.
+    """
+
+    name: InstanceName
+    state: ServiceState = "absent"
+    reason: str = ""
+    booked: bool = False
+    memory_mb: float = 0.0
+    host_mb: float = 0.0
+    running: int = 0
+    starts: int = 0
+    restores: int = 0
+    evictions: int = 0
+    leaks: int = 0
+
+    def to_wire(self) -> WireInstance:
+        """Return it as reports and beats have it."""
+        return {
+            "service": self.name.service,
+            "cell_ids": list(self.name.cells),
+            "state": self.state,
+            "reason": self.reason,
+            "memory_mb": round(self.memory_mb, 1),
+            "host_mb": round(self.host_mb, 1),
+            "starts": self.starts,
+            "restores": self.restores,
+            "evictions": self.evictions,
+            "leaks": self.leaks,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """What the host keeps of an instance.
+
+    Whoever changes its state holds `lock`. `users` are the callers that were promised that it stays resident; `kept_mb` is
+    what stays reserved on each of its cells while it is in host memory; `demanded_mb` is
+    the free memory that its devices must come to have, by cell, before an eviction is taken for done; `copy_mb` the host
+    memory that is booked for a copy on its way there; `gives_way_by` when those who wait for its callers, to have it started as its
+    service is declared now, wait no longer.
+    """
+
+    name: InstanceName
+    config: ServiceConfig
+    engine: Engine | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    idle: threading.Condition = field(default_factory=threading.Condition)
+    users: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    booked: bool = False
+    kept_mb: float = 0.0
+    leaking: bool = False
+    gives_way_by: float | None = None
+    demanded_mb: dict[int, float] = field(default_factory=dict)
+    copy_mb: float = 0.0
+    note: str = ""
+    starts: int = 0
+    restores: int = 0
+    evictions: int = 0
+    leaks: int = 0
+    told: tuple[ServiceState, str] = ("absent", "")
+
+    @property
+    def state(self) -> ServiceState:
+        """The state of its engine; absent without one."""
+        return self.engine.state if self.engine is not None else "absent"
+
+    @property
+    def memory_mb(self) -> float:
+        """The MiB of device memory that it holds, as measured by its engine."""
+        return self.engine.memory_mb() if self.engine is not None else 0.0
+
+    @property
+    def host_mb(self) -> float:
+        """The MiB of host memory that its copy holds, as measured by its engine."""
+        return self.engine.host_mb() if self.engine is not None else 0.0
+
+    @property
+    def reserved_mb(self) -> float:
+        """The MiB reserved on each of its cells: what it declares, or what it keeps there while it is in host memory."""
+        return self.config.memory_mb if self.booked else self.kept_mb
+
+    @property
+    def claimed_host_mb(self) -> float:
+        """The MiB that it has of the budget of host memory: measured, or booked for a copy on its way there."""
+        return max(self.host_mb, self.copy_mb)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody calls it or is about to."""
+        return self.users > 0 or (self.engine is not None and self.engine.running > 0)
+
+    @property
+    def declared_host_mb(self) -> float:
+        """The MiB of host memory that its copy takes by declaration."""
+        declared = self.config.host_memory_mb
+        return declared if declared is not None else self.config.memory_mb * self.config.cells[0]
+
+    def use(self) -> None:
+        """Count a caller; the caller of this holds `lock`, so that no change is under way."""
+        with self.idle:
+            self.users += 1
+            self.used_at = time.monotonic()
+
+    def release(self) -> None:
+        """Count a caller less."""
+        with self.idle:
+            self.users -= 1
+            self.used_at = time.monotonic()
+            self.idle.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nobody was promised anything; False if the time was not enough."""
+        with self.idle:
+            return self.idle.wait_for(lambda: self.users == 0, timeout_s)
+
+    def leak(self) -> str:
+        """Say that its memory is still taken."""
+        return f"{self._taken_mb():.1f} MiB are still taken after the engine was stopped; if they stay so, restart the worker"
+
+    def status(self) -> InstanceStatus:
+        """Return it as it is now; waits for nothing."""
+        engine = self.engine
+        return InstanceStatus(
+            name=self.name,
+            state=self.state,
+            reason=(engine.failure if engine is not None else "") or (self.leak() if self.leaking else self.note),
+            booked=self.booked,
+            memory_mb=self.memory_mb,
+            host_mb=self.host_mb,
+            running=engine.running if engine is not None else 0,
+            starts=self.starts,
+            restores=self.restores,
+            evictions=self.evictions,
+            leaks=self.leaks,
+        )
+
+    def _taken_mb(self) -> float:
+        return self.memory_mb or self.config.memory_mb * len(self.name.cells)

@@ -1,0 +1,110 @@
+"""The services file, read again while the worker runs: when it has changed and then rested, and on SIGHUP.
+
+A file that is written in place is half there for a moment, and half of one may be valid: so what has changed is read once it has
+been the same for two looks. Who sends a signal says that it is whole.
+
+A file is checked as a whole, model folders and engines included, before anything of it counts; a wrong one is refused in one line
+and the worker goes on with what it had. Then what is declared for the first time can be asked for; an instance of what is declared
+otherwise, or no longer, is stopped once it is idle, and the former started anew where it is asked for.
+
+All this happens in a thread of its own, since stopping an engine takes its time; the node's beats tell the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.services_file import ConfigError, ServiceConfig, check_models, load_services_file
+from workers.gpu.host import ServiceHost
+
+log = logging.getLogger(__name__)
+
+
+def described(services: Mapping[str, ServiceConfig]) -> dict[str, Any]:
+    """Return the services as a node describes them to the scheduler."""
+    return {
+        name: {
+            "cells": service.cells,
+            "memory_mb": service.memory_mb,
+            "restore_s": service.restore_s,
+            "max_concurrency": service.max_concurrency,
+            "instances": service.instances,
+            "pinned": service.pinned,
+            "warm": service.warm,
+        }
+        for name, service in services.items()
+    }
+
+
+class Reload:
+    """Looks after the services file and after instances that nobody wants any more, every `interval_s` seconds."""
+
+    def __init__(self, path: Path | None, host: ServiceHost, interval_s: float) -> None:
+        """Take the file as it is for read; without `path` there is none."""
+        self._path, self._host, self._interval_s = path, host, interval_s
+        self._seen = self._last = self._stamp()
+        self._wake, self._over = threading.Event(), threading.Event()
+        self._asked = False
+        self._thread = threading.Thread(target=self._run, name="tangram-services", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Have the file read again now, changed or not; may be called by a signal's handler."""
+        self._asked = True
+        self._wake.set()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End, waiting at most `timeout_s` for what is under way."""
+        self._over.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def look(self) -> None:
+        """Read the file again where it has changed or that was asked for, and let idle instances go that nobody wants."""
+        stamp, last = self._stamp(), self._last
+        self._last = stamp
+        if self._path is not None and (self._asked or stamp == last != self._seen):
+            self._asked, self._seen = False, stamp
+            self._read(self._path)
+        self._host.look()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.look()
+            except Exception:
+                # Whatever an engine does when it is stopped, the next look may do better, and the node lives on.
+                log.exception("looking after the services failed")
+            self._wake.wait(self._interval_s)
+            self._wake.clear()
+
+    def _read(self, path: Path) -> None:
+        before = self._host.services
+        try:
+            file = load_services_file(path)
+            check_models(path, file)
+            self._host.reload(file.services)
+        except ConfigError as error:
+            log.error("the services file is refused, the worker goes on with what it had: %s", error)
+            return
+        now = self._host.services
+        new = [name for name in now if name not in before]
+        changed = [name for name in now if name in before and now[name] != before[name]]
+        gone = [name for name in before if name not in now]
+        parts = (f"{word} {', '.join(names)}" for word, names in (("new:", new), ("changed:", changed), ("gone:", gone)) if names)
+        log.warning("the services file was read again; %s", "; ".join(parts) or "nothing has changed")
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat() if self._path is not None else None
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None

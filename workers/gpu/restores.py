@@ -1,0 +1,57 @@
+"""Instances that are brought onto cells before an action needs them, each in a thread of its own.
+
+The scheduler orders them and must learn how each ended. What changes is told by the host, and what cannot be done, too; one that is
+resident is told once more at the end, since it may have been so before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from tangram.errors import TangramError
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName
+
+log = logging.getLogger(__name__)
+
+
+class Restores:
+    """Restores that are under way, at most one of an instance. Safe for many threads."""
+
+    def __init__(self, host: ServiceHost) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._threads: dict[InstanceName, threading.Thread] = {}
+
+    def begin(self, name: InstanceName, evict: Sequence[InstanceName] = ()) -> bool:
+        """Evict what is named, then bring an instance onto its cells; returns False, at once, where that is under way."""
+        with self._lock:
+            if name in self._threads:
+                return False
+            thread = threading.Thread(target=self._restore, args=(name, tuple(evict)), name=f"tangram-restore-{name.service}", daemon=True)
+            self._threads[name] = thread
+        thread.start()
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until none is under way; False if the time was not enough."""
+        with self._lock:
+            threads = list(self._threads.values())
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _restore(self, name: InstanceName, evict: Sequence[InstanceName]) -> None:
+        try:
+            self._host.ensure_resident(name.service, name.cells, [*evict, *self._host.in_the_way(name.service, name.cells, evict)])
+        except TangramError as error:
+            log.warning("the restore of %s: %s", name, error)
+        else:
+            self._host.say(name)
+        finally:
+            with self._lock:
+                del self._threads[name]
