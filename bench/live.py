@@ -3,7 +3,8 @@
 `python -m bench.live` replays the bundled rollouts, with the commands that were recorded, under `elastic`, under fixed
 degrees of parallelism and under Ray. All have the same trajectories, arrivals, think times, files, variables and cores;
 each replay has a stack of its own, started before and stopped afterwards. Rounds alternate, each in another order, so that
-what the machine does meanwhile hits all. The exit code is 0 only if `elastic` is first in both figures.
+what the machine does meanwhile hits all. Think times are stretched by what the machine is slower than the recording
+(`pace.py`), so that the load is the recorded one. The exit code is 0 only if `elastic` is first in both figures.
 
 Systems: a policy of `tangram replay`, or `ray:N`, where every command is a Ray task with `num_cpus` = N.
 """
@@ -19,7 +20,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +31,7 @@ from app.replay import LiveResult, ReplayOptions, replay_live
 from app.stack import cores_here
 from bench.live_record import Act, MachineMeter, Replayed, metered
 from bench.live_trace import Workload, add_options, words, workload_of
+from bench.pace import measured_pace
 from scheduler.policies import make_policy
 from tangram.errors import TangramError
 from tangram.settings import Settings
@@ -51,9 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         systems = chosen_systems(options.policies, options.cores)
         workload = workload_of(options)
-        if options.rounds < 1 or options.speed <= 0:
-            raise Refused("--rounds must be at least 1 and --speed above 0")
+        if options.rounds < 1 or not 0 < options.speed < inf or not 0 < workload.pace < inf:
+            raise Refused("--rounds must be at least 1, --speed and --pace above 0")
         workload.trace()
+        if options.pace is None:
+            workload = replace(workload, pace=measured_pace(options.cores))
+            print(f"commands take {workload.pace:.2f} times as long as recorded, so does thinking", file=sys.stderr, flush=True)
         rounds = measure(systems, workload, options.cores, options.rounds)
     except (Refused, TangramError) as error:
         print(f"bench.live: {error}", file=sys.stderr)
@@ -118,7 +124,7 @@ def _under_tangram(policy: str, workload: Workload, cores: int) -> Replayed:
     urls = {"broker_url": None, "result_url": None, "database_url": None, "services_file": None}
     with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder, _time_limit(policy):
         settings = Settings().model_copy(update={**urls, "state_dir": Path(folder)})
-        options = ReplayOptions(policy=policy, cores=cores, gpus=0, speed=workload.speed)
+        options = ReplayOptions(policy=policy, cores=cores, gpus=0, speed=workload.think_divisor)
         result = replay_live(workload.trace(), BUNDLED, options, settings, metered(meters), lambda line: None)
     return _of_live(policy, result, meters[-1].used_s)
 

@@ -69,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="python -m bench.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the trajectories and cores: shows that it works, and little else")
+    parser.add_argument("--quick", action="store_true", help="a fortieth of trajectories and cores: shows that it works, and little else")
     parser.add_argument("--out", type=Path, help=f"the document; its plots go to a folder of that name (default {WHOLE_OUT})")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="what the workloads are drawn from (default %(default)s)")
     parser.add_argument(

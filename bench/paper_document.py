@@ -92,7 +92,7 @@ def write_document(path: Path, sections: Sequence[Section], outcomes: Outcomes, 
 
 def _opening(origin: Origin) -> str:
     ran = f"{origin.cases} simulations, {origin.processes} at a time, in {origin.wall_s / 60:.1f} minutes"
-    small = "A quick run, a tenth in size: it shows that the benchmark works, not what the policies are worth.\n\n" if origin.quick else ""
+    small = "A quick run, a fortieth in size: it shows that the benchmark works, not what policies are worth.\n\n" if origin.quick else ""
     return f"# Benchmarks\n\nWritten by `{origin.command}` (seed {origin.seed}): {ran}.\n\n{small}{HOW_TO_READ}"
 
 

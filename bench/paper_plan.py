@@ -100,22 +100,22 @@ FULL = Sizes(
 )
 
 QUICK = Sizes(
-    coding=128,
-    batches=(26, 128, 154),
-    cpu=_cpu(1, 128),
-    cores_per_trajectory=(("0.75", _cpu(1, 96)), ("1", _cpu(1, 128)), ("3", _cpu(2, 192))),
-    search=204,
-    teachers=204,
-    more_teachers=307,
+    coding=32,
+    batches=(6, 32, 38),
+    cpu=_cpu(1, 32),
+    cores_per_trajectory=(("0.75", _cpu(1, 24)), ("1", _cpu(1, 32)), ("3", _cpu(2, 48))),
+    search=51,
+    teachers=51,
+    more_teachers=77,
     gpu=_gpu(2),
     fewer_gpus=(_gpu(1),),
-    mixed=128,
-    both=Cluster(nodes=1, cores=64, gpus=16, memory_mb=NODE_MEMORY_MB),
-    rollouts=26,
-    rollout_cores=(1, 2, 3, 5, 6),
-    ablation_cores=(1, 3),
+    mixed=32,
+    both=Cluster(nodes=1, cores=16, gpus=16, memory_mb=NODE_MEMORY_MB),
+    rollouts=6,
+    rollout_cores=(1, 2),
+    ablation_cores=(1, 2),
 )
-"""A tenth of the trajectories and cores. GPUs stay at two nodes, as static shares need one for each of nine services."""
+"""A fortieth of the trajectories and cores. GPUs stay at two nodes, as static shares need one for each of nine services."""
 
 
 def plan(sizes: Sizes, seed: int, rollouts: Path | None) -> list[Section]:

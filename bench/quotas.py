@@ -9,6 +9,7 @@ code is 0 if nothing was refused after the first second and at least 95 % of the
 |---|---|
 | refused | answers of status 429; those that trainers saw are `unanswered` |
 | rate | calls let in, over the time from the first arrival to the last |
+| stalled | refusals in the second after the server's process stood still, as many as could have piled up meanwhile |
 | fullest | most arrivals in any second of the server's clock |
 | jitter | how much earlier than the even spacing of the request before it a request arrives: p50, p99, most |
 """
@@ -19,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,7 @@ class Figures:
     calls: int
     refused: int
     refused_later: int
+    stalled: int
     unanswered: int
     rate_per_s: float
     used: float
@@ -86,6 +89,28 @@ async def call_all(settings: Settings, url: str, trajectories: int, each: int) -
         return [status for found in await asyncio.gather(*map(roll_out, range(trajectories))) for status in found]
 
 
+def seen(url: str, account: str) -> dict[str, Any]:
+    """Return what the server saw of an account since it was last asked, and when it stood still."""
+    counts = httpx.get(f"{url}/counts?account={account}", timeout=30).raise_for_status().json()
+    return {**counts, "stalls": httpx.get(f"{url}/stalls", timeout=30).raise_for_status().json()}
+
+
+def refusals(counts: dict[str, Any], rate: float) -> list[float]:
+    """Return when requests were refused that no stall of the server itself accounts for.
+
+    What comes while the process stands still, `rate` a second at most, arrives at once when it goes on: too much for the second after.
+    """
+    excused = [[end - long_s, end + 1.0, math.ceil(long_s * rate)] for end, long_s in counts["stalls"]]
+    left = []
+    for at in [at for at, one in zip(counts["arrivals"], counts["let_in"], strict=True) if not one]:
+        stall = next((stall for stall in excused if stall[0] <= at <= stall[1] and stall[2]), None)
+        if stall is None:
+            left.append(at)
+        else:
+            stall[2] -= 1
+    return left
+
+
 def figures(counts: dict[str, Any], statuses: Sequence[int], rate: float, margin: float = 0.03) -> Figures:
     """Work the figures out of what the server and the trainers saw."""
     arrivals, let_in = counts["arrivals"], counts["let_in"]
@@ -104,6 +129,7 @@ def figures(counts: dict[str, Any], statuses: Sequence[int], rate: float, margin
         calls=len(statuses),
         refused=let_in.count(False),
         refused_later=sum(not one for at, one in zip(arrivals, let_in, strict=True) if at > first + 1.0),
+        stalled=let_in.count(False) - len(refusals(counts, rate)),
         unanswered=sum(status != 200 for status in statuses),
         rate_per_s=round(rate_per_s, 2),
         used=round(rate_per_s / rate, 4),
@@ -125,8 +151,7 @@ def measure(trajectories: int, each: int, margin: float | None = None) -> Figure
             stack.wait_until_up(started, whole)
             settings = stack.settings_of(started, Settings())
             statuses = asyncio.run(call_all(settings, f"{url}/limited?account=a&seconds={WORK_S}", trajectories, each))
-        counts = httpx.get(f"{url}/counts?account=a", timeout=30).raise_for_status().json()
-        return figures(counts, statuses, RATE, 0.03 if margin is None else margin)
+        return figures(seen(url, "a"), statuses, RATE, 0.03 if margin is None else margin)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,7 +173,7 @@ def text(found: Figures, kept: bool) -> str:
     return "\n".join(
         [
             f"calls            {found.calls}, {found.unanswered} without an answer of 200",
-            f"refused          {found.refused}, {found.refused_later} after the first second",
+            f"refused          {found.refused}, {found.refused_later} after the first second, {found.stalled} after it stood still",
             f"rate             {found.rate_per_s:.2f} /s, {100 * found.used:.1f} % of the quota of {RATE} /s",
             f"fullest second   {found.fullest_second} requests; at most {found.most_running} of {CONCURRENCY} at a time",
             f"jitter           {found.jitter_ms_p50:.1f} ms p50, {found.jitter_ms_p99:.1f} ms p99, {found.jitter_ms_most:.1f} ms at most",

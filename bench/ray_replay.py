@@ -121,7 +121,7 @@ class RayReplay:
         root = str(self._folder / f"environment-{number}")
         await self._start("open_environment", 0, root, self._files.get(str(trajectory.extra.get("files")), {}))
         for step in trajectory.steps:
-            await asyncio.sleep(step.think_s / self._workload.speed)
+            await asyncio.sleep(step.think_s / self._workload.think_divisor)
             await asyncio.gather(*(self._one(root, action) for action in step.actions))
         await self._start("close_environment", 0, root)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from bench.live import Refused, chosen_systems, compare, main, text
 from bench.live_record import Act, Replayed
-from bench.live_trace import Workload
+from bench.live_trace import Workload, add_options, words, workload_of
+from bench.pace import measured_pace
 from bench.ray_replay import amount
 from bench.ray_tasks import close_environment, open_environment, read_file, run_command, write_file
 from scheduler.trace import TraceAction
@@ -38,6 +40,21 @@ def test_the_workload_keeps_what_runs_on_cores_and_all_think_time() -> None:
     assert survey.steps[0].think_s == pytest.approx(2.9 + 6.1)
     # And nobody goes first by priority
     assert len({trajectory.priority for trajectory in trace.trajectories}) == 1
+
+
+def test_a_slow_machine_thinks_slowly_too() -> None:
+    # Given a machine that is half as fast; when the workload is made for it; then arrivals and thinking take twice as long
+    recorded, slow = Workload(spread_s=4.0, speed=2.0), Workload(spread_s=4.0, speed=2.0, pace=2.0)
+    assert [each.arrival_s for each in slow.trace().trajectories] == [2 * each.arrival_s for each in recorded.trace().trajectories]
+    assert (recorded.think_divisor, slow.think_divisor) == (2.0, 1.0)
+    # And what a child process is told is the same workload
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert workload_of(parser.parse_args(words(slow))) == slow
+
+
+def test_the_pace_of_a_machine_is_measured() -> None:
+    assert 0.05 < measured_pace(1) < 50.0
 
 
 def test_equal_words_give_equal_workloads() -> None:
@@ -106,7 +123,9 @@ def test_the_usual_systems_are_those_that_the_machine_can_tell_apart(monkeypatch
         chosen_systems("ray:1", 2)
 
 
-@pytest.mark.parametrize("arguments", [["--policies", "ray:x"], ["--policies", "best"], ["--rounds", "0"], ["--trajectories", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--policies", "ray:x"], ["--policies", "best"], ["--rounds", "0"], ["--trajectories", "0"], ["--pace", "nan"]]
+)
 def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     # Given a wrong option; when it is run; then it ends with 2, one line on standard error, none on standard output
     assert main([*arguments, *([] if "--policies" in arguments else ["--policies", "fixed:1"])]) == 2
