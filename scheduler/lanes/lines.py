@@ -31,9 +31,9 @@ class Line:
     stuck: bool = False
     """Whether no place is left for any of them in this look."""
     most: float = math.inf
-    """The cells of the largest idle instance that they may start on: larger ones are to make way for smaller ones."""
+    """The cells of the largest idle instance that they may start on; larger ones are to make way for smaller ones."""
     best: int = 0
-    """The cells of the instances that are brought for them."""
+    """The cells of an instance that is brought for them, or fewer where fewer are idle."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Who is resident on the cells of all nodes, by service.
 
-A snapshot of the instances, made where a decision begins and again after each change.
+A snapshot of which instances there are, made where a decision begins (`look_at`) and again after each change (`note`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from scheduler.resources.gpu import CellGroup, Instance
 class Residents:
     """The instances of all nodes by service. Those that are `leaving` count as gone."""
 
-    def __init__(self, groups: Iterable[CellGroup]) -> None:
-        self._groups = list(groups)
+    def __init__(self) -> None:
+        self._groups: list[CellGroup] = []
         self._by_service: dict[str, list[Instance]] = {}
         self._group_of: dict[Instance, CellGroup] = {}
+
+    def look_at(self, groups: Iterable[CellGroup]) -> None:
+        """Take the instances of these groups, and of no others."""
+        self._groups = list(groups)
         self.note()
 
     def note(self) -> None:
-        """Look at the instances anew, after they have changed."""
+        """Take the instances of the same groups anew, after there have come or gone some."""
         self._by_service = {}
         self._group_of = {}
         for group in self._groups:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.cell_books import BrokenGrant, CellBooks
 from scheduler.core import Core
-from scheduler.lanes.services import OVERDUE_S, bound_s
+from scheduler.lanes.overdue import OVERDUE_S, bound_s
 from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
 from scheduler.resources.gpu import CellGroup, Instance
 
