@@ -1,7 +1,7 @@
 """How much there is to do for each cell that a line could use: what sizing.py goes by.
 
-Nodes that could run the same are one kind, so that this costs as much for a hundred of them as for one. What could go onto several
-kinds is spread over them by their cells.
+What runs counts where it runs. What is yet to start, or to come, is spread over all cells where it could: evenly, though in the end it
+may go anywhere. Nodes that could run the same are one kind, so that this costs as much for a hundred of them as for one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Kind:
 
 
 class OnHand:
-    """The actions on the cells of nodes, and those that are to be spread over them."""
+    """The actions that run on the cells of nodes, and those that are added to them."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         kinds: dict[object, _Kind] = {}
@@ -47,7 +47,7 @@ class OnHand:
         return sum(kind.actions / cells for kind, cells in self._shares(able))
 
     def _shares(self, able: Able) -> list[tuple[_Kind, int]]:
-        """Return the kinds that could run it, each with the cells of all of them."""
+        """Return the kinds of nodes that are able, each with the number of cells of all of these kinds."""
         kinds = [kind for kind in self._kinds if able(kind.like)]
         cells = sum(kind.cells for kind in kinds)
         return [(kind, cells) for kind in kinds]
