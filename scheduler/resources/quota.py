@@ -35,7 +35,7 @@ _ROUNDING_S = 1e-9
 
 
 class Pace:
-    """A rate; `next_s` is when all that was taken is paid off."""
+    """Amounts at a rate; `next_s` is when all that was taken is paid off."""
 
     def __init__(self, rate_per_s: float) -> None:
         self.rate_per_s = rate_per_s
@@ -45,8 +45,10 @@ class Pace:
         """Take an amount at `now`."""
         self.next_s = max(self.next_s, now) + amount / (self.rate_per_s * factor)
 
-    def charge(self, amount: float) -> None:
+    def charge(self, amount: float, now: float) -> None:
         """Add to what is to be paid off, or take away from it."""
+        if amount > 0:  # what was paid off by now has made no credit for what comes on top
+            self.next_s = max(self.next_s, now)
         self.next_s += amount / self.rate_per_s
 
 
@@ -80,6 +82,35 @@ class Window:
         self.count(to_s, requests)
 
 
+class Rate:
+    """A rate of requests: its pace, which they are granted at, and its window, which counts them when they went out."""
+
+    def __init__(self, rate_per_s: float, margin: float, burst: int) -> None:
+        self._pace = Pace(rate_per_s * (1.0 - margin))
+        self._window = Window(rate_per_s, margin, burst)
+        self._burst = burst
+
+    def due(self, requests: int, factor: float) -> float:
+        """Return when so many requests may go: as a burst only while no server refuses any."""
+        burst = self._burst if factor == 1.0 else 1
+        paced = self._pace.next_s - max(0, burst - requests) / self._pace.rate_per_s
+        return max(paced, self._window.opens_at())
+
+    def take(self, at: float, requests: int, factor: float) -> None:
+        """Count requests that go out at `at`."""
+        self._pace.take(at, requests, factor)
+        self._window.count(at, requests)
+
+    def move(self, from_s: float, to_s: float, requests: int) -> None:
+        """Have requests that were to go out at one time count as gone out at a later one; the pace stays, as they were granted by it."""
+        self._window.move(from_s, to_s, requests)
+
+    def charge(self, requests: int, now: float) -> None:
+        """Count requests that went out besides those that were taken."""
+        self._pace.charge(requests, now)
+        self._window.count(now, requests)
+
+
 class QuotaState:
     """One account, its queue and what runs under it."""
 
@@ -88,9 +119,8 @@ class QuotaState:
         self.queue = WaitQueue()
         self.running = 0
         self.throttle = Throttle()
-        self._requests = _pace(spec.rate_per_s, spec.margin)
-        self._window = None if spec.rate_per_s is None else Window(spec.rate_per_s, spec.margin, spec.burst or 1)
-        self._tokens = _pace(None if spec.tokens_per_min is None else spec.tokens_per_min / 60.0, spec.margin)
+        self._requests = None if spec.rate_per_s is None else Rate(spec.rate_per_s, spec.margin, spec.burst or 1)
+        self._tokens = None if spec.tokens_per_min is None else Pace(spec.tokens_per_min / 60.0 * (1.0 - spec.margin))
 
     @property
     def account(self) -> str:
@@ -113,11 +143,7 @@ class QuotaState:
 
     def _due(self, requests: int) -> float:
         """Return when the rates allow so many requests."""
-        due = float("-inf")
-        if self._requests is not None and self._window is not None:
-            burst = (self.spec.burst or 1) if self.throttle.factor == 1.0 else 1
-            due = self._requests.next_s - max(0, burst - requests) / self._requests.rate_per_s
-            due = max(due, self._window.opens_at())
+        due = float("-inf") if self._requests is None else self._requests.due(requests, self.throttle.factor)
         return due if self._tokens is None else max(due, self._tokens.next_s)
 
     def goes_at(self, now: float, requests: int = 1) -> float:
@@ -132,36 +158,26 @@ class QuotaState:
 
     def spend(self, at: float, requests: int, tokens: int) -> None:
         """Count what goes, or went, at `at`."""
-        if self._requests is not None and self._window is not None:
+        if self._requests is not None:
             self._requests.take(at, requests, self.throttle.factor)
-            self._window.count(at, requests)
         if self._tokens is not None and tokens:
             self._tokens.take(at, tokens, self.throttle.factor)
 
     def went_out(self, planned_s: float, at: float, requests: int) -> None:
         """Count requests that were to go at `planned_s` as gone at `at`."""
-        if self._window is not None and at > planned_s:
-            self._window.move(planned_s, at, requests)
+        if self._requests is not None and at > planned_s:
+            self._requests.move(planned_s, at, requests)
 
     def charge(self, requests: int, tokens: int, now: float) -> None:
-        """Correct what was taken by what it really was."""
+        """Correct what was taken by what it really was: by more requests, and by more tokens or, below 0, fewer."""
         if self._requests is not None and requests:
-            self._requests.next_s = max(self._requests.next_s, now)
-            self._requests.charge(requests)
-            if self._window is not None:
-                self._window.count(now, requests)
+            self._requests.charge(requests, now)
         if self._tokens is not None and tokens:
-            if tokens > 0:  # what was paid off by now has made no credit for what comes on top
-                self._tokens.next_s = max(self._tokens.next_s, now)
-            self._tokens.charge(tokens)
+            self._tokens.charge(tokens, now)
 
     def give_back(self, requests: int = 1) -> None:
         """End so many requests."""
         self.running -= requests
-
-
-def _pace(rate_per_s: float | None, margin: float) -> Pace | None:
-    return None if rate_per_s is None else Pace(rate_per_s * (1.0 - margin))
 
 
 def by_quota(specs: Sequence[QuotaSpec]) -> dict[str, QuotaState]:
