@@ -72,8 +72,8 @@ class Services(Cells):
         self._on_hand: OnHand | None = None
         self._kept = False
         self._withheld = False
-        # What a line leaves here counts once more for the next one like it: when that is impatient and has not been sized yet.
-        self._most: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._lines: dict[tuple[object, ...], Line] = {}
+        self._most: dict[tuple[object, ...], float] = {}
         self._wake: float | None = None
 
     def came(self, waiting: Waiting, now: float) -> None:
@@ -99,23 +99,26 @@ class Services(Cells):
             if self._overdue.open_again(nodes, lines, now):
                 lines = self._served(nodes, now, self._most)
             self._swap(lines, now)
+            most = {alike: line.most for alike, line in self._lines.items()}
             if self._kept or self._withheld:  # what has not made way is of use all the same
                 self._served(nodes, now, {})
-        elif any(instance.leaving is not None for each in nodes for instance in each.cells.instances):
+            self._most = {alike: most[alike] for alike, line in self._lines.items() if line.waiting}
+        else:
+            self._most = {}
             self._overdue.open_again(nodes, [], now)
         self._wake = self._next_wake(now)
 
-    def _served(self, nodes: list[Node], now: float, most: Mapping[tuple[str, tuple[int, ...]], int]) -> list[Line]:
+    def _served(self, nodes: list[Node], now: float, most: Mapping[tuple[object, ...], float]) -> list[Line]:
         """Start what has a place on a resident instance; return the lines of the others.
 
-        `most` are the cells of the largest idle instances that actions of a service and amounts may have, where not all may.
+        `most` is `Line.most` of those that waited when the last look ended.
         """
         places: dict[str, list[Place]] = {}
         for node in nodes:
             for instance in node.cells.instances:
                 if instance.takes:
                     places.setdefault(instance.service, []).append((instance, node))
-        lines: dict[tuple[object, ...], Line] = {}
+        lines = self._lines = {}
         kept = self._kept = self._withheld = False
         # Thousands may wait, and most of them only fall into line: next to nothing is done for each.
         for waiting in self._state.in_order([self._state.floating_cells], now):
@@ -127,7 +130,7 @@ class Services(Cells):
                 if line is None:
                     line = lines[waiting.alike] = self._line(waiting, nodes, places)
                     if impatient(line.spec, waiting.received_at, now):
-                        line.most = most.get((line.service, line.units), math.inf)
+                        line.most = most.get(waiting.alike, math.inf)
             if line.places and not kept and self._state.shares.contended and self._state.comes_last(waiting, now):
                 kept = True
                 self._kept = owed(lines.values(), self._state.nodes.values(), now)
@@ -209,11 +212,7 @@ class Services(Cells):
         """Say on how many cells a line is best served, and have its larger instances make way once it is impatient."""
         first, spec = line.waiting[0], line.spec
         line.best = best_size(line.units, first.durations_s, spec.restore_s, on_hand.per_cell(self._able(first)) / spec.max_concurrency)
-        if impatient(line.spec, line.since, now) and line.best < line.units[-1]:
-            self._most[line.service, line.units] = line.most = line.best
-        else:
-            line.most = math.inf
-            self._most.pop((line.service, line.units), None)
+        line.most = line.best if impatient(line.spec, line.since, now) else math.inf
 
     def _room(self, line: Line, now: float) -> Room | None:
         """Return where the largest instance up to the best size can go now, with the fewest evictions."""

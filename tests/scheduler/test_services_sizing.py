@@ -125,6 +125,25 @@ def test_nodes_that_are_alike_count_together() -> None:
     assert on_hand.per_cell(lambda node: node.serves("a")) == pytest.approx(0.5)
 
 
+def test_one_that_comes_after_a_crowd_has_the_largest_instance_that_is_idle(world: Any) -> None:
+    # Given instances of four cells and of one, both busy, and a crowd for which the large one was to make way until it is cancelled
+    w = world(services=[ServiceSpec(name="rm", cells=(1, 2, 4))])
+    w.node(cells=5)
+    for name in ("a", "b", *(f"c{number}" for number in range(40))):
+        w.score(name, "rm", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
+    assert (w.grants["a"].units, w.grants["b"].units) == (4, 1)
+    w.handle(events.Cancelled(ids=tuple(f"c{number}" for number in range(40)), reason="not wanted"))
+    w.finish("a")
+    w.finish("b")
+
+    # When one comes later on
+    w.tick(600.0)
+    w.score("d", "rm", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
+
+    # Then it has the large one
+    assert w.grants["d"].units == 4
+
+
 def test_a_crowd_for_cells_of_other_services_leaves_instances_large(world: Any) -> None:
     # Given services on nodes of their own, of which one has forty actions on eight cells
     sizes: dict[str, Any] = {"cells": (1, 2, 4), "restore_s": 0.5}
