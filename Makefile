@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker test-vllm lint smoke bench bench-containers bench-gpu bench-live bench-paper bench-quotas bench-scaling clean
+.PHONY: help demo test test-docker test-vllm lint smoke bench bench-containers bench-flood bench-gpu bench-live bench-paper bench-quotas bench-scaling clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
@@ -22,6 +22,7 @@ help:
 	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
 	@echo "make bench-containers  what containers cost and what they hold; IMAGE names one with python3"
+	@echo "make bench-flood  what a job that floods the system does to the others, simulated"
 	@echo "make bench-gpu  what evictions give back and how fast models come back, on a CUDA GPU"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
@@ -90,6 +91,9 @@ bench: $(STAMP)
 
 bench-containers: $(STAMP)
 	@$(BIN)/python -m bench.containers --image $${IMAGE:-$$($(BIN)/python -m tests.containers.debian | tail -n 1)}
+
+bench-flood: $(STAMP)
+	@$(BIN)/python -m bench.flood
 
 bench-gpu: $(STAMP)
 	@$(BIN)/python -m bench.gpu

@@ -27,6 +27,8 @@ class Shares:
         self._environments: dict[str, int] = {}
         self._held: dict[str, dict[str, float]] = {}
         self._offered: dict[str, float] = {}
+        self._dominant: dict[str, float] = {}
+        """Dominant shares as far as they are known; what changes one forgets it."""
         self._active_weight = 0.0
 
     @property
@@ -37,6 +39,7 @@ class Shares:
     def offer(self, resource: str, amount: float) -> None:
         """Count units that have come; negative for those that went."""
         self._offered[resource] = self._offered.get(resource, 0.0) + amount
+        self._dominant.clear()
 
     def enter(self, job: str) -> None:
         """Count an action that came in."""
@@ -51,6 +54,7 @@ class Shares:
         if not self._actions[job]:
             del self._actions[job]
             self._held.pop(job, None)
+            self._dominant.pop(job, None)
             self._active_weight = sum(self._weight(active) for active in self._actions)
 
     def settle(self, job: str, environments: int) -> None:
@@ -69,6 +73,7 @@ class Shares:
         """Count units that a job was granted; negative for those it gave back."""
         held = self._held.setdefault(job, {})
         held[resource] = held.get(resource, 0.0) + amount
+        self._dominant.pop(job, None)
 
     def over(self, job: str) -> bool:
         """Say whether a job holds more than it is entitled to while others are active."""
@@ -76,12 +81,20 @@ class Shares:
             return False
         return self.dominant(job) >= TOLERANCE * self.entitlement(job)
 
+    def above(self, job: str) -> bool:
+        """Say whether a job holds all that it is entitled to, or more."""
+        return self.dominant(job) >= self.entitlement(job)
+
     def dominant(self, job: str) -> float:
         """Return the job's dominant share, from 0 to 1."""
         held = self._held.get(job)
         if not held:
             return 0.0
-        return max((amount / self._offered[name] for name, amount in held.items() if self._offered.get(name, 0.0) > 0), default=0.0)
+        known = self._dominant.get(job)
+        if known is None:
+            parts = (amount / self._offered[name] for name, amount in held.items() if self._offered.get(name, 0.0) > 0)
+            known = self._dominant[job] = max(parts, default=0.0)
+        return known
 
     def entitlement(self, job: str) -> float:
         """Return the part of the system that is the job's when all active jobs want theirs."""

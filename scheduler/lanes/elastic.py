@@ -17,16 +17,16 @@ carried out in order no core is ever granted twice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from scheduler.commands import Resize
 from scheduler.durations import speed_on
 from scheduler.holds import Holds
+from scheduler.lanes.claims import Claims
 from scheduler.lanes.cores import could_run, unqueue
-from scheduler.lanes.kept import kept_for_others
+from scheduler.lanes.look import Look
 from scheduler.model import Grant, Running, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
@@ -51,27 +51,6 @@ TRIES: Final = 8
 """Rungs that are passed over for want of units before a look is over."""
 
 
-@dataclass(slots=True)
-class Look:
-    """One look at a group. `free` are the cores that are left once all that is decided so far is carried out."""
-
-    group: CoreGroup
-    node: Node
-    now: float
-    free: int
-    moved: dict[str, tuple[Climber, int]] = field(default_factory=dict)
-    starting: list[Climber] = field(default_factory=list)
-    on_shares: list[tuple[Waiting, int]] = field(default_factory=list)
-    whole: list[Running] = field(default_factory=list)
-    kept: float | None = None
-    entered: dict[str, int] = field(default_factory=dict)
-
-    def note(self, climber: Climber) -> None:
-        """Remember on how many units a running action was before this look."""
-        if climber.running is not None:
-            self.moved.setdefault(climber.waiting.id, (climber, climber.units))
-
-
 class ElasticCores:
     """Starts, grows, shrinks and puts together."""
 
@@ -79,6 +58,7 @@ class ElasticCores:
         self._state = state
         self._holds = holds
         self._policy = policy
+        self._claims = Claims(state, policy)
 
     def look(self, group: CoreGroup, node: Node, now: float) -> None:
         """Give out the cores of a group anew."""
@@ -134,25 +114,11 @@ class ElasticCores:
             queues.append(self._state.floating_cores)
         return self._state.in_order(queues, look.now)
 
-    def _kept(self, look: Look, waiting: Waiting) -> int:
-        """Return the cores that an action of a job beyond its share leaves free here.
-
-        That is what each of the others that are present has used at peak, as far as it is entitled to it; but nothing
-        where the job holds less than its own part of this node, so that what is kept for some starves nobody.
-        """
-        shares, group, job = self._state.shares, look.group, waiting.action.job
-        own = shares.entitlement(job) * group.capacity
-        if group.used_by(job) + look.entered.get(job, 0) + waiting.least <= max(own, waiting.least):
-            return 0
-        if look.kept is None:
-            look.kept = kept_for_others(shares, group, look.now)
-        return math.floor(min(look.kept, group.capacity - own))
-
     def _find_room(self, look: Look, waiting: Waiting, over: bool) -> bool:
         """Take what an action needs at least; False, and nothing taken, where there is no room for it."""
         group = look.group
         if over:
-            if not self._shrink_for(look, waiting.least + self._kept(look, waiting), over_only=True):
+            if not self._shrink_for(look, waiting.least + self._claims.kept(look, waiting, waiting.least), over_only=True):
                 return False
             self._enter(look, waiting)
             return True
@@ -175,15 +141,9 @@ class ElasticCores:
         return True
 
     def _enter(self, look: Look, waiting: Waiting) -> None:
-        climber = Climber(waiting, rungs_within(waiting, look.group.capacity))
-        look.starting.append(climber)
-        look.free -= waiting.least
+        look.enter(Climber(waiting, rungs_within(waiting, look.group.capacity)))
         # Held from now on, so that the rest of this look knows; the start itself holds it anew.
-        job = waiting.action.job
-        self._state.shares.hold(job, CORES, waiting.least)
-        look.entered[job] = look.entered.get(job, 0) + waiting.least
-        if climber.rungs:
-            look.group.ladder.enter(climber)
+        self._state.shares.hold(waiting.action.job, CORES, waiting.least)
 
     def _shrink_for(self, look: Look, units: int, *, over_only: bool = False) -> bool:
         """Take extra units back until `units` are free; False, and nothing taken, where there are not enough.
@@ -193,23 +153,15 @@ class ElasticCores:
         if look.free >= units:
             return True
         ladder, shares = look.group.ladder, self._state.shares
-        extra = ladder.extra
-        if over_only:
-            extra = sum(amount for job, amount in ladder.extra_by_job.items() if shares.over(job))
+        spared = [job for job in ladder.extra_by_job if not shares.over(job)] if over_only else ()
+        extra = ladder.extra - sum(ladder.extra_by_job[job] for job in spared)
         if look.free + extra < units or not self._policy.shrinks:
             return False
-        aside = list[Entry]()
         while look.free < units:
-            climber = ladder.best_down()
+            climber = ladder.best_down(spared)
             if climber is None:  # those that are being stopped gave nothing back
                 break
-            if over_only and not shares.over(climber.waiting.action.job):
-                aside.append(ladder.set_down_aside())
-                continue
-            look.note(climber)
-            look.free += ladder.descend(climber)
-        for entry in aside:
-            ladder.put_down_back(entry)
+            look.descend(climber)
         return look.free >= units
 
     # Sharing cores
@@ -263,37 +215,39 @@ class ElasticCores:
         ladder.wake(look.now)
         aside = list[Entry]()
         while len(aside) < TRIES:
-            climber = ladder.best_up()
+            climber = ladder.best_up(look.kept_back)
             if climber is None:
                 break
             rung = climber.rungs[climber.at]
-            if not self._could_afford(look, climber, rung):
-                if not look.free:
+            last = self._state.comes_last(climber.waiting, look.now)
+            if last and look.free - self._claims.kept(look, climber.waiting, rung.price) < rung.price:
+                look.kept_back |= {climber.waiting.action.job} if look.kept_back else self._claims.kept_back(look, climber)
+            elif not (last or self._could_afford(look, climber, rung)):
+                if not look.free and not self._claims.claimable(look.group):
                     break
-                aside.append(ladder.set_aside())
+                aside.append(ladder.set_aside(climber))
             elif not self._saves(climber, rung, look.now):
                 ladder.rest(climber, look.now + REST_S)
-            elif self._affords(look, climber, rung):
-                look.note(climber)
-                look.free -= rung.price
-                ladder.climb(climber)
+            elif last or self._affords(look, climber, rung):
+                look.climb(climber)
             else:
-                aside.append(ladder.set_aside())
+                aside.append(ladder.set_aside(climber))
         for entry in aside:
             ladder.put_back(entry)
 
     def _could_afford(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether there may be the units for a rung: a look that costs nothing, before those that do."""
-        if look.free >= rung.price:
+        if look.free >= rung.price or self._claims.may_claim(look, climber, rung):
             return True
-        other = look.group.ladder.best_down() if self._policy.shrinks else None
+        other = look.group.ladder.best_down(self._claims.spared(look.group, climber)) if self._policy.shrinks else None
         return other is not None and other.rungs[other.at - 1].worth * WORTH_MORE <= rung.worth
 
     def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:
-        """Say whether there are the units for a rung; for jobs within their share they may be taken from others."""
-        if self._state.comes_last(climber.waiting, look.now):
-            return look.free - self._kept(look, climber.waiting) >= rung.price
-        return look.free >= rung.price or self._take_for(look, rung)
+        """Say whether there are the units for a rung, of a job within its share; they may be taken from others."""
+        if look.free >= rung.price:
+            return True
+        claimed = self._claims.may_claim(look, climber, rung) and self._shrink_for(look, rung.price, over_only=True)
+        return claimed or self._take_for(look, climber, rung)
 
     def _saves(self, climber: Climber, rung: Rung, now: float) -> bool:
         running, estimate = climber.running, climber.waiting.estimate
@@ -303,42 +257,43 @@ class ElasticCores:
         after = speed_on(estimate.curve, rung.units)
         return left_s / climber.speed - left_s / after >= LEAST_GAIN_S
 
-    def _take_for(self, look: Look, rung: Rung) -> bool:
+    def _take_for(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Take units for a rung from those to whom they are worth clearly less; False, and nothing taken, otherwise.
 
         A rung down may free more than is needed. What is left over counts for what it is worth to those next in line.
         """
         if not self._policy.shrinks:
             return False
-        ladder, taken, free, lost = look.group.ladder, list[Climber](), look.free, 0.0
-        while free < rung.price:
-            climber = ladder.best_down()
-            if climber is None or climber.rungs[climber.at - 1].worth * WORTH_MORE > rung.worth:
+        ladder, spared, taken, lost = look.group.ladder, self._claims.spared(look.group, climber), list[Climber](), 0.0
+        while look.free < rung.price:
+            other = ladder.best_down(spared)
+            if other is None or other.rungs[other.at - 1].worth * WORTH_MORE > rung.worth:
                 break
-            look.note(climber)
-            taken.append(climber)
-            lost += climber.rungs[climber.at - 1].worth * climber.rungs[climber.at - 1].price
-            free += ladder.descend(climber)
-        gain = rung.worth * rung.price
-        if free >= rung.price and (gain >= WORTH_MORE * lost or gain + self._worth_of(look, free - rung.price) >= WORTH_MORE * lost):
-            look.free = free
+            taken.append(other)
+            lost += other.rungs[other.at - 1].worth * other.rungs[other.at - 1].price
+            look.descend(other)
+        gain, enough = rung.worth * rung.price, look.free >= rung.price
+        if enough and gain < WORTH_MORE * lost:
+            gain += self._worth_of(look, look.free - rung.price)
+        if enough and gain >= WORTH_MORE * lost:
             return True
         for undone in reversed(taken):
-            ladder.climb(undone)
+            look.climb(undone)
         return False
 
     def _worth_of(self, look: Look, units: int) -> float:
         """Return what some units are worth to those who come after the best."""
         ladder, worth = look.group.ladder, 0.0
-        if not units or ladder.best_up() is None:
+        first = ladder.best_up(look.kept_back) if units else None
+        if first is None:
             return 0.0
-        aside = [ladder.set_aside()]
-        while units and len(aside) <= TRIES and (climber := ladder.best_up()) is not None:
+        aside = [ladder.set_aside(first)]
+        while units and len(aside) <= TRIES and (climber := ladder.best_up(look.kept_back)) is not None:
             rung = climber.rungs[climber.at]
             if rung.price <= units:
                 units -= rung.price
                 worth += rung.worth * rung.price
-            aside.append(ladder.set_aside())
+            aside.append(ladder.set_aside(climber))
         for entry in aside:
             ladder.put_back(entry)
         return worth

@@ -199,6 +199,11 @@ class CoreGroup(Group):
         peak = self.peaks.get(job)
         return peak.used if peak is not None else 0.0
 
+    def peak_of(self, job: str, now: float) -> float:
+        """Return the most cores that a job has used here at once lately."""
+        peak = self.peaks.get(job)
+        return peak.most(now) if peak is not None else 0.0
+
     def forget_peaks(self, now: float) -> None:
         """Forget the jobs that have used nothing lately."""
         for job in [job for job, peak in self.peaks.items() if peak.used <= 0 and peak.most(now) <= 0]:

@@ -13,13 +13,14 @@ soonest done come back soonest. The sum of speeds asks what units do now and not
 of all speeds (proportional fairness; F. Kelly 1997) gives an action that scales badly nearly as much as one that scales
 well. And durations need not be known: they cancel out, and a rung's worth does not change with time.
 
-So the order is kept, not computed: a decision costs what it changes, O(log n) a rung, however many actions run.
-Entries of the heaps are not removed when an action moves on; each bears the turn it was made in.
+So the order is kept, not computed: a decision costs what it changes, O(log n) a rung, however many actions run, and one
+look at the first of each job. Entries of the heaps are not removed when an action moves on; each bears the turn it was made in.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -109,11 +110,18 @@ class Climber:
     at: int = 0
     turn: int = 0
     gone: bool = False
+    counted: int = 0
+    """The units that its group's ladder counts as wanted by it."""
 
     @property
     def units(self) -> int:
         """Its amount on this rung."""
         return self.rungs[self.at - 1].units if self.at else self.waiting.least
+
+    @property
+    def wants(self) -> int:
+        """The units that it could use beyond those."""
+        return self.rungs[-1].units - self.units if self.rungs else 0
 
     @property
     def speed(self) -> float:
@@ -124,15 +132,23 @@ class Climber:
 Entry = tuple[float, int, int, Climber]
 """What the heaps hold: worth, order, the turn it was made in, and who."""
 
+Heaps = dict[str, list[Entry]]
+"""One heap for each job that has entries."""
+
 
 @dataclass(slots=True, eq=False)
 class Ladder:
-    """The climbers of one group. `extra` are the units that they hold above their smallest amounts."""
+    """The climbers of one group.
+
+    `extra` are the units that they hold above their smallest amounts, `wanted_by_job` those that they could use beyond what they
+    hold; those that rest want nothing.
+    """
 
     extra: int = 0
     extra_by_job: dict[str, int] = field(default_factory=dict)
-    _ups: list[Entry] = field(default_factory=list)
-    _downs: list[Entry] = field(default_factory=list)
+    wanted_by_job: dict[str, int] = field(default_factory=dict)
+    _ups: Heaps = field(default_factory=dict)
+    _downs: Heaps = field(default_factory=dict)
     _resting: list[Entry] = field(default_factory=list)
 
     def enter(self, climber: Climber) -> None:
@@ -145,6 +161,7 @@ class Ladder:
         if not climber.gone:
             climber.gone = True
             self._count(climber, climber.waiting.least - climber.units)
+            self._want(climber, 0)
 
     def climb(self, climber: Climber) -> None:
         """Put an action one rung up."""
@@ -161,64 +178,85 @@ class Ladder:
         self._offer(climber)
         return freed
 
-    def best_up(self) -> Climber | None:
-        """Return who is worth the next unit most."""
-        return self._first(self._ups)
+    def best_up(self, but: Collection[str] = ()) -> Climber | None:
+        """Return who is worth the next unit most, of all jobs but some."""
+        return self._best(self._ups, but)
 
-    def best_down(self) -> Climber | None:
-        """Return who misses its last units least."""
-        return self._first(self._downs)
+    def first_up(self, job: str) -> Climber | None:
+        """Return who of a job is worth the next unit most."""
+        entry = self._first(self._ups, job) if job in self._ups else None
+        return None if entry is None else entry[3]
+
+    def best_down(self, but: Collection[str] = ()) -> Climber | None:
+        """Return who misses its last units least, of all jobs but some."""
+        return self._best(self._downs, but)
 
     def rest(self, climber: Climber, until: float) -> None:
-        """Look at an action as one to grow no more before `until`; it must be the best up."""
-        heapq.heappop(self._ups)
+        """Look at an action as one to grow no more before `until`; it must be the best up of its job."""
+        heapq.heappop(self._ups[climber.waiting.action.job])
         heapq.heappush(self._resting, (until, climber.waiting.seq, climber.turn, climber))
+        self._want(climber, 0)
 
-    def set_aside(self) -> Entry:
-        """Take the best up out for a moment; `put_back` what this returns."""
-        return heapq.heappop(self._ups)
+    def set_aside(self, climber: Climber) -> Entry:
+        """Take the best up of its job out for a moment; `put_back` what this returns."""
+        return heapq.heappop(self._ups[climber.waiting.action.job])
 
     def put_back(self, entry: Entry) -> None:
         """Put back what was set aside."""
-        heapq.heappush(self._ups, entry)
-
-    def set_down_aside(self) -> Entry:
-        """Take the best down out for a moment; `put_down_back` what this returns."""
-        return heapq.heappop(self._downs)
-
-    def put_down_back(self, entry: Entry) -> None:
-        """Put back what was set aside."""
-        heapq.heappush(self._downs, entry)
+        _push(self._ups, entry)
 
     def wake(self, now: float) -> None:
         """Look again at those that have rested until `now`."""
         while self._resting and self._resting[0][0] <= now:
             _, seq, turn, climber = heapq.heappop(self._resting)
             if not climber.gone and turn == climber.turn:
-                heapq.heappush(self._ups, (-climber.rungs[climber.at].worth, seq, turn, climber))
+                _push(self._ups, (-climber.rungs[climber.at].worth, seq, turn, climber))
+                self._want(climber, climber.wants)
 
     def _count(self, climber: Climber, units: int) -> None:
-        job = climber.waiting.action.job
         self.extra += units
-        held = self.extra_by_job.get(job, 0) + units
-        if held:
-            self.extra_by_job[job] = held
-        else:
-            self.extra_by_job.pop(job, None)
+        _add(self.extra_by_job, climber.waiting.action.job, units)
+
+    def _want(self, climber: Climber, units: int) -> None:
+        _add(self.wanted_by_job, climber.waiting.action.job, units - climber.counted)
+        climber.counted = units
 
     def _offer(self, climber: Climber) -> None:
         climber.turn += 1
+        self._want(climber, climber.wants)
         if climber.at < len(climber.rungs):
-            heapq.heappush(self._ups, (-climber.rungs[climber.at].worth, climber.waiting.seq, climber.turn, climber))
+            _push(self._ups, (-climber.rungs[climber.at].worth, climber.waiting.seq, climber.turn, climber))
         if climber.at:
-            heapq.heappush(self._downs, (climber.rungs[climber.at - 1].worth, -climber.waiting.seq, climber.turn, climber))
+            _push(self._downs, (climber.rungs[climber.at - 1].worth, -climber.waiting.seq, climber.turn, climber))
 
-    def _first(self, heap: list[Entry]) -> Climber | None:
+    def _best(self, heaps: Heaps, but: Collection[str]) -> Climber | None:
+        first: Entry | None = None
+        for job in tuple(heaps):
+            entry = None if job in but else self._first(heaps, job)
+            if entry is not None and (first is None or entry < first):
+                first = entry
+        return None if first is None else first[3]
+
+    def _first(self, heaps: Heaps, job: str) -> Entry | None:
+        heap = heaps[job]
         while heap:
             _, _, turn, climber = heap[0]
             if not climber.gone and turn == climber.turn:
                 if climber.running is None or not climber.running.stopping:
-                    return climber
+                    return heap[0]
                 self.leave(climber)
             heapq.heappop(heap)
+        del heaps[job]
         return None
+
+
+def _push(heaps: Heaps, entry: Entry) -> None:
+    heapq.heappush(heaps.setdefault(entry[3].waiting.action.job, []), entry)
+
+
+def _add(amounts: dict[str, int], job: str, units: int) -> None:
+    held = amounts.get(job, 0) + units
+    if held:
+        amounts[job] = held
+    else:
+        amounts.pop(job, None)

@@ -118,19 +118,24 @@ def check_ladder(group: CoreGroup) -> None:
     climbers = [climber for climber in group.climbers.values() if not climber.gone]
     assert all(climber.running is not None and climber.running.stopping for climber in group.climbers.values() if climber.gone)
     extra: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
+    resting = {id(climber) for _, _, turn, climber in group.ladder._resting if turn == climber.turn}
     for climber in climbers:
         assert climber.running is group.running[climber.waiting.id]
         assert climber.units == climber.running.units
         extra[climber.waiting.action.job] += climber.units - climber.waiting.least
+        wanted[climber.waiting.action.job] += 0 if id(climber) in resting else climber.wants
         check_entries(group.ladder, climber)
     assert group.ladder.extra == extra.total()
     assert group.ladder.extra_by_job == +extra
+    assert group.ladder.wanted_by_job == +wanted
 
 
 def check_entries(ladder: Ladder, climber: Climber) -> None:
     """A climber has one entry for its next rung, and one for its last."""
-    ups = sum(entry[3] is climber and entry[2] == climber.turn for entry in [*ladder._ups, *ladder._resting])
-    downs = sum(entry[3] is climber and entry[2] == climber.turn for entry in ladder._downs)
+    job = climber.waiting.action.job
+    ups = sum(entry[3] is climber and entry[2] == climber.turn for entry in [*ladder._ups.get(job, ()), *ladder._resting])
+    downs = sum(entry[3] is climber and entry[2] == climber.turn for entry in ladder._downs.get(job, ()))
     assert ups == (climber.at < len(climber.rungs))
     assert downs == (climber.at > 0)
 

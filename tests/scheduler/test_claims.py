@@ -1,0 +1,144 @@
+"""How running actions of several jobs grow: what is kept for whom, who may take from whom, and what a flood leaves to the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.flood import Case, lightest_act_s
+
+
+def build(w: Any, name: str, units: list[int], job: str, parallel: float = 0.99) -> None:
+    """Submit an elastic action that is long and scales well."""
+    w.run(name, units, parallel=parallel, work_s=1000.0, job=job)
+
+
+def fill(w: Any, job: str, since: int, until: int) -> None:
+    """Submit actions of one core each."""
+    for number in range(since, until):
+        w.run(f"{job}{number}", job=job)
+
+
+def test_a_job_beyond_its_share_starts_nothing_that_others_within_theirs_want_to_grow_into(world: Any) -> None:
+    # Given a node full of one job's commands, with more waiting, and an action of another job that could use four cores
+    w = world()
+    w.node(cores=12)
+    fill(w, "many", 0, 11)
+    build(w, "build", [1, 2, 4], "few")
+    fill(w, "many", 11, 20)
+    assert w.units["build"] == 1
+
+    # When three of the commands end
+    for number in range(3):
+        w.finish(f"many{number}")
+
+    # Then that action has their cores
+    assert w.units["build"] == 4
+    assert "many11" not in w.grants
+    # And after that the job goes on with what falls free
+    w.finish("many3")
+    assert "many11" in w.grants
+
+
+def test_nothing_more_is_kept_once_the_other_job_is_within_its_share(world: Any) -> None:
+    # Given two jobs on twelve cores, one of which could grow without end
+    w = world()
+    w.node(cores=12)
+    fill(w, "many", 0, 11)
+    build(w, "build", [1, 2, 3, 4, 5, 6, 7, 8], "few")
+    fill(w, "many", 11, 30)
+
+    # When commands of the other one end, one by one
+    for number in range(8):
+        w.finish(f"many{number}")
+
+    # Then that one goes on with what a job may have beyond its half before others come first, and nothing is idle
+    assert w.units["build"] == 4
+    assert len(w.units) == 9
+
+
+def test_nothing_is_kept_for_a_step_that_the_share_does_not_allow(world: Any) -> None:
+    # Given a job with a half of eight cores, whose action runs on three and could use no fewer than eight next
+    w = world()
+    w.node(cores=8)
+    fill(w, "many", 0, 5)
+    build(w, "build", [3, 8], "few")
+    fill(w, "many", 5, 9)
+
+    # When a command of the other job ends
+    w.finish("many0")
+
+    # Then its next one starts
+    assert "many5" in w.grants
+
+
+def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its(world: Any) -> None:
+    # Given a job that has grown over the whole node, with actions to which units are worth more than to anybody
+    w = world()
+    w.node(cores=12)
+    for number in range(3):
+        build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
+    assert [w.units[f"wide{number}"] for number in range(3)] == [4, 4, 4]
+
+    # When one comes of another job that scales badly
+    build(w, "build", [1, 2, 4, 8], "few", parallel=0.6)
+
+    # Then it grows as far as its job is entitled to
+    assert w.units["build"] == 4
+    # but without shares it would have what it is worth
+    w = world(without=["shares"])
+    w.node(cores=12)
+    for number in range(3):
+        build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
+    build(w, "build", [1, 2, 4, 8], "few", parallel=0.6)
+    assert w.units["build"] < 4
+
+
+def test_a_job_that_has_its_share_takes_nothing_from_one_that_has_not(world: Any) -> None:
+    # Given a job with less than its half of a full node, and one with a little more, which wants what that one has
+    w = world()
+    w.node(cores=8)
+    build(w, "slow", [1, 2, 3], "few", parallel=0.3)
+    w.run("fixed", 4, job="many")
+    w.run("last", 1, job="many")
+    assert w.units == {"slow": 3, "fixed": 4, "last": 1}
+    w.finish("last")
+
+    # When an action comes to which the units are worth far more
+    build(w, "fast", [1, 2, 3, 4], "many", parallel=0.999)
+
+    # Then it has what was free, and no more
+    assert w.units == {"slow": 3, "fixed": 4, "fast": 1}
+    # though between actions of one job it would be worth it
+    w = world()
+    w.node(cores=8)
+    build(w, "slow", [1, 2, 3], "many", parallel=0.3)
+    w.run("fixed", 4, job="many")
+    build(w, "fast", [1, 2, 3, 4], "many", parallel=0.999)
+    assert w.units["fast"] > 1
+
+
+def test_many_actions_that_may_not_grow_hide_nobody_who_may(world: Any) -> None:
+    # Given a full node with a dozen actions of a job beyond its share that could use more, and one to which it is worth less
+    w = world()
+    w.node(cores=24)
+    fill(w, "many", 0, 11)
+    for number in range(12):
+        build(w, f"wide{number}", [1, 2], "many", parallel=0.999)
+    build(w, "build", [1, 2], "few", parallel=0.6)
+    assert w.units["build"] == 1
+
+    # When a core falls free
+    w.finish("many0")
+
+    # Then that one has it
+    assert w.units["build"] == 2
+
+
+def test_a_flood_of_coding_rollouts_hardly_slows_down_the_lightest_job() -> None:
+    # Given three jobs on 128 cores, the lightest of which runs builds and tests on many cores now and then
+    case = Case(1, 128, (16, 32, 64), 320, 7)
+    calm = lightest_act_s(case, 64)
+
+    # When the third one has five times as many rollouts, then the lightest hardly feels it, which without shares it does
+    assert lightest_act_s(case, 320) <= 1.1 * calm
+    assert lightest_act_s(case, 320, without=("shares",)) > 2.0 * calm
