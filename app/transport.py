@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from celery import Celery
 from celery.app.task import Context
 from kombu import Connection, Producer, Queue
-from kombu.exceptions import OperationalError
+from kombu.exceptions import BatchPublishError, OperationalError
 from kombu.message import Message
 from kombu.utils.json import loads
 from kombu.utils.uuid import uuid
@@ -322,8 +322,8 @@ def _request(message: str) -> Context | None:
 
 
 def _errors_of(connection: Connection) -> tuple[type[BaseException], ...]:
-    """Return what a broken connection raises; kombu counts KeyError among it, which would hide mistakes of ours."""
-    known = {*connection.connection_errors, *connection.channel_errors, OperationalError, RedisError, OSError}
+    """Return what a broken connection raises, alone or under a batch; kombu counts KeyError among it, which would hide mistakes of ours."""
+    known = {*connection.connection_errors, *connection.channel_errors, BatchPublishError, OperationalError, RedisError, OSError}
     return tuple(error for error in known if error is not KeyError)
 
 
