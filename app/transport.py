@@ -33,6 +33,8 @@ from redis import RedisError
 
 from app.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
 from app.redis_intake import RedisIntake
+from app.stored_ends import stored_end
+from scheduler.events import StoredEnd
 from scheduler.transport import Received
 from tangram.connection import REDIS_SCHEMES, open_store
 from tangram.errors import BY_STATUS, ActionFailed, StackUnreachable
@@ -44,6 +46,7 @@ from tangram.wire import (
     EVENTS,
     GRANT_HEADER,
     INGRESS,
+    RESULT_KEY_PREFIX,
     SCHEDULER_KEY,
     direct_queue,
     node_queue,
@@ -149,6 +152,18 @@ class KombuTransport:
     def store_end(self, action_id: str, message: str, status: str, reason: str) -> None:
         """Buffer the result of an action that ends without a worker."""
         self._ends.append((action_id, message, status, reason))
+
+    def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
+        """Return the ends of those of these actions, kinds by id, whose workers have stored a result; none while the store is away."""
+        if not kinds or time.monotonic() < self._store_pause_until:
+            return []
+        try:
+            raws = self._app.backend.client.mget([RESULT_KEY_PREFIX + action_id for action_id in kinds])
+        except (RedisError, OSError) as error:
+            self._pause_store(error)
+            return []
+        found = [stored_end(action_id, kind, raw) for (action_id, kind), raw in zip(kinds.items(), raws, strict=True)]
+        return [end for end in found if end is not None]
 
     def disown(self, action_id: str, attempt: int) -> None:
         """Buffer that the worker that has claimed this try shall drop its result."""

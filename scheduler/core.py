@@ -88,7 +88,7 @@ class Core:
                 if event.node.cells:
                     self._end_gone(self._residency.gone(event.node.name, event.node.services), now)
             case events.NodeLost():
-                self._nodes.lost(event.name, event.reason, now, left=event.left)
+                self._nodes.lost(event.name, event.reason, now, left=event.left, ended=event.ended)
             case events.ServicesDeclared():
                 self._end_gone(self._residency.declared(event, now), now)
             case events.ServiceChanged():

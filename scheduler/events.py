@@ -159,12 +159,24 @@ class ServiceChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEnd:
+    """How an action ended, as its stored result says: its worker could not report it any more. Seconds are 0 where it does not say."""
+
+    id: str
+    status: End
+    reason: str = ""
+    execution_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node is gone: it said so (`left`) or its driver knows."""
+    """A node is gone: it said so (`left`) or its driver knows. Of its actions, `ended` had stored their results before."""
 
     name: str
     reason: str
     left: bool = False
+    ended: tuple[StoredEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

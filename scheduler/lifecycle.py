@@ -8,7 +8,7 @@ Action:
 | `waiting` | start | `running` |
 | `waiting` | cancelled, queue deadline, environment gone | `cancelled`, `timed_out`, `failed` |
 | `running` | finished | `succeeded`, `failed`, `timed_out`, `cancelled` |
-| `running` | node lost | `waiting` when it may run again, else `lost` |
+| `running` | node lost | what its stored result says; without one `waiting` when it may run again, else `lost` |
 | `running` | an outside API refused it | `waiting` when it may run again, else `succeeded` with the refusal as answer |
 | `running` | its node never got it | `waiting` if it draws on quotas alone, else it is sent to its node again |
 

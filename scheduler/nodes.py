@@ -6,7 +6,7 @@ up what it was handed: a worker whose consumer hangs looks alive from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scheduler import events
 from scheduler.commands import NoteNode, Requeue
@@ -18,6 +18,13 @@ from scheduler.model import NodeSpec, Running, Waiting
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.state import Node, State
+
+SILENCE = f"{MISSED_BEATS} beats missed"
+
+
+def silent(state: State, beat_s: float, now: float) -> list[str]:
+    """Return the names of the nodes whose last beat is too old."""
+    return [node.spec.name for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
 
 
 class Nodes:
@@ -83,11 +90,11 @@ class Nodes:
 
     def miss(self, beat_s: float, now: float) -> None:
         """Lose the nodes whose last beat is too old."""
-        for node in [n for n in self._state.nodes.values() if now - n.last_beat > MISSED_BEATS * beat_s]:
-            self.lost(node.spec.name, f"{MISSED_BEATS} beats missed", now, left=False)
+        for name in silent(self._state, beat_s, now):
+            self.lost(name, SILENCE, now, left=False)
 
-    def lost(self, name: str, reason: str, now: float, *, left: bool) -> None:
-        """Forget a node: its environments are lost, its actions wait again or are lost too."""
+    def lost(self, name: str, reason: str, now: float, *, left: bool, ended: Sequence[events.StoredEnd] = ()) -> None:
+        """Forget a node: its environments are lost, its actions wait again or are lost too, but for those that have `ended`."""
         state = self._state
         node = state.nodes.pop(name, None)
         if node is None:
@@ -95,8 +102,13 @@ class Nodes:
         state.offer(node.spec, -1)
         state.out.append(NoteNode(name=name, state="left" if left else "lost", reason=reason))
         gone = [state.environments[environment_id] for environment_id in node.environments]
+        ends = {stored.id: stored for stored in ended}
         for action_id in list(node.running):
-            self.lose(state.running[action_id], f"node {name} was lost: {reason}", now)
+            running, stored = state.running[action_id], ends.get(action_id)
+            if stored is not None:
+                self._end(running, stored, now)
+            else:
+                self.lose(running, f"node {name} was lost: {reason}", now)
         for environment in gone:
             if environment.state in ("open", "closing"):
                 self._environments.forget(environment, "lost", f"node {name} was lost: {reason}", now)
@@ -104,6 +116,22 @@ class Nodes:
         for groups in state.kept_back.values():
             groups.pop(node.cores, None)
         self._environments.place(now)
+
+    def _end(self, running: Running, stored: events.StoredEnd, now: float) -> None:
+        """End an action of a node that is gone as its result says; nothing is learned of it, as figures are missing."""
+        self._ends.release(running, now)
+        finished = events.Finished(
+            id=stored.id,
+            attempt=running.grant.attempt,
+            status=stored.status,
+            reason=stored.reason,
+            execution_s=stored.execution_s,
+            cpu_s=stored.cpu_s,
+        )
+        self._ends.note_end(running, stored.status, stored.reason, now, finished=finished)
+        environment = self._state.environments.get(running.waiting.action.environment or "")
+        if environment is not None:
+            environment.actions.pop(stored.id, None)
 
     def lose(self, running: Running, reason: str, now: float) -> None:
         """Requeue or end an action whose node is gone; the node itself is out of the state already."""

@@ -18,6 +18,7 @@ from scheduler.descriptions import node_spec, service_spec, services_of
 from scheduler.entries import NodeChanged
 from scheduler.instances import Instances, sensible
 from scheduler.model import ServiceSpec
+from scheduler.nodes import SILENCE, silent
 from scheduler.orders import Orders
 from scheduler.transport import Transport
 
@@ -118,12 +119,31 @@ class RollCall:
             self._repeat_orders()
         self._looked_at = now
 
+    def lose_the_silent(self, now: float) -> None:
+        """Give up the nodes that have missed too many beats."""
+        if self._core.state.limits.beat_s is not None:
+            for name in silent(self._core.state, self._core.state.limits.beat_s, now):
+                self.lose(name, SILENCE, now)
+
+    def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> None:
+        """Give a node up, if it is known. What it has stored the result of has ended, though no report of that came: trainers know it.
+
+        An environment that it has just opened does not count: nobody can have used it, and it may as well be opened elsewhere.
+        """
+        node = self._core.state.nodes.get(name)
+        if node is None:
+            return
+        kinds = {action_id: self._core.state.running[action_id].waiting.action.kind for action_id in node.running}
+        ended = self._transport.stored_ends({action_id: kind for action_id, kind in kinds.items() if kind != "cpu.open"})
+        self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=tuple(ended)), now)
+
     def take_beat(self, description: Mapping[str, Any], now: float) -> None:
         """Let a node join that is not known, or not in this incarnation; else count the beat."""
         name, incarnation = description["name"], str(description.get("incarnation", ""))
         said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
         if not known or self._incarnations.get(name) != incarnation:
+            self.lose(name, "its worker was restarted", now)
             self._incarnations[name] = incarnation
             self._unheard.pop(name, None)
             self._orders.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}

@@ -139,6 +139,7 @@ class Service:
                 log.warning("a message on %s makes no sense and is dropped: %s: %s", received.sort, type(error).__name__, error)
         if housekeeping or (wake is not None and wake <= now):
             self._roll_call.excuse(now)
+            self._roll_call.lose_the_silent(now)
             self._handle(events.Tick(), now)
         if housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_S
@@ -230,7 +231,7 @@ class Service:
         elif sort == "unknown":
             self._roll_call.answer_unknown(report["id"], report["attempt"], now)
         elif sort == "left":
-            self._handle(events.NodeLost(name=report["name"], reason="its worker was stopped", left=True), now)
+            self._roll_call.lose(str(report["name"]), "its worker was stopped", now, left=True)
 
     def _take_wish(self, body: Mapping[str, Any], now: float) -> None:
         cancel = body.get("cancel")

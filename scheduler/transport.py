@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from scheduler.events import StoredEnd
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
@@ -37,6 +39,9 @@ class Transport(Protocol):
 
     def store_end(self, action_id: str, message: str, status: str, reason: str) -> None:
         """Store the result of an action that ends without a worker."""
+
+    def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
+        """Return the ends of those of these actions, kinds by id, whose workers have stored a result."""
 
     def disown(self, action_id: str, attempt: int) -> None:
         """Let the worker that has claimed this try know that its result does not count any more."""

@@ -118,17 +118,23 @@ def decode(kind: str, meta: Meta, submitted: float, blobs: Blobs) -> Any:
         The way in which the action ended, if not with a value.
 
     """
+    stored = stored_value(meta)
+    if kind not in KINDS:
+        return stored
+    try:
+        payload = _Payload.model_validate(stored)
+        return _DECODERS[kind](payload, lambda: _act(payload, submitted), blobs)
+    except (ValidationError, ArrayError) as error:
+        raise ActionFailed(f"the result of {kind} is unreadable: {_first_line(error)}") from None
+
+
+def stored_value(meta: Meta) -> Any:
+    """Return what a task that has ended returned, as it is stored. Raises the `ActionError` that says how it ended otherwise."""
     if meta.status == "REVOKED":
         raise ActionCancelled(_failure_text(meta.result) or "revoked")
     if meta.status == "FAILURE":
         raise _failure(meta.result)
-    if kind not in KINDS:
-        return meta.result
-    try:
-        payload = _Payload.model_validate(meta.result)
-        return _DECODERS[kind](payload, lambda: _act(payload, submitted), blobs)
-    except (ValidationError, ArrayError) as error:
-        raise ActionFailed(f"the result of {kind} is unreadable: {_first_line(error)}") from None
+    return meta.result
 
 
 def _act(payload: _Payload, submitted: float) -> Act:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from app.celery import make_app
+from app.database import open_engine, sqlite_url, upgrade
+from app.journal import SqlJournal
 from app.processes import wait_until
 from app.transport import KombuTransport
-from tangram import Settings
+from scheduler.core import Core
+from scheduler.entries import ActionGranted, ActionReceived, NodeChanged
+from scheduler.events import StoredEnd
+from scheduler.model import Limits
+from scheduler.policies import make_policy
+from scheduler.service import Service
+from tangram import Action, ActionCancelled, Settings
 from tangram.wire import node_queue
 from tests.conftest import RedisServer
 
+ACTION = Action(kind="my.task")
 MESSAGE = json.dumps(
     {"body": "W10=", "headers": {"id": "a"}, "properties": {"content_type": "application/json", "content_encoding": "utf-8"}}
 )
+NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0, "incarnation": "1"}
 
 
 @pytest.fixture
@@ -48,3 +60,65 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     with own_redis.client() as client:
         sent = client.lrange(node_queue("n"), 0, -1)
     assert {json.loads(message)["headers"]["grant"]["attempt"] for message in sent} == {1, 2}
+
+
+def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(transport: KombuTransport, own_redis: RedisServer) -> None:
+    settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result)
+    with make_app(settings) as app:
+        act = {"queue_s": 0.5, "overhead_s": 0.1, "execution_s": 1.5}
+        # Given results of all sorts, as workers store them
+        for action_id, status in (("done", "succeeded"), ("late", "timed_out")):
+            payload = {"status": status, "value": {"cpu_s": 1.25}, "reason": "why", "dop": 1, "act": act}
+            app.backend.store_result(action_id, payload, "SUCCESS")
+        app.backend.store_result("plain", {"status": "timed_out"}, "SUCCESS")
+        app.backend.store_result("wrong", ValueError("no"), "FAILURE")
+        app.backend.store_result("stopped", ActionCancelled("by the trainer"), "FAILURE")
+        app.backend.store_result("running", None, "STARTED")
+    # When those of some actions are asked for
+    kinds = {"done": "cpu.exec", "late": "cpu.exec", "plain": "my.task", "wrong": "my.task", "stopped": "cpu.exec"}
+    ends = transport.stored_ends({**kinds, "running": "cpu.exec", "missing": "cpu.exec"})
+    # Then each that has ended is told, and no other
+    assert ends == [
+        StoredEnd(id="done", status="succeeded", reason="why", execution_s=1.5, cpu_s=1.25),
+        StoredEnd(id="late", status="timed_out", reason="why", execution_s=1.5, cpu_s=1.25),
+        StoredEnd(id="plain", status="succeeded"),
+        StoredEnd(id="wrong", status="failed", reason="ValueError: no"),
+        StoredEnd(id="stopped", status="cancelled", reason="by the trainer"),
+    ]
+
+
+def test_a_node_that_died_between_a_result_and_its_report_has_ended_the_action(
+    transport: KombuTransport, own_redis: RedisServer, tmp_path: Path
+) -> None:
+    # Given a scheduler with two actions on a node, of which one has its result
+    url = sqlite_url(tmp_path / "tangram.sqlite")
+    upgrade(url)
+    engine, now = open_engine(url), time.time()
+    with SqlJournal(engine) as journal, make_app(Settings(broker_url=own_redis.broker, result_url=own_redis.result)) as app:
+        journal.write([NodeChanged(name="n", state="up", description=NODE, at=now)])
+        for action_id in ("done", "cut"):
+            journal.write(
+                [
+                    ActionReceived(id=action_id, header=ACTION.to_header(), message=MESSAGE, submitted_at=now, received_at=now),
+                    ActionGranted(id=action_id, attempt=1, node="n", units=1, core_ids=(), cell_ids=(), granted_at=now, share=1.0),
+                ]
+            )
+        app.backend.store_result("done", "what it returned", "SUCCESS")
+        clock = iter(range(1000))
+        service = Service(
+            Core(make_policy("fcfs"), limits=Limits(beat_s=0.1)), transport, journal, epoch=2, clock=lambda: now + 0.2 * next(clock)
+        )
+        service.recover()
+
+        def ended() -> dict[str, str]:
+            service.step()
+            with engine.connect() as connection:
+                rows = connection.exec_driver_sql("select id, status from actions where ended_at is not null")
+                return {row.id: row.status for row in rows}
+
+        # When the node is not heard of any more
+        assert wait_until(lambda: len(ended()) == 2, 20)
+        # Then only the other one is lost, in the journal as for its trainer
+        assert ended() == {"done": "succeeded", "cut": "lost"}
+        assert (app.AsyncResult("done").state, app.AsyncResult("cut").state) == ("SUCCESS", "FAILURE")
+    engine.dispose()

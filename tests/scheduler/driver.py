@@ -32,6 +32,9 @@ class Wires:
     def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
         self.controls.append((task, str(arguments.get("service"))))
 
+    def stored_ends(self, kinds: dict[str, str]) -> list[events.StoredEnd]:
+        return []
+
     def disown(self, action_id: str, attempt: int) -> None:
         self.disowned.append((action_id, attempt))
 

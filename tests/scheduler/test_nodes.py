@@ -64,6 +64,30 @@ def test_an_action_that_is_not_idempotent_is_lost_with_its_node(world: Any) -> N
     assert w.ends["a"].by_worker is False
 
 
+def test_an_action_whose_result_its_lost_node_had_stored_has_ended_as_that_says(world: Any) -> None:
+    # Given two commands of an environment, one after the other, and an action that may be repeated
+    w = world()
+    w.node(cores=2)
+    w.open("e")
+    w.exec("first", "e", session="s")
+    w.exec("second", "e", session="s")
+    w.run("again", idempotent=True)
+    w.now = 3.0
+    # When their node is lost, and two of them have results
+    ended = (
+        events.StoredEnd(id="first", status="succeeded", execution_s=2.0, cpu_s=1.5),
+        events.StoredEnd(id="again", status="failed", reason="ValueError: no"),
+    )
+    w.handle(events.NodeLost(name="n0", reason="it burned", ended=ended))
+    # Then these count, nobody else has to store them, and nothing is run again
+    assert w.ended("first")[0] == "succeeded"
+    assert (w.ends["first"].by_worker, w.ends["first"].execution_s, w.ends["first"].cpu_s) == (True, 2.0, 1.5)
+    assert w.ended("again") == ("failed", "ValueError: no")
+    assert w.of(commands.Requeue) == []
+    # And what had none is lost as before
+    assert w.ended("second") == ("failed", "environment e is gone: node n0 was lost: it burned")
+
+
 def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None:
     w = world()
     w.node()
