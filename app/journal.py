@@ -28,7 +28,7 @@ from app import journal_fold
 from app.database import DatabaseError, database_errors, problem, shown, writing
 from app.leader import Lease
 from app.models import ABSENT, NODE_UP, RUNNING, Action, Base, Environment, Grant, Job, LeaseRow, Node, Service, ServiceInstance, table
-from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, SpentAction, Unfinished, UnfinishedAction
+from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, SpentAction, Unfinished, UnfinishedAction, UntoldEnd
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +156,8 @@ class SqlJournal:
             execute(statements.received_and_changed(shape), rows)
         for shape, rows in fold.changed().items():
             execute(statements.changed(shape), rows)
+        if fold.told:
+            execute(statements.told, list(fold.told.values()))
         if resizes := fold.resizes():
             execute(statements.resize, resizes)
         if releases := fold.releases():
@@ -194,6 +196,8 @@ class _Statements:
         self.job = self._insert(Job).on_conflict_do_nothing()
         self.received = self._insert(Action).on_conflict_do_nothing()
         held_before = (Grant.action == bindparam("of"), Grant.attempt < bindparam("below"), Grant.released_at.is_(None))
+        told = (Action.id == bindparam("of"), Action.ended_at.is_not(None))
+        self.told = update(table(Action)).where(*told).values(message=None)
         self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))
         resized = (Grant.action == bindparam("of"), Grant.attempt == bindparam("tried"), Grant.released_at.is_(None))
         self.resize = update(table(Grant)).where(*resized)
@@ -267,6 +271,11 @@ def _load_unfinished(connection: Connection) -> Unfinished:
     environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
     nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
     ended = select(Action.id).where(Action.ended_at > time.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
+    untold = (
+        select(Action.id, Action.message, Action.status, Action.reason)
+        .where(Action.ended_at > time.time() - ENDS_LOADED_S, Action.message.is_not(None))
+        .order_by(Action.ended_at, Action.position)
+    )
     since = time.time() - SPENT_LOADED_S
     spent = (
         select(Action.header, Action.granted_at)
@@ -295,6 +304,7 @@ def _load_unfinished(connection: Connection) -> Unfinished:
         ],
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
         spent=tuple(SpentAction(header=row.header, granted_at=row.granted_at) for row in connection.execute(spent)),
+        untold=tuple(UntoldEnd(id=row.id, message=row.message, status=row.status, reason=row.reason) for row in connection.execute(untold)),
     )
 
 

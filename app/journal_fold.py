@@ -27,6 +27,7 @@ from scheduler.entries import (
     ActionReceived,
     ActionRequeued,
     ActionResized,
+    EndsTold,
     Entry,
     EnvironmentChanged,
     InstanceChanged,
@@ -59,6 +60,7 @@ class Fold:
     def __init__(self, last_position: int = 0) -> None:
         self.last_position = last_position
         self.jobs: dict[str, Row] = {}
+        self.told: dict[str, Row] = {}
         self.environments: dict[str, Row] = {}
         self.nodes: dict[str, Row] = {}
         self.services: dict[str, Row] = {}
@@ -81,6 +83,8 @@ class Fold:
                     self._change(entry.id, {"status": WAITING, "reason": clean(entry.reason), "node": None, "units": None})
                 case ActionEnded():
                     self._ended(entry)
+                case EndsTold():
+                    self.told.update((clean(id), {"of": clean(id)}) for id in entry.ids)
                 case EnvironmentChanged():
                     self._environment(entry)
                 case NodeChanged():
@@ -211,7 +215,8 @@ class Fold:
             {
                 "status": end.status,
                 "reason": clean(end.reason),
-                "message": None,
+                # Whoever has to store the result needs the message, and may die before it is stored.
+                **({"message": None} if end.by_worker else {}),
                 "started_at": end.started_at,
                 "ended_at": entry.at,
                 "units": end.dop,

@@ -73,7 +73,7 @@ class Action(Base):
     """One action, from reception to its end.
 
     `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
-    `message` is the whole Celery message, kept only until the end. `node` and `granted_at` are those of the
+    `message` is the whole Celery message, kept until the end is known to be stored as the result. `node` and `granted_at` are those of the
     latest attempt, `units` its degree of parallelism at the end, `unit_s` the core- or cell-seconds that all its
     grants held.
     """

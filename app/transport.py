@@ -98,6 +98,11 @@ class KombuTransport:
             raise StackUnreachable(f"the broker at {where} cannot be reached: {error}") from None
 
     @property
+    def ends_stored(self) -> bool:
+        """Whether all results that were to be stored are."""
+        return not self._ends
+
+    @property
     def caught_up(self) -> bool:
         """Whether the last `receive` brought all that there was: only then is silence of a node a sign."""
         return self._intake is not None and not self._was_full

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scheduler.commands import Finish
+from scheduler.lifecycle import End
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,13 @@ class ActionEnded:
 
     end: Finish
     at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndsTold:
+    """The results of these actions, which ended without a worker, are stored: their trainers know."""
+
+    ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +137,7 @@ Entry = (
     | ActionResized
     | ActionRequeued
     | ActionEnded
+    | EndsTold
     | EnvironmentChanged
     | NodeChanged
     | InstanceChanged
@@ -161,11 +170,21 @@ class SpentAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UntoldEnd:
+    """An action that ended lately without a worker, and of whose result nobody knows whether it was stored."""
+
+    id: str
+    message: str
+    status: End
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
     """All that a restarted scheduler goes on with, in order of reception.
 
     `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
-    them that drew on quotas, in the order of their grants.
+    them that drew on quotas, in the order of their grants, `untold` those whose trainers may still wait.
     """
 
     actions: Sequence[UnfinishedAction]
@@ -173,6 +192,7 @@ class Unfinished:
     nodes: Sequence[NodeChanged]
     ended: Sequence[str] = ()
     spent: Sequence[SpentAction] = ()
+    untold: Sequence[UntoldEnd] = ()
 
 
 class Journal(Protocol):

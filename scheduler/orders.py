@@ -21,10 +21,12 @@ from scheduler.entries import (
     ActionReceived,
     ActionRequeued,
     ActionResized,
+    EndsTold,
     Entry,
     EnvironmentChanged,
     Journal,
     NodeChanged,
+    UntoldEnd,
 )
 from scheduler.model import Evicted, Grant
 from scheduler.transport import Received, Transport
@@ -46,6 +48,7 @@ class Orders:
         self._journal = journal
         self._epoch = epoch
         self._entries: list[Entry] = []
+        self._untold: list[str] = []
         self.messages: dict[str, str] = {}
         self.submitted_at: dict[str, float] = {}
         self.granted: dict[str, int] = {}
@@ -85,6 +88,9 @@ class Orders:
         if entries:
             self._journal.write(entries)
         self._transport.flush()
+        if self._untold and self._transport.ends_stored:
+            self._entries.append(EndsTold(ids=tuple(self._untold)))
+            self._untold.clear()
         if batch:
             self._transport.acknowledge(batch)
 
@@ -202,7 +208,12 @@ class Orders:
         if not command.by_worker:
             if granted is not None:
                 self._transport.disown(command.id, granted)
-            self._transport.store_end(command.id, message, command.status, command.reason)
+            self.tell(UntoldEnd(id=command.id, message=message, status=command.status, reason=command.reason))
+
+    def tell(self, end: UntoldEnd) -> None:
+        """Have the result of an action stored that ends without a worker, and note when that is done."""
+        self._transport.store_end(end.id, end.message, end.status, end.reason)
+        self._untold.append(end.id)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
         self._entries.append(

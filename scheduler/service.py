@@ -78,6 +78,8 @@ class Service:
         """Go on where the scheduler before this one stopped; return the number of unfinished actions."""
         unfinished, now = self._journal.unfinished(), self._clock()
         self._orders.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
+        for end in unfinished.untold:
+            self._orders.tell(end)
         for node in unfinished.nodes:
             self._roll_call.resume(node.name, node.description, now)
         for kept in unfinished.environments:

@@ -53,6 +53,10 @@ class Transport(Protocol):
         """Let tools see how the scheduler is doing."""
 
     @property
+    def ends_stored(self) -> bool:
+        """Whether all results that were to be stored are."""
+
+    @property
     def caught_up(self) -> bool:
         """Whether the last `receive` brought all that there was."""
 

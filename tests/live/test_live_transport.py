@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from app.celery import make_app
 from app.database import open_engine, sqlite_url, upgrade
 from app.journal import SqlJournal
 from app.processes import wait_until
 from app.transport import KombuTransport
+from scheduler import commands
 from scheduler.core import Core
-from scheduler.entries import ActionGranted, ActionReceived, NodeChanged
+from scheduler.entries import ActionEnded, ActionGranted, ActionReceived, NodeChanged
 from scheduler.events import StoredEnd
 from scheduler.model import Limits
 from scheduler.policies import make_policy
@@ -87,13 +89,42 @@ def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(transport: Kom
     ]
 
 
-def test_a_node_that_died_between_a_result_and_its_report_has_ended_the_action(
-    transport: KombuTransport, own_redis: RedisServer, tmp_path: Path
-) -> None:
-    # Given a scheduler with two actions on a node, of which one has its result
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """Return an empty journal."""
     url = sqlite_url(tmp_path / "tangram.sqlite")
     upgrade(url)
-    engine, now = open_engine(url), time.time()
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
+
+
+def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_down(
+    transport: KombuTransport, own_redis: RedisServer, engine: Engine
+) -> None:
+    # Given an action that a scheduler ended in its journal, whose trainer it had no time to tell
+    now = time.time()
+    with SqlJournal(engine) as journal, make_app(Settings(broker_url=own_redis.broker, result_url=own_redis.result)) as app:
+        parts = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0, "cpu_s": 0.0, "dop": 0, "started_at": None}
+        end = commands.Finish(id="a", status="cancelled", reason="by the trainer", by_worker=False, **parts)  # type: ignore[arg-type]
+        received = ActionReceived(id="a", header=ACTION.to_header(), message=MESSAGE, submitted_at=now, received_at=now)
+        journal.write([received, ActionEnded(end=end, at=now)])
+        # When the next one begins
+        service = Service(Core(make_policy("fcfs")), transport, journal, epoch=2)
+        service.recover()
+        # Then the trainer has its end
+        with pytest.raises(ActionCancelled, match="by the trainer"):
+            app.AsyncResult("a").get(timeout=5)
+        # And it is told once
+        service.step()
+        assert journal.unfinished().untold == ()
+
+
+def test_a_node_that_died_between_a_result_and_its_report_has_ended_the_action(
+    transport: KombuTransport, own_redis: RedisServer, engine: Engine
+) -> None:
+    # Given a scheduler with two actions on a node, of which one has its result
+    now = time.time()
     with SqlJournal(engine) as journal, make_app(Settings(broker_url=own_redis.broker, result_url=own_redis.result)) as app:
         journal.write([NodeChanged(name="n", state="up", description=NODE, at=now)])
         for action_id in ("done", "cut"):
@@ -121,4 +152,3 @@ def test_a_node_that_died_between_a_result_and_its_report_has_ended_the_action(
         # Then only the other one is lost, in the journal as for its trainer
         assert ended() == {"done": "succeeded", "cut": "lost"}
         assert (app.AsyncResult("done").state, app.AsyncResult("cut").state) == ("SUCCESS", "FAILURE")
-    engine.dispose()

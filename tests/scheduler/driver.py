@@ -25,6 +25,7 @@ class Wires:
     controls: list[tuple[str, str]] = field(default_factory=list)
     lost_connections: int = 0
     caught_up: bool = True
+    ends_stored: bool = True
 
     def send_action(self, node: str, message: str, header: dict[str, Any]) -> None:
         self.sent.append((message, header["attempt"]))

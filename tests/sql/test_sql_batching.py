@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from app.journal import SqlJournal
-from scheduler.entries import Entry, InstancesForgotten
+from scheduler.entries import EndsTold, Entry, InstancesForgotten
 
 NEXT_ENVIRONMENT_STATES = {
     None: ["waiting"],
@@ -32,7 +32,9 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
     for at in range(1, draw(st.integers(2, 30))):
         id = draw(st.sampled_from("abc"))
         what = draw(
-            st.sampled_from(["action", "action", "action", "resize", "resize", "redelivery", "environment", "node", "instance", "forget"])
+            st.sampled_from(
+                ["action", "action", "action", "resize", "resize", "told", "redelivery", "environment", "node", "instance", "forget"]
+            )
         )
         if what == "environment":
             choices = NEXT_ENVIRONMENT_STATES[environments.get(id)]
@@ -47,6 +49,8 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
             entries.append(make.instance(state, float(at), node=id, cell_ids=draw(st.sampled_from([(0,), (0, 1)])), starts=at))
         elif what == "forget":
             entries.append(InstancesForgotten(node=id, at=float(at), reason="joined anew"))
+        elif what == "told" and states.get(id) == "ended":
+            entries.append(EndsTold(ids=(id,)))
         elif id not in states or what == "redelivery":
             states.setdefault(id, "waiting")
             entries.append(make.received(id, float(draw(st.integers(1, at))), job=draw(st.sampled_from(["j", "k"]))))
@@ -65,7 +69,8 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
         else:
             # Ended actions may be said to have ended again: two ends can cross on the wire.
             states[id] = "ended"
-            entries.append(make.ended(id, float(at), status=draw(st.sampled_from(["succeeded", "lost"])), cpu_s=float(at)))
+            status = draw(st.sampled_from(["succeeded", "lost"]))
+            entries.append(make.ended(id, float(at), status=status, cpu_s=float(at), by_worker=status != "lost"))
     return entries
 
 

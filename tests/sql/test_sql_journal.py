@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from app.journal import SqlJournal
 from app.journal_fold import Fold
-from scheduler.entries import Journal, Unfinished
+from scheduler.entries import EndsTold, Journal, Unfinished, UntoldEnd
 
 
 def test_it_is_a_journal(engine: Engine) -> None:
@@ -78,6 +78,24 @@ def test_a_whole_life_ends_with_times_and_without_the_message(engine: Engine, ma
     grant = tables.row(engine, "grants")
     assert (grant["resource"], grant["core_ids"], grant["cell_ids"]) == ("cores", [4, 5], [])
     assert (grant["granted_at"], grant["released_at"]) == (101.0, 103.0)
+
+
+def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stored(engine: Engine, make: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        # Given two ends lately that the scheduler itself has to store, one of them in the batch in which the action came in
+        now = time.time()
+        journal.write([make.received("a1", now), make.granted("a1", now)])
+        lost = make.ended("a1", now, status="lost", reason="its node was lost", by_worker=False)
+        journal.write([lost, make.received("a2", now), make.ended("a2", now, status="rejected", reason="no", by_worker=False)])
+        # Then the next scheduler finds them, with what it needs to store them
+        assert journal.unfinished().untold == (
+            UntoldEnd(id="a1", message='["args"]', status="lost", reason="its node was lost"),
+            UntoldEnd(id="a2", message='["args"]', status="rejected", reason="no"),
+        )
+        # And when one is stored, the other
+        journal.write([EndsTold(ids=("a1",))])
+        assert [end.id for end in journal.unfinished().untold] == ["a2"]
+    assert [row["message"] for row in tables.rows(engine, "actions")] == [None, '["args"]']
 
 
 def test_a_requeued_action_waits_again_and_its_next_try_is_a_second_grant(engine: Engine, make: Any, tables: Any) -> None:
