@@ -152,6 +152,7 @@ class Orders:
             "node": grant.node,
             "attempt": grant.attempt,
             "epoch": self._epoch,
+            "incarnation": str(self.descriptions.get(grant.node, {}).get("incarnation", "")),
             "units": grant.units,
             "most_units": self._most_units(action_id, grant),
             "core_ids": list(grant.core_ids),

@@ -98,7 +98,8 @@ class WireEvicted(TypedDict):
 class WireGrant(TypedDict):
     """The header `grant`: what the scheduler gave, and its own times.
 
-    `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted,
+    `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted, `incarnation` the
+    worker that it granted to: what the one before it left in the queue was lost with it.
     `core_ids` or `cell_ids` are ids on the node, `evict` names the instances to be thrown off first, in order. Below 1,
     `share` is the part of the one core that is the action's own; the core is shared with others. `most_units` is what
     the grant may grow to while the action runs. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
@@ -109,6 +110,7 @@ class WireGrant(TypedDict):
     node: str
     attempt: int
     epoch: int
+    incarnation: NotRequired[str]
     units: int
     most_units: int
     core_ids: list[int]

@@ -120,21 +120,25 @@ class Node:
     def claim(self, action_id: str, grant: WireGrant, header: dict[str, Any]) -> Call | None:
         """Claim a try of an action.
 
-        Returns None, and the message is dropped, when this try was claimed before or the grant comes from a
-        scheduler that has been replaced since.
+        Returns None, and the message is dropped, when this try was claimed before, the grant comes from a scheduler that has
+        been replaced since, or it was meant for the worker before this one: the scheduler has other plans for that.
         """
         one = (action_id, grant["attempt"])
         try:
-            if not self._may_claim(one, grant["epoch"]) or not self._claim_in_store(one):
+            if not self._may_claim(one, grant) or not self._claim_in_store(one):
                 return None
             return self._begin(one, grant, header)
         finally:
             with self._lock:
                 self._arrived.pop(action_id, None)
 
-    def _may_claim(self, one: Try, epoch: int) -> bool:
+    def _may_claim(self, one: Try, grant: WireGrant) -> bool:
+        epoch = grant["epoch"]
         with self._lock:
             if self._leaving:
+                return False
+            if grant.get("incarnation", "") not in ("", self._incarnation):
+                log.warning("the grant of action %s was for the worker before this one", one[0])
                 return False
             if epoch < self._epoch:
                 log.warning("the grant of action %s is out of date: epoch %d, now %d", one[0], epoch, self._epoch)

@@ -178,6 +178,27 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own
     assert not list((live.stack.state_dir / "environments" / "cpu-0" / "environments").glob(env.id))
 
 
+def test_what_a_killed_worker_left_in_its_queue_is_not_run_after_it_was_lost(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    # Given actions that wait at a worker that stands still; it has asked for one message already, the others stay in the queue
+    live = own_stack(cores=4, include=INCLUDE, variables={"TANGRAM_BEAT_S": "30"})
+    path = tmp_path / "marks"
+    with live.client() as client:
+        worker = live.process("cpu-0")
+        worker.suspend()
+        handles = [client.submit(mark(path, f"w{number}", idempotent=False)) for number in range(4)]
+        live.until(lambda: live.rows("select count(*) from actions where status = 'running'") == [(4,)])
+        # When it is killed and started again, before it has missed a beat
+        worker.kill()
+        live.until(lambda: "cpu-0" in live.stack.dead())
+        live.stack.spawn(live.command("cpu-0"))
+        for handle in handles:
+            with pytest.raises(ActionLost, match="its worker was restarted"):
+                handle.result(60)
+        # Then what trainers know as lost has not run, nor will it
+        assert client.submit(mark(path, "later")).result(60) == "later"
+        assert words(path) == {"later": 1}
+
+
 def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack: Callable[..., Live], tmp_path: Path) -> None:
     live = own_stack(include=INCLUDE)
     path, go = tmp_path / "marks", tmp_path / "go"
