@@ -295,10 +295,10 @@ class KombuTransport:
             while self._ends:
                 self._store(*self._ends[0])
                 del self._ends[0]
-        except (RedisError, OSError) as error:
+        except self._errors as error:  # the broker's too: callbacks go out over it
             self._pause_store(error)
 
-    def _pause_store(self, error: Exception) -> None:
+    def _pause_store(self, error: BaseException) -> None:
         log.warning("the result store does not answer: %s", error)
         self._store_pause_until = time.monotonic() + _LONGEST_PAUSE_S
 
@@ -336,7 +336,8 @@ def _request(message: str) -> Context | None:
     try:
         kept = json.loads(message)
         _, _, embedded = json.loads(kept["body"])
-        return Context({**kept["headers"], **embedded, **kept["properties"]})
+        # Celery looks into `delivery_info`, which only a message that was consumed has, before it sends callbacks.
+        return Context({"delivery_info": {}, **kept["headers"], **embedded, **kept["properties"]})
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -15,6 +15,7 @@ from app.celery import make_app
 from app.database import open_engine, sqlite_url, upgrade
 from app.journal import SqlJournal
 from app.processes import wait_until
+from app.scheduler_process import _app_of
 from app.transport import KombuTransport
 from scheduler import commands
 from scheduler.core import Core
@@ -25,7 +26,7 @@ from scheduler.policies import make_policy
 from scheduler.service import Service
 from tangram import Action, ActionCancelled, Settings
 from tangram.wire import node_queue
-from tests.conftest import RedisServer
+from tests.conftest import RedisServer, RedisUrls
 
 ACTION = Action(kind="my.task")
 MESSAGE = json.dumps(
@@ -62,6 +63,31 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     with own_redis.client() as client:
         sent = client.lrange(node_queue("n"), 0, -1)
     assert {json.loads(message)["headers"]["grant"]["attempt"] for message in sent} == {1, 2}
+
+
+def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(own_redis: RedisServer, redis_urls: RedisUrls) -> None:
+    settings = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=0.5)
+    with _app_of(settings) as app:
+        transport = KombuTransport(app, connect_timeout_s=0.5)
+        # Given an action that ends without a worker, with a callback for that, and a broker that is away
+        callback = app.signature("my.callback", options={"queue": "callbacks"})
+        message = json.dumps({**json.loads(MESSAGE), "body": json.dumps([[], {}, {"errbacks": [callback]}])})
+        own_redis.stop()
+        transport.store_end("a", message, "lost", "its node was lost")
+        # When its result is stored
+        transport.flush()
+        # Then its trainer knows, and the callback is made up for
+        assert app.backend.get_state("a") == "FAILURE"
+        own_redis.start()
+
+        def told() -> bool:
+            transport.flush()
+            return transport.ends_stored
+
+        assert wait_until(told, 30)
+        with own_redis.client() as client:
+            assert client.llen("callbacks") == 1
+        transport.close()
 
 
 def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(transport: KombuTransport, own_redis: RedisServer) -> None:
@@ -113,8 +139,7 @@ def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_do
         service = Service(Core(make_policy("fcfs")), transport, journal, epoch=2)
         service.recover()
         # Then the trainer has its end
-        with pytest.raises(ActionCancelled, match="by the trainer"):
-            app.AsyncResult("a").get(timeout=5)
+        assert repr(app.backend.get_result("a")) == repr(ActionCancelled("by the trainer"))
         # And it is told once
         service.step()
         assert journal.unfinished().untold == ()
@@ -151,4 +176,4 @@ def test_a_node_that_died_between_a_result_and_its_report_has_ended_the_action(
         assert wait_until(lambda: len(ended()) == 2, 20)
         # Then only the other one is lost, in the journal as for its trainer
         assert ended() == {"done": "succeeded", "cut": "lost"}
-        assert (app.AsyncResult("done").state, app.AsyncResult("cut").state) == ("SUCCESS", "FAILURE")
+        assert (app.backend.get_state("done"), app.backend.get_state("cut")) == ("SUCCESS", "FAILURE")
