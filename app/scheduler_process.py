@@ -48,7 +48,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     Raises
     ------
     StackUnreachable
-        When the broker cannot be reached, or no database is named.
+        When the broker cannot be reached at the start, or no database is named.
     DatabaseError
         When the database cannot be used.
     ConfigError
@@ -77,7 +77,12 @@ def run(settings: Settings, stop: threading.Event) -> None:
             stop.wait(lease.ttl_s / _LOOKS)
             continue
         log.warning("this scheduler leads, epoch %d", epoch)
-        _lead(settings, engine, lease, epoch, stop)
+        try:
+            _lead(settings, engine, lease, epoch, stop)
+        except StackUnreachable as error:
+            # It was there when this process began; one that takes over in an outage waits for its end, like one that leads.
+            log.warning("cannot lead yet: %s", error)
+            stop.wait(lease.ttl_s / _LOOKS)
 
 
 def _acquire(lease: Lease) -> int | None:

@@ -1,0 +1,56 @@
+"""A scheduler that stands by, when its turn comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from app import scheduler_process
+from app.database import open_engine, sqlite_url, upgrade
+from app.leader import SCHEDULER_LEASE, Lease
+from app.processes import wait_until
+from tangram.settings import Settings
+from tangram.wire import SCHEDULER_KEY
+from tests.conftest import RedisServer
+
+
+def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_redis: RedisServer, tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "tangram.sqlite")
+    upgrade(url)
+    engine, stop = open_engine(url), threading.Event()
+
+    def epoch() -> int:
+        with engine.connect() as connection:
+            return int(connection.exec_driver_sql("select coalesce(max(epoch), 0) from leases").scalar_one())
+
+    def shown() -> bool:
+        with own_redis.client() as client:
+            return client.exists(SCHEDULER_KEY) == 1
+
+    # Given a scheduler whose lease another one has taken
+    settings = Settings(
+        broker_url=own_redis.broker,
+        result_url=own_redis.result,
+        database_url=url,
+        connect_timeout_s=1.0,
+        takeover_s=0.5,
+        services_file=None,
+    )
+    scheduler = threading.Thread(target=scheduler_process.run, args=(settings, stop), daemon=True)
+    scheduler.start()
+    assert wait_until(lambda: epoch() == 1 and shown(), 30)
+    other = Lease(engine, SCHEDULER_LEASE, "other", 3600.0)
+    assert other.acquire(time.time() + 3600.0) == 2
+    # When that one is gone, and the broker with it
+    own_redis.stop()
+    other.release()
+    # Then the scheduler tries, more than once
+    assert wait_until(lambda: epoch() >= 4, 30)
+    # And leads when the broker is back
+    own_redis.start()
+    assert wait_until(shown, 30)
+    stop.set()
+    scheduler.join(30)
+    assert not scheduler.is_alive()
+    engine.dispose()
