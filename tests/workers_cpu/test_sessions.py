@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.process.warden import KeeperWarden
 
 from .support import admit, open_one, printed, processes_with, run, until
 
@@ -187,5 +189,30 @@ def test_a_shell_that_cannot_run_fails_the_command_with_the_reason(tmp_path: Pat
         assert outcome.status == "failed"
         assert "cannot run" in outcome.reason
         assert "broken-shell" in outcome.reason
+    finally:
+        box.close()
+
+
+def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a session with an export whose shell has ended, and a keeper that is slow to start another
+    box = ProcessSandbox(tmp_path / "box", isolation="none")
+    try:
+        env = open_one(box)
+        keeper = int(printed(env, "export Y=2; echo $PPID"))
+        run(env, "kill -9 $$")
+        os.kill(keeper, signal.SIGSTOP)
+        asked, spawn = threading.Event(), KeeperWarden.spawn
+        monkeypatch.setattr(KeeperWarden, "spawn", lambda *asking: (spawn(*asking), asked.set()))
+        # When the next command is killed meanwhile
+        execution = admit(env, "true")
+        thread = threading.Thread(target=execution.wait)
+        thread.start()
+        assert asked.wait(20)
+        execution.kill("enough")
+        os.kill(keeper, signal.SIGCONT)
+        thread.join()
+        # Then it is cancelled, and the one after it finds the export
+        assert execution.wait().status == "cancelled"
+        assert printed(env, "echo $Y") == "2\n"
     finally:
         box.close()

@@ -58,6 +58,10 @@ class SessionSetup:
         return Control(folder, inside, self.state_folder or folder, self.state_inside or inside)
 
 
+class NotReady(SessionUnavailable):
+    """Raised when a shell was started but never reported: what it starts with, the saved state, may be why."""
+
+
 @dataclass(slots=True)
 class Shell:
     """A living shell: its process id and its warden."""
@@ -132,7 +136,7 @@ class Session:
         if self._shell is None:
             try:
                 self._shell = self._start(wake)
-            except SessionUnavailable:
+            except NotReady:
                 if not os.path.exists(self.control.state) or os.path.getsize(self.control.state) == 0:
                     raise
                 # The saved state itself may be what a shell cannot start with. Emptied, not removed: a session that is
@@ -187,7 +191,7 @@ class Session:
         while shell is None or not reported:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise SessionUnavailable(f"the shell was not ready within {self.setup.start_timeout_s:g} s")
+                raise NotReady(f"the shell was not ready within {self.setup.start_timeout_s:g} s")
             ready = {descriptor for descriptor, _ in poller.poll(left_s * 1000)}
             if wake in ready:
                 raise SessionUnavailable("the start of the shell was interrupted")
@@ -200,7 +204,7 @@ class Session:
                     case Refused(reason):
                         raise SessionUnavailable(reason)
                     case Exited(code=code):
-                        raise SessionUnavailable(f"the shell ended with code {code} while it started")
+                        raise NotReady(f"the shell ended with code {code} while it started")
                     case HungUp():
                         raise SessionUnavailable("what holds the session ended while it started a shell")
         return shell
