@@ -29,6 +29,7 @@ TAKES_IDS_FOR_THE_HOSTS = {
     "test_two_hundred_open_environments_are_cheap",
     "test_a_shell_killed_between_two_commands_is_replaced",
     "test_a_killed_keeper_leaves_nothing_and_is_replaced",
+    "test_what_a_killed_keeper_left_goes_with_the_environment",
 }
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process import tree
+from workers.cpu.process.nursery import Nursery
 
 from .support import until
 
@@ -49,3 +58,22 @@ def test_only_what_has_begun_to_die_is_exiting() -> None:
     assert until(lambda: tree.is_exiting(process.pid))
     process.wait()
     assert not tree.is_exiting(process.pid)
+
+
+def test_a_nursery_that_dies_over_it_has_ended_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a nursery that is killed when it comes to what killed keepers left
+    nursery = Nursery()
+    before = set(tree.children(os.getpid()))
+    nursery.keeper().close()
+    (pid,) = set(tree.children(os.getpid())) - before
+    os.kill(pid, signal.SIGSTOP)
+    asked, send_fds = threading.Event(), socket.send_fds
+    monkeypatch.setattr(socket, "send_fds", lambda *asking: (send_fds(*asking), asked.set()))
+    with ThreadPoolExecutor() as threads:
+        fenced = threads.submit(nursery.fence)
+        assert asked.wait(20)
+        os.kill(pid, signal.SIGKILL)
+        # When that is waited for; then it is an error, not a success
+        with pytest.raises(SessionUnavailable, match="could not be ended"):
+            fenced.result()
+    nursery.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.process.warden import KeeperWarden
@@ -80,6 +81,17 @@ def test_a_killed_keeper_leaves_nothing_and_is_replaced(env: ProcessEnvironment)
     assert "keeper" in outcome.reason
     assert not processes_with("300.125")
     assert printed(env, "echo alive") == "alive\n"
+
+
+def test_what_a_killed_keeper_left_goes_with_the_environment(env: ProcessEnvironment) -> None:
+    # Given a background process of a session whose keeper was killed while no command ran
+    keeper = int(printed(env, "setsid sleep 300.15625 >/dev/null 2>&1 & echo $PPID"))
+    assert until(lambda: bool(processes_with("300.15625")))
+    os.kill(keeper, signal.SIGKILL)
+    assert until(lambda: tree.read_process(keeper) is None)
+    # When the environment is closed; then the process has ended
+    env.close()
+    assert not processes_with("300.15625")
 
 
 def test_the_environment_is_bare(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ when the shell has died. When the worker dies, each keeper reads the end of its 
 A session that is set apart from the host has a holder too, see `holder.py`: it stands until the keeper exits.
 
 The nursery takes two messages, each with one socket: `keeper` forks a keeper that serves the socket; `fence` kills
-orphans of keepers that were killed, then closes it. A keeper takes JSON objects and sends JSON objects:
+orphans of keepers that were killed, says so with one byte, then closes it. A keeper takes JSON objects and sends JSON objects:
 
 | to the keeper                        | answer                                                                |
 |--------------------------------------|-----------------------------------------------------------------------|
 | `{"do": "spawn", argv, env, cwd, …}` | `spawned` with pid, keeper, holder (its pids), or `refused` with reason |
 | `{"do": "kill", spared, grace_s}`    | `gone` with max_rss_mb, left: pids that would not die                 |
-| end of file                          | all below is killed, the keeper exits                                 |
+| end of file                          | all below is killed; `ended` unless some would not die; it exits      |
 | (the shell ends by itself)           | `exited` with pid, code, max_rss_mb                                   |
 """
 
@@ -153,13 +153,15 @@ class Keeper:
     def serve(self) -> None:
         """Answer until the worker closes its end; then leave no process."""
         attend(self.channel, self.alarm, self.reap, self.answer)
-        kill_below(set(), CLOSE_GRACE_S, self.alarm, self.reap, self.holder)
+        left = kill_below(set(), CLOSE_GRACE_S, self.alarm, self.reap, self.holder)
         if self.holder is not None:
             self.holder.end()
-            kill_below(set(), 0.0, self.alarm, self.reap)
+            left = kill_below(set(), 0.0, self.alarm, self.reap)
         if self.group is not None:
             with contextlib.suppress(OSError):
                 os.rmdir(self.group)
+        if not left:
+            self.say("ended")
 
     def answer(self) -> bool:
         """Do what one message asks; return False at the end of file."""
@@ -331,8 +333,9 @@ class Nursery:
         os.set_inheritable(descriptors[0], False)
         if message == b"keeper":
             self.fork_keeper(descriptors[0])
-        else:
-            self.fence()
+        elif self.fence():
+            with contextlib.suppress(ConnectionError, BrokenPipeError):
+                os.write(descriptors[0], b"1")
         os.close(descriptors[0])
         return True
 
@@ -352,8 +355,8 @@ class Nursery:
         finally:
             os._exit(0)
 
-    def fence(self) -> None:
-        """Kill what keepers that died by force have left to this process.
+    def fence(self) -> bool:
+        """Kill what keepers that died by force have left to this process; return whether none of it is left.
 
         A dying keeper closes its socket, which is what the worker hears, before its children become this process's.
         """
@@ -364,7 +367,7 @@ class Nursery:
             self.alarm.clear()
             self.reap()
         spared = {process.identity for process in map(tree.read_process, self.keepers) if process is not None}
-        kill_below(spared, 0.0, self.alarm, self.reap)
+        return not kill_below(spared, 0.0, self.alarm, self.reap)
 
     def reap(self) -> None:
         """Collect ended keepers and strangers."""

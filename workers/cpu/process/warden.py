@@ -45,6 +45,7 @@ class KeeperWarden(Warden):
         self._channel, self._setup, self._core_map = channel, setup, core_map
         self._members = Members()
         self._spared: frozenset[tree.Identity] = frozenset()
+        self._in_order = False
         channel.setblocking(False)
 
     def fileno(self) -> int:
@@ -121,7 +122,17 @@ class KeeperWarden(Warden):
             if not message:
                 yield HungUp("the session's keeper process was killed")
                 return
-            yield self._parse(json.loads(message))
+            said = json.loads(message)
+            if said["event"] == "ended":
+                self._in_order = True
+            else:
+                yield self._parse(said)
+
+    def was_forced(self) -> bool:
+        """Return whether the keeper died before it had ended all below it; see the base class."""
+        for _ in self.events():
+            pass
+        return not self._in_order
 
     def _parse(self, said: dict[str, object]) -> Event:
         match said:

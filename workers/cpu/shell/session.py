@@ -240,8 +240,7 @@ class Session:
                 self._warden = warden  # `close` still watches it
                 return
         if warden is not None:
-            warden.close()
-        self.setup.wardens.fence()
+            self._bury(warden)
 
     def sweep_if_free(self) -> None:
         """End every process of the session unless a command is running or waits."""
@@ -294,5 +293,16 @@ class Session:
         if not ended:
             raise ProcessesLeft("a session's processes could not be ended")
         if warden is not None:
-            warden.close()
+            try:
+                self._bury(warden)
+            except SessionUnavailable as error:
+                raise ProcessesLeft(str(error)) from error
         shutil.rmtree(self.control.folder, ignore_errors=True)
+
+    def _bury(self, warden: Warden) -> None:
+        """Close a warden that has ended, and have ended what it left where that happened by force. Raises `SessionUnavailable`."""
+        try:
+            if warden.was_forced():
+                self.setup.wardens.fence()
+        finally:
+            warden.close()

@@ -153,6 +153,10 @@ class Warden(ABC):
     def has_ended(self, timeout_s: float) -> bool:
         """Wait until nothing is left after `hang_up`, for `timeout_s` at most; takes no events."""
 
+    def was_forced(self) -> bool:
+        """Return whether it was ended by force, so that a fence is due; asked once it has ended, it takes all events."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Give descriptors back."""
