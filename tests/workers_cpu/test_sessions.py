@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from workers.cpu.abstract import ExecRequest
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -228,3 +229,26 @@ def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkey
         assert printed(env, "echo $Y") == "2\n"
     finally:
         box.close()
+
+
+SLOW_TO_SAVE = "i=0; while [ $i -lt 3000 ]; do export V$i=$i; i=$((i + 1)); done; export Y=2; cd sub"
+
+
+@pytest.mark.parametrize("fence", [True, False])
+def test_what_a_command_exported_is_saved_before_its_shell_is_ended(shell_env: ProcessEnvironment, *, fence: bool) -> None:
+    # Given a command after whose report the shell takes a while to save what was exported
+    printed(shell_env, "mkdir sub")
+    printed(shell_env, SLOW_TO_SAVE)
+    # When the next one ends the shell, by a fence or since its time is over before the shell comes to it
+    shell_env.start(ExecRequest(action_id="a1", command="sleep 30", fence=fence, timeout_s=0.001)).wait()
+    # Then everything is there afterwards
+    assert printed(shell_env, "basename $PWD; echo $Y $V0 $V2999") == "sub\n2 0 2999\n"
+
+
+def test_a_session_that_exports_all_it_sets_is_restored(shell_env: ProcessEnvironment) -> None:
+    # Given a session that exports what is set, the driver's own variable too
+    printed(shell_env, "set -a")
+    printed(shell_env, "Y=2")
+    # When its shell ends; then the next one comes up with what was set
+    run(shell_env, "kill -9 $$")
+    assert printed(shell_env, "sh -c 'echo $Y'") == "2\n"

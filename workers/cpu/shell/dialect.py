@@ -13,7 +13,8 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 4. The descriptors of a command are redirected around `eval`, so `exec >&-` inside lasts for that command only.
 5. Per-command variables stand before `eval`, so they end with it. `command eval` keeps a syntax error from ending a
    POSIX shell; `builtin` in bash steps over functions of the same name.
-6. Saving comes after the report: it takes no time of the command.
+6. Saving comes after the report: it takes no time of the command. A shell that has just started has nothing to save, so
+   one that is ended before its first turn leaves the state whole. Any other may be ended once `awaits_turn` says so.
 7. The worker opens `go` and `done` for a turn only, so an idle session costs it one descriptor. A shell that opened `go`
    just before the worker closed it reads nothing, and opens it again. The assignment there ends a shell in which a
    command has made the variable read-only; it would never read a turn.
@@ -21,6 +22,7 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -33,10 +35,10 @@ from workers.cpu.errors import SessionUnavailable
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
 _BASH = " ".join(
     (
-        "if test -f {state}; then . {state}; fi;",
+        "if test -f {state}; then . {state}; fi; builtin unset __tangram_turn;",
         "until ! :; do :;",
         """until builtin printf '%s %s\\n' "${{__tangram_turn-ready}}" "$?" >|{done};""",
-        "{{ builtin export -p; builtin declare -f; }} >|{state};",
+        'builtin test -z "${{__tangram_turn+set}}" || {{ builtin export -p; builtin declare -f; }} >|{state};',
         "until builtin read -r __tangram_turn <{go}; do builtin test -p {go} && __tangram_turn= || builtin exit; done;",
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
         "builtin false;",
@@ -46,10 +48,10 @@ _BASH = " ".join(
 )
 _POSIX = " ".join(
     (
-        "if test -f {state}; then . {state}; fi;",
+        "if test -f {state}; then . {state}; fi; unset __tangram_turn;",
         "until ! :; do :;",
         """until printf '%s %s\\n' "${{__tangram_turn-ready}}" "$?" >|{done};""",
-        "export -p >|{state};",
+        'test -z "${{__tangram_turn+set}}" || export -p >|{state};',
         "until read -r __tangram_turn <{go}; do test -p {go} && __tangram_turn= || exit; done;",
         "false;",
         "do command . {text}; done;",
@@ -110,6 +112,18 @@ class Control:
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         make_fifo(self.go, READ_BY_SHELL)
         make_fifo(self.done, WRITTEN_BY_SHELL)
+
+    def awaits_turn(self) -> bool:
+        """Return whether a shell waits for its next turn, so that it has saved its state; it must not have been given one.
+
+        A FIFO can be opened for writing alone once somebody has it open for reading, or is about to.
+        """
+        try:
+            os.close(os.open(self.go, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            # Where commands have removed the FIFO, no shell will ever wait on it.
+            return error.errno != errno.ENXIO
+        return True
 
     def keep_state(self) -> None:
         """Make the file of the state, which the shell rewrites after each turn."""

@@ -57,7 +57,9 @@ class Run:
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:
             # Both ends, so that neither side's opening blocks and no hang-up is seen between two openings.
-            self._go, self._done = map(self._open, (session.control.go, session.control.done))
+            self._go = self._descriptors.enter_context(open(_both_ends(session.control.go), "r+b", buffering=0))
+            self._done = _both_ends(session.control.done)
+            self._descriptors.callback(os.close, self._done)
             self._captures = [self._capture(fifo.path) for fifo in session.streams]
             self._descriptors = self._descriptors.pop_all()
         self.meter = shell.warden.meter()
@@ -68,11 +70,6 @@ class Run:
         self._began = time.monotonic()
         self._printed = self._began
         self._sample_at = self._began + self.meter.next_interval_s()
-
-    def _open(self, path: str) -> int:
-        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._descriptors.callback(os.close, descriptor)
-        return descriptor
 
     def _capture(self, path: str) -> Capture:
         return self._descriptors.enter_context(contextlib.closing(Capture(path, self._request.output_limit_bytes)))
@@ -90,7 +87,7 @@ class Run:
         with open(self._session.control.text, "wb", buffering=0) as file:
             file.write(self._session.setup.dialect.text(self._request.command, variables, out, err))
         self._began = self._printed = time.monotonic()
-        os.write(self._go, f"{self._name}\n".encode())
+        self._go.write(f"{self._name}\n".encode())
 
     def pump(self, wake: int) -> ExecOutcome:
         """Serve the command until it is over; `wake` becomes readable when `killed` has an answer.
@@ -169,8 +166,16 @@ class Run:
         if self._kill is None and self._ending is None:
             self._kill = (status, reason)
             self._on_ending()
+            if self._takes_back():
+                self._session.await_saving()
             self._session.remember_folder()
             self._shell.warden.kill(GRACE_S)
+
+    def _takes_back(self) -> bool:
+        """Take the turn back from a shell that has not seen it, and may still be saving what the command before left."""
+        is_unseen = self._go.read(LONGEST_REPORT) == f"{self._name}\n".encode()
+        self._go.close()
+        return is_unseen
 
     def _take(self, event: Event) -> None:
         match event:
@@ -230,3 +235,7 @@ class Run:
             if is_held:
                 fifo.renew()
                 self._session.setup.drain.adopt(os.dup(capture.descriptor))
+
+
+def _both_ends(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

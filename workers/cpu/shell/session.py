@@ -31,6 +31,7 @@ from workers.cpu.shell.output import Drain, StreamFifo
 from workers.cpu.shell.warden import Exited, HungUp, Refused, Spawned, Warden, Wardens
 
 CLOSE_LIMIT_S = 15.0
+SAVE_LIMIT_S, SAVE_PAUSE_S = 5.0, 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +228,14 @@ class Session:
         if self._shell is not None:
             self._cwd = self._shell.warden.folder() or self._cwd
 
+    def await_saving(self) -> None:
+        """Return once the shell has saved what the last command left; one that has ended, or is stuck, is not waited for."""
+        deadline = time.monotonic() + SAVE_LIMIT_S
+        while self._shell is not None and not self.control.awaits_turn() and time.monotonic() < deadline:
+            if self._shell.warden.folder() is None:
+                return
+            time.sleep(SAVE_PAUSE_S)
+
     def lose_shell(self) -> None:
         """Take note that the shell has ended; its warden goes on."""
         self._shell = None
@@ -261,6 +270,7 @@ class Session:
             SessionUnavailable: some did not end.
 
         """
+        self.await_saving()
         self.remember_folder()
         if self._warden is not None:
             self._end_all(self._warden)
