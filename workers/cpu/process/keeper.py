@@ -110,10 +110,13 @@ def kill_below(
             tree.send(process, signal.SIGCONT)
     while True:
         reap()
-        living = first_found(lambda: tree.descendants(roots, spared, passed))
+        living, is_all = first_found(lambda: tree.settled(roots, spared, passed))
+        if not living and not spared and holder is None:
+            # Whom no walk finds, as it forks and ends faster than one goes, is a child of this process sooner or later.
+            is_all = not has_children()
         age_s = time.monotonic() - began
-        if not living or age_s > KILL_LIMIT_S:
-            return [process.pid for process in living]
+        if (is_all and not living) or age_s > KILL_LIMIT_S:
+            return [process.pid for process in living] or ([] if is_all else tree.children(os.getpid()))
         if holder is not None and age_s >= grace_s + STUBBORN_S:
             holder.end()
         if age_s >= grace_s:
@@ -123,12 +126,21 @@ def kill_below(
         alarm.clear()
 
 
-def first_found(walk: Callable[[], list[tree.Process]]) -> list[tree.Process]:
-    """Return the first walk that finds something, of `WALKS`: one that goes on while a parent dies misses its children."""
+def first_found(walk: Callable[[], tuple[list[tree.Process], bool]]) -> tuple[list[tree.Process], bool]:
+    """Return the first walk that finds something, of `WALKS`: the kernel's list of children can lack some while others end."""
     for _ in range(WALKS - 1):
-        if living := walk():
-            return living
+        if (found := walk())[0]:
+            return found
     return walk()
+
+
+def has_children() -> bool:
+    """Return whether this process has a child, be it one that has ended."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def below_with(keeper: int, holder: Holder | None) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -28,6 +28,10 @@ class Members:
         """Return the shell and what commands have started, without `spared` ones and what is below those."""
         return tree.descendants(self.roots, spared, self.holder)
 
+    def settled(self) -> list[tree.Process]:
+        """Return the same, also where a process dies at this moment and its children are handed on."""
+        return tree.settled(self.roots, (), self.holder)[0]
+
     def pin(self, cores: Collection[int]) -> None:
         """Hold every thread to `cores`."""
         tree.pin(self.roots, cores, self.holder)

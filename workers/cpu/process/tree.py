@@ -20,6 +20,7 @@ PF_EXITING = 0x4  # linux/sched.h: set before a dying process closes its files, 
 HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 
 WALK_LIMIT_S = 2.0
+WALKS = 3
 
 Identity = tuple[int, int]
 
@@ -105,7 +106,30 @@ def descendants(roots: int | Sequence[int], spared: Collection[Identity] = (), p
     Without `spared` ones and what is below those, and without the `passed` ones, below which is looked only where they
     are roots. Several roots have one thread each.
     """
+    return _walk(roots, spared, passed)[0]
+
+
+def settled(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> tuple[list[Process], bool]:
+    """Return the living processes below `roots` as `descendants` does, and whether that surely is all of them.
+
+    While a process dies its children go to one whose children have been read already, and the walk meets them nowhere.
+    So it is done again until none dies meanwhile but those that were buried, or waited to be, before it began.
+    """
+    dead: set[int] = set()
+    for _ in range(WALKS):
+        found, fading = _walk(roots, spared, passed)
+        fading.update(process.pid for process in found if is_exiting(process.pid) or not _status(process.pid))
+        if fading <= dead:
+            return found, True
+        # Only a zombie has handed its children on.
+        dead.update(pid for pid in fading if _status(pid)[:1] in ([], [b"Z"]))
+    return found, False
+
+
+def _walk(roots: int | Sequence[int], spared: Collection[Identity], passed: Collection[int]) -> tuple[list[Process], set[int]]:
+    """Return the living processes below `roots`, and the ids of those that were met dead."""
     found: list[Process] = []
+    fading: set[int] = set()
     seen = set(passed)
     waiting = [(roots, 0)] if isinstance(roots, int) else [(root, 1) for root in roots]
     seen.update(pid for pid, _ in waiting)
@@ -115,12 +139,17 @@ def descendants(roots: int | Sequence[int], spared: Collection[Identity] = (), p
                 continue
             seen.add(pid)
             process = read_process(pid)
-            if process is None or process.identity in spared:
+            if process is None:
+                fading.add(pid)
+                continue
+            if process.identity in spared:
                 continue
             waiting.append((pid, process.thread_count))
             if is_alive(process):
                 found.append(process)
-    return found
+            else:
+                fading.add(pid)
+    return found, fading
 
 
 def is_alive(process: Process) -> bool:
@@ -185,7 +214,7 @@ def _each_thread(roots: int | Sequence[int], passed: Collection[int], action: Ca
     met: set[int] = set()
     deadline = time.monotonic() + WALK_LIMIT_S
     while time.monotonic() < deadline:
-        below = [process for process in descendants(roots, (), passed) if process.pid != spared]
+        below = [process for process in settled(roots, (), passed)[0] if process.pid != spared]
         every = (thread for process in below for thread in ([process.pid] if process.thread_count == 1 else threads(process.pid)))
         fresh = [thread for thread in every if thread not in met]
         if not fresh:

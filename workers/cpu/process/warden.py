@@ -68,7 +68,7 @@ class KeeperWarden(Warden):
 
     def begin(self, holding: Holding) -> None:
         """Apply a grant; see the base class."""
-        before = [process for process in self._members.living() if process.pid != self._members.shell]
+        before = [process for process in self._members.settled() if process.pid != self._members.shell]
         self._spared = frozenset(process.identity for process in before)
         cores = self._core_map.real(holding.cores)
         if before:

@@ -7,6 +7,7 @@ shell's report for this turn, the end of the shell, the end of a kill, the end o
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import secrets
@@ -57,7 +58,7 @@ class Run:
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:
             # Both ends, so that neither side's opening blocks and no hang-up is seen between two openings.
-            self._go = self._descriptors.enter_context(open(_both_ends(session.control.go), "r+b", buffering=0))
+            self._go = self._descriptors.enter_context(io.FileIO(_both_ends(session.control.go), "r+"))
             self._done = _both_ends(session.control.done)
             self._descriptors.callback(os.close, self._done)
             self._captures = [self._capture(fifo.path) for fifo in session.streams]
