@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
+import select
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.shell import output
+from workers.cpu.shell import run as shell_run
 from workers.cpu.shell.output import Capture, Drain, StreamFifo
 
 from .support import admit, open_one, printed, run, until
@@ -114,3 +120,41 @@ def test_limits_reach_the_command(tmp_path: Path) -> None:
         assert printed(open_one(box), "ulimit -v") == "unlimited\n"
     finally:
         box.close()
+
+
+def test_what_is_printed_while_the_stream_is_looked_at_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a stream on which something is printed just after a poll has found nothing
+    fifo = StreamFifo(tmp_path, "out")
+    with contextlib.closing(Capture(fifo.path, 100)) as capture, open(fifo.path, "wb", buffering=0) as writer:
+
+        class Poll:
+            def register(self, *_: int) -> None: ...
+
+            def poll(self, _: int) -> list[tuple[int, int]]:
+                writer.write(b"printed")
+                return []
+
+        monkeypatch.setattr(output, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+        # When it is asked whether the stream was opened; then it was, and nothing is lost
+        assert capture.was_opened()
+        assert capture.finish()
+        assert capture.data == b"printed"
+
+
+def test_a_report_counts_that_the_poll_missed(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a shell that will end just after its report, and a poll that sees its end alone
+    printed(env, ":")
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poller = select.poll()
+            self.unregister, self.poll = self._poller.unregister, self._poller.poll
+
+        def register(self, descriptor: int, events: int) -> None:
+            if not os.readlink(f"/proc/self/fd/{descriptor}").endswith("/done"):
+                self._poller.register(descriptor, events)
+
+    monkeypatch.setattr(shell_run, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLHUP=select.POLLHUP))
+    # When a command is over; then it ended as it was reported
+    outcome = run(env, """trap 'case $BASH_COMMAND in *export*) kill -9 $$; esac' DEBUG; (exit 3)""")
+    assert (outcome.status, outcome.exit_code, outcome.reason) == ("succeeded", 3, "")

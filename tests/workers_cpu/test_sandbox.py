@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import psutil
@@ -19,9 +20,14 @@ from tangram.errors import InvalidAction
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, SandboxInUse, SessionUnavailable
 from workers.cpu.process.environment import ProcessEnvironment
+from workers.cpu.process.groups import make_group
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .support import admit, open_one, printed, processes_with, run, until
+
+
+def ancestors(pid: int) -> set[int]:
+    return {process.pid for process in psutil.Process(pid).parents()}
 
 
 def descriptors() -> int:
@@ -62,6 +68,15 @@ def test_an_id_can_be_used_again_and_starts_empty(sandbox: ProcessSandbox) -> No
     # Given an environment with a file that was closed; when its id is opened again; then it is empty
     printed(open_one(sandbox), "touch file")
     sandbox.get("e1").close()
+    assert printed(open_one(sandbox), "ls") == ""
+
+
+def test_an_id_whose_environment_is_being_closed_can_be_opened(sandbox: ProcessSandbox) -> None:
+    # Given an environment that takes nothing more, but is not gone yet
+    leaving = open_one(sandbox)
+    printed(leaving, "touch file")
+    leaving.hang_up()
+    # When its id is opened again; then that is another one, once its room is free
     assert printed(open_one(sandbox), "ls") == ""
 
 
@@ -166,20 +181,59 @@ def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
         ProcessSandbox(tmp_path / "box", shell="no-such-shell")
 
 
-def test_a_killed_worker_leaves_no_process_and_its_files_go_with_the_next_sandbox(tmp_path: Path) -> None:
-    # Given a worker with a background process and a running command
+def worker_to_be_killed(base: Path) -> subprocess.Popen[bytes]:
+    """Return a worker with a background process and a running command."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "tests.workers_cpu.killed_worker", str(tmp_path / "box")],
+        [sys.executable, "-m", "tests.workers_cpu.killed_worker", str(base)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
     )
     assert worker.stdout is not None
-    assert worker.stdout.readline() == b"running\n"
+    with worker.stdout:
+        assert worker.stdout.readline() == b"running\n"
     assert until(lambda: len(processes_with("300.59375")) == 2)
+    return worker
+
+
+def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path: Path) -> None:
+    # Given a killed worker, and processes that would end its commands but do not get to it
+    worker = worker_to_be_killed(tmp_path / "box")
+    heirs = [pid for pid in processes_with("workers.cpu.process.keeper") if worker.pid in ancestors(pid)]
+    for pid in heirs:
+        os.kill(pid, signal.SIGSTOP)
+    worker.kill()
+    worker.wait()
+    # When a sandbox takes over the folder
+    with ThreadPoolExecutor() as threads:
+        taking = threads.submit(ProcessSandbox, tmp_path / "box")
+        early, _ = wait([taking], timeout=0.5)
+        for pid in heirs:
+            os.kill(pid, signal.SIGCONT)
+        box = taking.result()
+    # Then it does so only once they are done
+    assert not early
+    assert not processes_with("300.59375")
+    box.close()
+
+
+def test_the_keepers_of_a_killed_worker_remove_their_groups(tmp_path: Path) -> None:
+    # Given a worker with a session, and where its sandbox makes groups for sessions
+    group = make_group(tmp_path / "box") if os.geteuid() == 0 else None
+    worker = worker_to_be_killed(tmp_path / "box")
+    # When it is killed; then the next one finds no group of a session
+    worker.kill()
+    worker.wait()
+    assert until(lambda: not processes_with(str(tmp_path)))
+    assert group is None or until(lambda: not any(entry.is_dir() for entry in os.scandir(group)))
+    ProcessSandbox(tmp_path / "box").close()
+
+
+def test_a_killed_worker_leaves_no_process_and_its_files_go_with_the_next_sandbox(tmp_path: Path) -> None:
+    # Given a worker with a background process and a running command
+    worker = worker_to_be_killed(tmp_path / "box")
     # When it is killed
     worker.kill()
     worker.wait()
-    worker.stdout.close()
     # Then all its processes end, and the next sandbox of that folder starts empty
     assert until(lambda: not processes_with("300.59375") and not processes_with(str(tmp_path)))
     box = ProcessSandbox(tmp_path / "box")

@@ -1,4 +1,8 @@
-"""The folder of a sandbox: one living sandbox has it, and what a dead one left in it goes."""
+"""The folder of a sandbox: one living sandbox has it, and what a dead one left in it goes.
+
+A worker that is killed leaves processes that end its commands, its *heirs*. They hold a lock of their own in the folder
+as long as they are at it: a successor that came before would find files made anew where it has just removed them.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from workers.cpu.errors import SandboxInUse
+
+HEIRS_LIMIT_S, HEIRS_PAUSE_S = 30.0, 0.01
 
 
 def take_base(base: Path, folders: Sequence[str]) -> int:
@@ -19,6 +26,13 @@ def take_base(base: Path, folders: Sequence[str]) -> int:
         SandboxInUse: another living sandbox has it.
 
     """
+    lock = lock_base(base)
+    make_afresh(base, folders)
+    return lock
+
+
+def lock_base(base: Path) -> int:
+    """Lock `base` for a sandbox, and return the lock's descriptor. Raises `SandboxInUse`."""
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -26,11 +40,37 @@ def take_base(base: Path, folders: Sequence[str]) -> int:
     except BlockingIOError:
         os.close(lock)
         raise SandboxInUse(f"{base} belongs to another sandbox") from None
+    return lock
+
+
+def await_heirs(base: Path, lock: int) -> int:
+    """Wait until the heirs of a dead worker are done with `base`, and return the descriptor of their lock for ours to hold.
+
+    Raises:
+        SandboxInUse: they took longer than `HEIRS_LIMIT_S` seconds; the `lock` of the base is given back.
+
+    """
+    heirs = os.open(base / "heirs", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + HEIRS_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(heirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(HEIRS_PAUSE_S)
+                continue
+            os.close(heirs)
+            os.close(lock)
+            raise SandboxInUse(f"the processes of a dead worker in {base} do not end") from None
+        return heirs
+
+
+def make_afresh(base: Path, folders: Sequence[str]) -> None:
+    """Make the `folders` of `base` anew, without what was in them."""
     for name in folders:
         if (base / name).exists():
             remove_tree(base / name)
         (base / name).mkdir(mode=0o700)
-    return lock
 
 
 def remove_tree(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The processes that own the shells: one nursery for a sandbox, one keeper for each session.
 
-Run as `python -m workers.cpu.process.keeper`, with a SOCK_SEQPACKET Unix socket as standard input. Rules: the standard
+Run as `python -m workers.cpu.process.keeper [<descriptor>…]`, with a SOCK_SEQPACKET Unix socket as standard input, and
+descriptors that these processes hold while they live, but no command does. Rules: the standard
 library only, one thread, no code of the sandboxed program ever runs in these processes.
 
 Why they exist: forking with set-up code is unsafe in a worker full of threads, but safe here; and a keeper is a
@@ -33,6 +34,7 @@ import resource
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -46,6 +48,7 @@ MESSAGE_BYTES = 1 << 18
 KILL_LIMIT_S = 10.0
 CLOSE_GRACE_S = 0.2
 STUBBORN_S = 1.0
+LEAVING_S = 4.0
 WALKS = 3
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -331,6 +334,12 @@ class Nursery:
     def serve(self) -> None:
         """Answer until the worker closes its end, then wait for the keepers to leave and kill what is left."""
         attend(self.channel, self.alarm, self.reap, self.answer)
+        deadline = time.monotonic() + LEAVING_S
+        while self.keepers and time.monotonic() < deadline:
+            # They see the end of their sockets too. One that is killed instead would leave its control group.
+            select.select([self.alarm.reading], [], [], deadline - time.monotonic())
+            self.alarm.clear()
+            self.reap()
         kill_below(set(), 2 * CLOSE_GRACE_S, self.alarm, self.reap)
 
     def answer(self) -> bool:
@@ -397,6 +406,8 @@ def main() -> None:
     """Serve the socket on standard input until the worker closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for descriptor in map(int, sys.argv[1:]):
+        os.set_inheritable(descriptor, False)
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
     # Without a collector, forked keepers go on sharing this process's memory.

@@ -16,9 +16,13 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 class Nursery:
-    """Starts keepers; any thread may ask. Its process starts with the first request."""
+    """Starts keepers; any thread may ask. Its process starts with the first request.
 
-    def __init__(self) -> None:
+    It and the keepers hold the descriptor `lock` as long as they live, if there is one.
+    """
+
+    def __init__(self, lock: int | None = None) -> None:
+        self._locks = () if lock is None else (lock,)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -75,12 +79,13 @@ class Nursery:
         environment = {"PYTHONPATH": str(_ROOT), "PATH": os.defpath, "LANG": "C.UTF-8"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-s", "-S", "-m", "workers.cpu.process.keeper"],
+                [sys.executable, "-s", "-S", "-m", "workers.cpu.process.keeper", *map(str, self._locks)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,
                 cwd="/",
                 start_new_session=True,
+                pass_fds=self._locks,
             )
         self._channel = mine
 

@@ -33,7 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
-from workers.cpu.base import take_base
+from workers.cpu.base import await_heirs, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SessionUnavailable
 from workers.cpu.process.environment import ProcessEnvironment
@@ -90,9 +90,11 @@ class ProcessSandbox(Sandbox):
         self._limits = limits or ProcessLimits()
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
-        self._base_lock = take_base(self._base, ("environments", "control"))
+        self._base_lock = lock_base(self._base)
+        self._heirs_lock = await_heirs(self._base, self._base_lock)
+        make_afresh(self._base, ("environments", "control"))
         self._core_map = core_map or CoreMap.of_this_process()
-        self._nursery, self._drain = Nursery(), Drain()
+        self._nursery, self._drain = Nursery(self._heirs_lock), Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
@@ -141,12 +143,17 @@ class ProcessSandbox(Sandbox):
         """
         if spec.image is not None:
             raise ImageUnsupported(f"the process sandbox has no images, so it cannot open {spec.image!r}")
-        with self._lock:
-            if self._closed:
-                raise EnvironmentGone("the sandbox is closed")
-            known = self._environments.get(spec.id)
-            if known is None:
-                known = self._environments[spec.id] = self._make(spec)
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise EnvironmentGone("the sandbox is closed")
+                known = self._environments.get(spec.id)
+                if known is None:
+                    known = self._environments[spec.id] = self._make(spec)
+            if not known.is_closed:
+                break
+            # One of that name is on its way out; its room is waited for.
+            known.close()
         if known.spec != spec:
             raise EnvironmentExists(f"environment {spec.id} is open with another specification")
         return known
@@ -234,6 +241,7 @@ class ProcessSandbox(Sandbox):
         self._drain.close()
         if self._bubblewrap is not None and self._bubblewrap.groups is not None:
             remove_group(self._bubblewrap.groups)
+        os.close(self._heirs_lock)
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))

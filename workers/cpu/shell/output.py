@@ -59,9 +59,13 @@ class Capture:
     def pull(self, most: int = CHUNK_BYTES) -> int:
         """Take what is there, up to `most` bytes; return how many came, 0 when nobody writes or nothing is there."""
         try:
-            chunk = os.read(self.descriptor, most)
+            return self._read(most)
         except BlockingIOError:
             return 0
+
+    def _read(self, most: int) -> int:
+        """Take what is there; return 0 when nobody writes. Raises `BlockingIOError` when somebody might."""
+        chunk = os.read(self.descriptor, most)
         room = self._limit_bytes - len(self._kept)
         self._kept += chunk[:room] if room > 0 else b""
         self.truncated = self.truncated or len(chunk) > room
@@ -77,7 +81,7 @@ class Capture:
         if poller.poll(0):
             return True
         try:
-            return os.read(self.descriptor, 1) != b""
+            return self._read(CHUNK_BYTES) > 0
         except BlockingIOError:
             return True
 

@@ -151,8 +151,9 @@ class Run:
             self._poller.unregister(capture.descriptor)
 
     def _read_report(self) -> None:
-        """Take the shell's report; a line of another turn is none of ours."""
-        self._report += os.read(self._done, 4096)
+        """Take the shell's report if there is one; a line of another turn is none of ours."""
+        with contextlib.suppress(BlockingIOError):
+            self._report += os.read(self._done, 4096)
         *lines, rest = self._report.split(b"\n")
         # Commands can write here, too. No report is as long as what they may leave without an end.
         self._report = rest[-LONGEST_REPORT:]
@@ -185,8 +186,10 @@ class Run:
                 if not any(capture.was_opened() for capture in self._captures):
                     self._not_begun()
                     return
+                # It may have reported after the poll looked there, and before it looked here.
+                self._read_report()
                 # A shell that a closing environment ended is followed by the end of its warden.
-                if self._kill is None and not self._session.closed:
+                if self._kill is None and self._ending is None and not self._session.closed:
                     cpu_s = self.meter.over(event.max_rss_mb)
                     self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
             case Gone(left=left) if self._kill is not None:
@@ -196,7 +199,9 @@ class Run:
                 cpu_s = self.meter.over(event.max_rss_mb)
                 self._ending = Ending(status, None, reason + note, cpu_s)
             case HungUp(reason=reason):
-                self._ending = self._without_warden(reason)
+                self._read_report()
+                without = self._without_warden(reason)
+                self._ending = self._ending or without
 
     def _not_begun(self) -> None:
         """Give the command back, unless a kill or a closing environment, whose own end follows, was the reason."""
