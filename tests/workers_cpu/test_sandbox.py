@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.groups import make_group
 from workers.cpu.process.sandbox import ProcessSandbox
 
+from .conftest import below_this
 from .support import admit, open_one, printed, processes_with, run, until
 
 
@@ -35,14 +37,19 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def started_s() -> float:
-    """Return what starting a process and waiting for its end takes here, now."""
-    taken_s = []
-    for _ in range(50):
-        began = time.perf_counter()
-        subprocess.run(["true"], check=True)
-        taken_s.append(time.perf_counter() - began)
-    return statistics.median(taken_s)
+def spent_s() -> float:
+    """Return the CPU time, which other processes do not lengthen, of this process and of all that were or are below it."""
+    buried = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = (Path(f"/proc/{process.pid}/schedstat").read_text().split() for process in below_this())
+    return time.process_time() + buried.ru_utime + buried.ru_stime + sum(int(ran) / 1e9 for ran, *_ in living)
+
+
+def cost_s(action: Callable[[], object], times: int) -> float:
+    """Return the CPU time that an action takes, of the many times that it is done."""
+    before = spent_s()
+    for _ in range(times):
+        action()
+    return (spent_s() - before) / times
 
 
 def test_environments_are_found_until_they_are_closed(sandbox: ProcessSandbox) -> None:
@@ -299,13 +306,10 @@ def test_an_idle_environment_leaves_no_zombies_behind_its_commands(env: ProcessE
 def test_two_hundred_open_environments_are_cheap(sandbox: ProcessSandbox) -> None:
     # Given two hundred environments that have run nothing; when they are opened
     children = set(psutil.Process().children())
-    before, environments, opened_s = descriptors(), [], []
-    for number in range(200):
-        began = time.perf_counter()
-        environments.append(open_one(sandbox, f"e{number}"))
-        opened_s.append(time.perf_counter() - began)
+    before, environments = descriptors(), list[ProcessEnvironment]()
+    opened_s = cost_s(lambda: environments.append(open_one(sandbox, f"e{len(environments)}")), 200)
     # Then no process and no descriptor was spent on them, and no more time than a few processes take to start
-    assert statistics.median(opened_s) < 3 * started_s()
+    assert opened_s < 3 * cost_s(lambda: subprocess.run(["true"], check=True), 50)
     assert descriptors() == before
     assert set(psutil.Process().children()) <= children
     # And one in which a command has run costs one descriptor, and a keeper of few MB of its own
@@ -319,11 +323,5 @@ def test_two_hundred_open_environments_are_cheap(sandbox: ProcessSandbox) -> Non
 def test_an_empty_command_takes_about_a_millisecond(env: ProcessEnvironment) -> None:
     # Given an open session
     run(env, "true")
-    # When empty commands run
-    taken_s = []
-    for _ in range(200):
-        began = time.perf_counter()
-        run(env, "true")
-        taken_s.append(time.perf_counter() - began)
-    # Then the median is about that of starting one process
-    assert statistics.median(taken_s) < 3 * started_s()
+    # When empty commands run; then each takes about what starting one process takes
+    assert cost_s(lambda: run(env, "true"), 200) < 3 * cost_s(lambda: subprocess.run(["true"], check=True), 50)
