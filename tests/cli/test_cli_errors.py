@@ -186,7 +186,7 @@ def test_a_stack_that_is_not_there_is_said_soon(trace: Path, tmp_path: Path, wor
     variables = {"TANGRAM_BROKER_URL": broker, "TANGRAM_RESULT_URL": result, "TANGRAM_DATABASE_URL": database}
     began = time.monotonic()
     done = tangram(*words, cwd=tmp_path, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     refused(done, "reached")
     assert "secret" not in done.stderr
 

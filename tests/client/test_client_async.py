@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from typing import Any
 
@@ -167,19 +166,21 @@ def test_a_burst_does_not_hold_up_the_event_loop(peer: Any, settings: Settings) 
     # Given large arguments, which take long to pack and to send
     peer.behave = lambda seen: "done"
 
-    async def scenario() -> tuple[list[float], list[float]]:
-        held_s, worked_s = [], []
+    data = b"x" * 4_000_000
+
+    async def scenario() -> tuple[float, float, float]:
+        held_s, worked_s = 0.0, 0.0
         async with AsyncClient(settings=settings) as client:
-            handles = []
+            handles, began = [], time.perf_counter()
             for _ in range(20):
                 before, worked_before = time.perf_counter(), time.thread_time()
-                handles.append(await client.submit(Action(kind="gpu.logprobs", service="t", arguments={"data": b"x" * 4_000_000})))
-                held_s.append(time.perf_counter() - before)
-                worked_s.append(time.thread_time() - worked_before)
+                handles.append(await client.submit(Action(kind="my.task", arguments={"data": data})))
+                held_s += time.perf_counter() - before
+                worked_s += time.thread_time() - worked_before
             await asyncio.wait([asyncio.ensure_future(handle.result()) for handle in handles])
-        return held_s, worked_s
+            return held_s, worked_s, time.perf_counter() - began
 
-    held_s, worked_s = asyncio.run(scenario())
-    # Whoever else has the core may hold up one of them.
-    assert statistics.median(held_s) < 0.05
-    assert max(worked_s) < 0.05
+    held_s, worked_s, whole_s = asyncio.run(scenario())
+    # Then the loop packs and sends nothing itself, though who does may have the core for much of the time
+    assert worked_s < 0.05 * whole_s
+    assert held_s < 0.25 * whole_s
