@@ -44,7 +44,7 @@ print(tree.read_process(orphan) is None, nursery.keepers)
 # While the children of each process are read, the one that was met last dies and is buried, its child having been handed on.
 HANDED_ON = """
 import os, signal, subprocess
-from workers.cpu.process import keeper, tree
+from workers.cpu.process import ending, keeper, tree
 keeper.prctl(keeper.PR_SET_CHILD_SUBREAPER, 1)
 parent = subprocess.Popen(["sh", "-c", "sleep 300.40625 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
 child = int(parent.stdout.readline())
@@ -61,12 +61,12 @@ found, is_all = tree.settled(os.getpid())
 print([process.pid for process in found] == [child], is_all)
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
-print(tree.settled(os.getpid()), keeper.has_children())
+print(tree.settled(os.getpid()), ending.has_children())
 """
 # A process that the first walks do not find, as if it forked and ended faster than one goes.
 RUNAWAY = """
 import os
-from workers.cpu.process import keeper, tree
+from workers.cpu.process import ending, keeper, tree
 keeper.prctl(keeper.PR_SET_CHILD_SUBREAPER, 1)
 walks = []
 
@@ -77,7 +77,7 @@ def blind(*_):
 walk, tree.settled = tree.settled, blind
 if os.fork() == 0:
     os.execvp("sleep", ["sleep", "300.421875"])
-alarm = keeper.Alarm()
+alarm = ending.Alarm()
 
 def reap():
     try:
@@ -86,7 +86,7 @@ def reap():
     except ChildProcessError:
         pass
 
-print(keeper.kill_below(set(), 0.0, alarm, reap), keeper.has_children())
+print(ending.kill_below(set(), 0.0, alarm, reap), ending.has_children())
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.process.warden import KeeperWarden
+from workers.cpu.shell.warden import Exited
 
 from .support import admit, open_one, printed, processes_with, run, until
 
@@ -70,6 +72,17 @@ def test_a_shell_killed_between_two_commands_is_replaced(env: ProcessEnvironment
     assert until(lambda: not Path(f"/proc/{pid}").exists())
     # When a command runs; then a fresh shell carries it out
     assert printed(env, "echo alive") == "alive\n"
+
+
+def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a session with state, whose shell a timeout ends, and a keeper that says so only when the next one starts
+    printed(env, "export KEPT=1")
+    ended = Exited(int(printed(env, "echo $$")), 143, 0.0)
+    assert admit(env, "sleep 20", timeout_s=0.1).wait().status == "timed_out"
+    events = KeeperWarden.events
+    monkeypatch.setattr(KeeperWarden, "events", lambda warden: itertools.chain([ended], events(warden)))
+    # When a command comes; then it runs, and the state is there
+    assert printed(env, "echo $KEPT") == "1\n"
 
 
 def test_a_killed_keeper_leaves_nothing_and_is_replaced(env: ProcessEnvironment) -> None:

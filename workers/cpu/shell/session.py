@@ -204,7 +204,7 @@ class Session:
                         shell = Shell(warden, pid)
                     case Refused(reason):
                         raise SessionUnavailable(reason)
-                    case Exited(code=code):
+                    case Exited(shell=pid, code=code) if shell is not None and pid == shell.pid:
                         raise NotReady(f"the shell ended with code {code} while it started")
                     case HungUp():
                         raise SessionUnavailable("what holds the session ended while it started a shell")
