@@ -81,10 +81,6 @@ class Shares:
             return False
         return self.dominant(job) >= TOLERANCE * self.entitlement(job)
 
-    def above(self, job: str) -> bool:
-        """Say whether a job holds all that it is entitled to, or more."""
-        return self.dominant(job) >= self.entitlement(job)
-
     def dominant(self, job: str) -> float:
         """Return the job's dominant share, from 0 to 1."""
         held = self._held.get(job)
@@ -95,6 +91,12 @@ class Shares:
             parts = (amount / self._offered[name] for name, amount in held.items() if self._offered.get(name, 0.0) > 0)
             known = self._dominant[job] = max(parts, default=0.0)
         return known
+
+    def with_more(self, job: str, resource: str, amount: float) -> float:
+        """Return what the job's dominant share would be with some more units of a resource, or fewer when negative."""
+        held = {**self._held.get(job, {})}
+        held[resource] = held.get(resource, 0.0) + amount
+        return max((part / self._offered[name] for name, part in held.items() if self._offered.get(name, 0.0) > 0), default=0.0)
 
     def entitlement(self, job: str) -> float:
         """Return the part of the system that is the job's when all active jobs want theirs."""

@@ -6,8 +6,8 @@ A job that holds more than its share is not to have what others are entitled to,
    and for those that they will start, soon. The second is not known; it is taken to be what they have used at peak lately.
 2. *Claims.* What it holds beyond the smallest amounts of its actions, jobs within their share may take for theirs to grow,
    whatever it is worth to either.
-3. *Spared.* A job that holds all that it is entitled to takes nothing from those that do not, even if it is worth more to it:
-   what is claimed does not go to and fro.
+3. *Spared.* What would give a job more than it is entitled to is taken from none that would then have less than that, even if
+   it is worth more to the first, and none claims more than would give it just that: what is claimed does not go to and fro.
 
 Nobody may claim, or has kept for him, more of a node than his share of it.
 """
@@ -24,6 +24,7 @@ from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.ladder import Climber, Rung
 from scheduler.state import State
+from tangram.action import CORES
 
 MANY_JOBS: Final = 32
 MANY_JOBS_S: Final = 1.0
@@ -71,14 +72,28 @@ class Claims:
         claimable, job = self.claimable(look.group), climber.waiting.action.job
         if not claimable or look.free + claimable < rung.price:
             return False
-        return self._used(look, job) + rung.price <= self._entitled(look.group, job)
+        return self._used(look, job) + rung.price <= self._entitled(look.group, job) and not self._exceeds(job, rung.price)
 
-    def spared(self, group: CoreGroup, climber: Climber) -> Collection[str]:
+    def spared(self, group: CoreGroup, climber: Climber, rung: Rung) -> Collection[str]:
         """Return the jobs from which an action may take nothing for what it is worth."""
-        above = self._state.shares.above
-        if not (self._count() and above(climber.waiting.action.job)):
+        job = climber.waiting.action.job
+        if not (self._count() and self._exceeds(job, rung.price)):
             return ()
-        return [job for job in group.ladder.extra_by_job if not above(job)]
+        return {other for other in group.ladder.extra_by_job if other != job and self._lacks_without(group, other)}
+
+    def takes_from_few(self, look: Look, climber: Climber, rung: Rung) -> bool:
+        """Say whether none of a job's actions may grow where nothing is free, though those of others may."""
+        return not look.free and self._exceeds(climber.waiting.action.job, 1) and bool(self.spared(look.group, climber, rung))
+
+    def _exceeds(self, job: str, units: int) -> bool:
+        """Say whether a job would hold more than it is entitled to with some more cores."""
+        shares = self._state.shares
+        return shares.with_more(job, CORES, units) > shares.entitlement(job)
+
+    def _lacks_without(self, group: CoreGroup, job: str) -> bool:
+        """Say whether a job would hold less than it is entitled to without the units that it misses least."""
+        shares, last = self._state.shares, group.ladder.first_down(job)
+        return last is None or shares.with_more(job, CORES, -last.rungs[last.at - 1].price) < shares.entitlement(job)
 
     def _count(self) -> bool:
         return self._policy.shares and self._state.shares.contended

@@ -62,7 +62,7 @@ class ElasticCores:
 
     def look(self, group: CoreGroup, node: Node, now: float) -> None:
         """Give out the cores of a group anew."""
-        look = Look(group, node, now, group.free)
+        look = Look(group, node, now, group.free, self._state.shares)
         self._feed_hungry(look)
         blocked = self._admit(look)
         if self._policy.resizes or look.starting:
@@ -142,8 +142,6 @@ class ElasticCores:
 
     def _enter(self, look: Look, waiting: Waiting) -> None:
         look.enter(Climber(waiting, rungs_within(waiting, look.group.capacity)))
-        # Held from now on, so that the rest of this look knows; the start itself holds it anew.
-        self._state.shares.hold(waiting.action.job, CORES, waiting.least)
 
     def _shrink_for(self, look: Look, units: int, *, over_only: bool = False) -> bool:
         """Take extra units back until `units` are free; False, and nothing taken, where there are not enough.
@@ -221,8 +219,11 @@ class ElasticCores:
             rung = climber.rungs[climber.at]
             last = self._state.comes_last(climber.waiting, look.now)
             if last and look.free - self._claims.kept(look, climber.waiting, rung.price) < rung.price:
-                look.kept_back |= {climber.waiting.action.job} if look.kept_back else self._claims.kept_back(look, climber)
+                self._keep_back(look, {climber.waiting.action.job} if look.kept_back else self._claims.kept_back(look, climber))
             elif not (last or self._could_afford(look, climber, rung)):
+                if self._claims.takes_from_few(look, climber, rung):
+                    look.kept_back.add(climber.waiting.action.job)
+                    continue
                 if not look.free and not self._claims.claimable(look.group):
                     break
                 aside.append(ladder.set_aside(climber))
@@ -235,11 +236,18 @@ class ElasticCores:
         for entry in aside:
             ladder.put_back(entry)
 
+    def _keep_back(self, look: Look, jobs: set[str]) -> None:
+        """Have actions of jobs beyond their share grow no more in this look; what is free is offered anew when that may have changed."""
+        look.kept_back |= jobs
+        if look.free:
+            for job in sorted(jobs):
+                self._state.keep_back(job, look.group, look.now + KEPT_BACK_S)
+
     def _could_afford(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether there may be the units for a rung: a look that costs nothing, before those that do."""
         if look.free >= rung.price or self._claims.may_claim(look, climber, rung):
             return True
-        other = look.group.ladder.best_down(self._claims.spared(look.group, climber)) if self._policy.shrinks else None
+        other = look.group.ladder.best_down(self._claims.spared(look.group, climber, rung)) if self._policy.shrinks else None
         return other is not None and other.rungs[other.at - 1].worth * WORTH_MORE <= rung.worth
 
     def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:
@@ -264,9 +272,9 @@ class ElasticCores:
         """
         if not self._policy.shrinks:
             return False
-        ladder, spared, taken, lost = look.group.ladder, self._claims.spared(look.group, climber), list[Climber](), 0.0
+        ladder, taken, lost = look.group.ladder, list[Climber](), 0.0
         while look.free < rung.price:
-            other = ladder.best_down(spared)
+            other = ladder.best_down(self._claims.spared(look.group, climber, rung))
             if other is None or other.rungs[other.at - 1].worth * WORTH_MORE > rung.worth:
                 break
             taken.append(other)
@@ -302,6 +310,7 @@ class ElasticCores:
 
     def _carry_out(self, look: Look) -> None:
         group = look.group
+        look.settle()
         growing = []
         for climber, before in look.moved.values():
             running = climber.running
@@ -327,7 +336,6 @@ class ElasticCores:
 
     def _start(self, look: Look, climber: Climber) -> None:
         waiting, group = climber.waiting, look.group
-        self._state.shares.hold(waiting.action.job, CORES, -waiting.least)
         unqueue(self._state, waiting, group)
         core_ids = group.take(climber.units)
         grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=climber.units, core_ids=core_ids)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from scheduler.model import Running, Waiting
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.ladder import Climber
+from scheduler.shares import Shares
 from scheduler.state import Node
+from tangram.action import CORES
 
 
 @dataclass(slots=True)
@@ -21,6 +23,7 @@ class Look:
     node: Node
     now: float
     free: int
+    shares: Shares
     moved: dict[str, tuple[Climber, int]] = field(default_factory=dict)
     starting: list[Climber] = field(default_factory=list)
     on_shares: list[tuple[Waiting, int]] = field(default_factory=list)
@@ -47,6 +50,11 @@ class Look:
         self._note(climber)
         self._take(climber, -self.group.ladder.descend(climber))
 
+    def settle(self) -> None:
+        """Have jobs hold again what they did before this look: what carries it out counts anew what they hold."""
+        for job, units in self.taken.items():
+            self.shares.hold(job, CORES, -units)
+
     def _note(self, climber: Climber) -> None:
         """Remember on how many units a running action was before this look."""
         if climber.running is not None:
@@ -56,4 +64,5 @@ class Look:
         job = climber.waiting.action.job
         self.free -= units
         self.taken[job] = self.taken.get(job, 0) + units
+        self.shares.hold(job, CORES, units)  # from now on, so that the rest of this look knows
         self.kept = None

@@ -187,6 +187,11 @@ class Ladder:
         entry = self._first(self._ups, job) if job in self._ups else None
         return None if entry is None else entry[3]
 
+    def first_down(self, job: str) -> Climber | None:
+        """Return who of a job misses its last units least."""
+        entry = self._first(self._downs, job) if job in self._downs else None
+        return None if entry is None else entry[3]
+
     def best_down(self, but: Collection[str] = ()) -> Climber | None:
         """Return who misses its last units least, of all jobs but some."""
         return self._best(self._downs, but)

@@ -71,6 +71,76 @@ def test_nothing_is_kept_for_a_step_that_the_share_does_not_allow(world: Any) ->
     assert "many5" in w.grants
 
 
+def looks(w: Any, times: int) -> list[dict[str, int]]:
+    """Have the node looked at though nothing has happened; return who had how much after each look."""
+    seen = []
+    for _ in range(times):
+        w.core.state.touch(w.core.state.nodes["n0"].cores)
+        w.tick(0.01)
+        seen.append(w.units)
+    return seen
+
+
+def test_what_is_claimed_does_not_go_to_and_fro(world: Any) -> None:
+    # Given a job that has claimed its half of a node, where units are worth more to the other one
+    w = world()
+    w.node(cores=12)
+    for number in range(3):
+        build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
+    build(w, "build", [1, 2, 3, 4, 5, 6], "few", parallel=0.6)
+    (settled,) = looks(w, 1)
+    assert settled["build"] >= 4
+
+    # When the node is looked at again and again, then nothing moves
+    assert looks(w, 4) == [settled] * 4
+
+
+def test_one_that_may_take_from_nobody_hides_nobody_who_may(world: Any) -> None:
+    # Given four jobs on 24 cores, two of which have their share, while two lack a core each
+    w = world()
+    w.node(cores=24)
+    w.run("first", 7, job="first")
+    w.run("held", 6, job="many")
+    w.run("own", 2, job="slow")
+    w.run("few", 4, job="few")
+    w.run("end0", 1, job="few")
+    w.run("end1", 1, job="few")
+    build(w, "slow", [1, 2, 3], "slow", parallel=0.3)
+    assert w.units["slow"] == 3
+    # and an action of one that has its share, to which units are worth most
+    w.finish("end0")
+    build(w, "fast", [1, 4], "many", parallel=0.999)
+    assert w.units["fast"] == 1
+    w.finish("end1")
+
+    # When one comes of a job that lacks a core, to which they are worth more than to those who have them
+    build(w, "middle", [1, 2, 3], "few", parallel=0.95)
+
+    # Then it takes one
+    assert w.units["middle"] == 2
+
+
+def test_what_was_kept_is_used_when_nobody_is_there_for_it_any_more(world: Any) -> None:
+    # Given a job that is present but idle and had four cores lately, and one beyond its share that could use them
+    w = world()
+    w.node(cores=14)
+    w.open("e", job="few")
+    w.exec("peak", "e", 4, job="few")
+    w.run("other", 1, job="other")
+    fill(w, "many", 0, 9)
+    build(w, "wide", [1, 2, 4], "many")
+    w.finish("many0")
+    w.finish("peak")
+    assert w.units["wide"] == 1
+
+    # When minutes pass in which nothing happens
+    while w.now < 300.0 and (at := w.core.next_wake(w.now)) is not None:
+        w.tick(max(0.01, at - w.now))
+
+    # Then what was kept has been given to it
+    assert w.units["wide"] == 4
+
+
 def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its(world: Any) -> None:
     # Given a job that has grown over the whole node, with actions to which units are worth more than to anybody
     w = world()
