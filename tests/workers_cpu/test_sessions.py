@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,29 @@ def test_a_shell_killed_between_two_commands_is_replaced(env: ProcessEnvironment
     assert until(lambda: not Path(f"/proc/{pid}").exists())
     # When a command runs; then a fresh shell carries it out
     assert printed(env, "echo alive") == "alive\n"
+
+
+def test_functions_named_as_what_the_protocol_uses_neither_run_nor_lose_the_state(shell_env: ProcessEnvironment) -> None:
+    # Given a session with a function of a name that the shell's own loop could need
+    printed(shell_env, "test() { echo called >>log; return 0; }; export A=1")
+    printed(shell_env, "export B=2")
+    # When its shell ends
+    assert run(shell_env, "exit 3").exit_code == 3
+    # Then the state is back, and nobody has called it
+    assert printed(shell_env, "echo $A $B; cat log 2>&1 | grep called; :") == "1 2\n"
+
+
+def test_a_command_that_hands_in_its_turn_again_is_killed_as_soon_as_any_other(
+    env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker that would wait for a minute for a shell to save its state
+    monkeypatch.setattr("workers.cpu.shell.session.SAVE_LIMIT_S", 60.0)
+    # When a command writes its own turn where the shell reads the next one, and times out
+    began = time.monotonic()
+    outcome = admit(env, 'd=$(readlink /proc/$$/fd/1); echo "$__tangram_turn" >"${d%/*}/go" & sleep 60', timeout_s=0.5).wait()
+    # Then it is not waited for
+    assert outcome.status == "timed_out"
+    assert time.monotonic() - began < 40.0
 
 
 def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:

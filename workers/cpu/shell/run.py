@@ -174,10 +174,13 @@ class Run:
             self._shell.warden.kill(GRACE_S)
 
     def _takes_back(self) -> bool:
-        """Take the turn back from a shell that has not seen it, and may still be saving what the command before left."""
+        """Take the turn back from a shell that has not seen it, and may still be saving what the command before left.
+
+        A command can write its own turn there once more, to be waited for; but then its streams are open.
+        """
         is_unseen = self._go.read(LONGEST_REPORT) == f"{self._name}\n".encode()
         self._go.close()
-        return is_unseen
+        return is_unseen and not any(capture.was_opened() for capture in self._captures)
 
     def _take(self, event: Event) -> None:
         match event:
