@@ -111,6 +111,7 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
                 if not service.step():
                     log.warning("another scheduler leads; standing by")
                     return
+            service.finish()
     except LeaseLost:
         log.warning("another scheduler leads; standing by")
     finally:

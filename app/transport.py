@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -58,6 +59,9 @@ MOST_AT_ONCE = 256
 """Messages in one batch: enough that a commit is shared, few enough that the first does not wait for the last."""
 
 _SHOWN_S = 60
+_STORING_S = 0.2
+"""Longest time for which results are stored at one go: the lease has to be prolonged, and other things wait, too."""
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _QUEUES = (INGRESS, EVENTS, CONTROL)
 _Sort = Literal["action", "events", "control"]
@@ -81,7 +85,7 @@ class KombuTransport:
         self._timeout_s = connect_timeout_s
         self._epoch = epoch
         self._outbox: list[tuple[str, bytes | str, dict[str, Any], dict[str, Any]]] = []
-        self._ends: list[tuple[str, str, str, str]] = []
+        self._ends: deque[tuple[str, str, str, str]] = deque()
         self._disowned: list[str] = []
         self._declared: set[str] = set()
         self._intake: RedisIntake | AmqpIntake | None = None
@@ -98,9 +102,9 @@ class KombuTransport:
             raise StackUnreachable(f"the broker at {where} cannot be reached: {error}") from None
 
     @property
-    def ends_stored(self) -> bool:
-        """Whether all results that were to be stored are."""
-        return not self._ends
+    def ends_to_store(self) -> int:
+        """How many results are still to be stored; those are the latest, as they are stored in the order in which they came."""
+        return len(self._ends)
 
     @property
     def caught_up(self) -> bool:
@@ -112,7 +116,9 @@ class KombuTransport:
         self._shut()
 
     def receive(self, timeout_s: float) -> list[Received]:
-        """Return what has arrived, after waiting at most `timeout_s` for the first message."""
+        """Return what has arrived, waiting at most `timeout_s` for the first; with results to store, it does not wait."""
+        if self._ends and time.monotonic() >= self._store_pause_until:
+            timeout_s = 0.0
         if self._intake is None and not self._try_again(timeout_s):
             return []
         try:
@@ -292,9 +298,10 @@ class KombuTransport:
                         pipe.set(claim, "disowned", ex=CLAIM_TTL_S)
                     pipe.execute()
                 self._disowned.clear()
-            while self._ends:
+            until = time.monotonic() + _STORING_S
+            while self._ends and time.monotonic() < until:
                 self._store(*self._ends[0])
-                del self._ends[0]
+                self._ends.popleft()
         except self._errors as error:  # the broker's too: callbacks go out over it
             self._pause_store(error)
 
@@ -313,10 +320,19 @@ class KombuTransport:
         request = _request(message)
         try:
             backend.mark_as_failure(action_id, error, request=request)
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            # Callbacks are the sender's words; wrong ones must not keep the result itself from being stored.
-            log.warning("callbacks of action %s make no sense: %s", action_id, problem)
+        except Exception as problem:
+            # Callbacks are the sender's words: wrong ones must keep neither this result from being stored nor those after it.
+            # Some that cannot be sent look like a broken connection, as kombu says of them.
+            if isinstance(problem, self._errors):
+                self._check_all_is_there()
+            log.warning("callbacks of action %s cannot be sent: %s: %s", action_id, type(problem).__name__, problem)
             backend.store_result(action_id, error, "FAILURE")
+
+    def _check_all_is_there(self) -> None:
+        """Raise one of `_errors` while the store or the broker is away."""
+        self._app.backend.client.ping()
+        with self._app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
 
 
 def _action(message: Message, tag: Any) -> Received:
@@ -336,8 +352,9 @@ def _request(message: str) -> Context | None:
     try:
         kept = json.loads(message)
         _, _, embedded = json.loads(kept["body"])
-        # Celery looks into `delivery_info`, which only a message that was consumed has, before it sends callbacks.
-        return Context({"delivery_info": {}, **kept["headers"], **embedded, **kept["properties"]})
+        # Celery looks into `delivery_info`, which only a message that was consumed has, before it sends callbacks;
+        # no header of a client's may stand there instead.
+        return Context({**kept["headers"], **embedded, **kept["properties"], "delivery_info": {}})
     except (ValueError, KeyError, TypeError):
         return None
 

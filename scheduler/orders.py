@@ -84,15 +84,20 @@ class Orders:
 
     def commit(self, batch: Sequence[Received]) -> None:
         """Write the entries as one group, then send, then acknowledge `batch`."""
+        self.write()
+        self._transport.flush()
+        told = len(self._untold) - self._transport.ends_to_store
+        if told:
+            self._entries.append(EndsTold(ids=tuple(self._untold[:told])))
+            del self._untold[:told]
+        if batch:
+            self._transport.acknowledge(batch)
+
+    def write(self) -> None:
+        """Write the entries as one group."""
         entries, self._entries = self._entries, []
         if entries:
             self._journal.write(entries)
-        self._transport.flush()
-        if self._untold and self._transport.ends_stored:
-            self._entries.append(EndsTold(ids=tuple(self._untold)))
-            self._untold.clear()
-        if batch:
-            self._transport.acknowledge(batch)
 
     def carry_out(self, command: commands.Command, now: float) -> None:
         """Turn a command into journal entries and messages; they go out with the next `commit`."""

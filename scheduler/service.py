@@ -150,6 +150,10 @@ class Service:
         self._commit(batch)
         return True
 
+    def finish(self) -> None:
+        """Write down what was told last, so that the next scheduler does not tell it once more, and send its callbacks twice."""
+        self._orders.write()
+
     def _commit(self, batch: Sequence[Received]) -> None:
         self._orders.commit(batch)
         if self._event_log is not None:

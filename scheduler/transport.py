@@ -53,8 +53,8 @@ class Transport(Protocol):
         """Let tools see how the scheduler is doing."""
 
     @property
-    def ends_stored(self) -> bool:
-        """Whether all results that were to be stored are."""
+    def ends_to_store(self) -> int:
+        """How many results are still to be stored; those are the latest, as they are stored in the order in which they came."""
 
     @property
     def caught_up(self) -> bool:

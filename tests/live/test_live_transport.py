@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -82,11 +83,40 @@ def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(ow
 
         def told() -> bool:
             transport.flush()
-            return transport.ends_stored
+            return not transport.ends_to_store
 
         assert wait_until(told, 30)
         with own_redis.client() as client:
             assert client.llen("callbacks") == 1
+        transport.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({"serializer": "nobody's"}, {}),
+        ({"compression": "nobody's"}, {}),
+        ({"queue": {"no": "name"}}, {}),
+        ({}, {"delivery_info": "a client's own words"}),
+    ],
+)
+def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(
+    redis_urls: RedisUrls, options: dict[str, Any], headers: dict[str, Any]
+) -> None:
+    with _app_of(Settings(broker_url=redis_urls.broker, result_url=redis_urls.result)) as app:
+        transport = KombuTransport(app, connect_timeout_s=5.0)
+        # Given two actions that end without a worker, of which the first asks for what nobody can do
+        for action_id, its_options, its_headers in (("bad", options, headers), ("good", {}, {})):
+            callback = app.signature("my.callback", options={"queue": "callbacks", **its_options})
+            body = json.dumps([[], {}, {"errbacks": [callback]}])
+            message = {**json.loads(MESSAGE), "body": body, "headers": {"id": action_id, **its_headers}}
+            transport.store_end(action_id, json.dumps(message), "lost", "its node was lost")
+        # When their results are stored
+        assert wait_until(lambda: transport.flush() is None and not transport.ends_to_store, 30)
+        # Then the trainers of both know, and what can be sent is
+        assert [app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
+        with redis_urls.client() as client:
+            assert client.llen("callbacks") == (2 if headers else 1)
         transport.close()
 
 

@@ -25,7 +25,7 @@ class Wires:
     controls: list[tuple[str, str]] = field(default_factory=list)
     lost_connections: int = 0
     caught_up: bool = True
-    ends_stored: bool = True
+    ends_to_store: int = 0
 
     def send_action(self, node: str, message: str, header: dict[str, Any]) -> None:
         self.sent.append((message, header["attempt"]))
@@ -49,9 +49,9 @@ class Wires:
 class Driver:
     """Hands events to a core and carries out what follows; `out` is all of that."""
 
-    def __init__(self, quotas: Sequence[QuotaSpec] = (), now: float = 0.0, policy: str = "elastic") -> None:
+    def __init__(self, quotas: Sequence[QuotaSpec] = (), now: float = 0.0, policy: str = "elastic", wires: Wires | None = None) -> None:
         self.core = Core(make_policy(policy), quotas=quotas)
-        self.wires: Any = Wires()
+        self.wires: Any = wires or Wires()
         self.out: list[Command] = []
         self.orders = Orders(self.core, self.wires, self.wires, 1)
         self.roll_call = RollCall(self.core, self.wires, self.orders, self.handle, self.learn, now)
