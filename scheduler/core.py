@@ -224,9 +224,9 @@ class Core:
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
             self._wait_again(running, event.reason or "the API refused it", now)
             return
-        if event.status == "succeeded":
+        if event.status == "succeeded" and event.told_by == "worker":  # of others, figures are missing
             self._ends.learn(running, event)
-        self._ends.note_end(running, event.status, event.reason, now, finished=event)
+        self._ends.note_end(running, event.status, event.reason, now, finished=None if event.told_by == "scheduler" else event)
         self._after_end(running.waiting, event.status, event.reason, now)
 
     def _never_arrived(self, event: events.NeverArrived, now: float) -> None:

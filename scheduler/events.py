@@ -6,6 +6,7 @@ Times inside events are seconds on the driver's clock, the same as `now`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from scheduler.lifecycle import End, ServiceState
 from scheduler.model import Grant, NodeSpec
@@ -96,6 +97,7 @@ class Finished:
     """A worker has ended an action: its processes are gone and its result is stored.
 
     With `waits_again` no result is stored: an outside API has refused it, and its grant said that it may wait again.
+    What no worker has reported may be `told_by` the result that one has stored, or else the scheduler has to store one.
     """
 
     id: str
@@ -107,6 +109,7 @@ class Finished:
     cpu_s: float = 0.0
     answer: Answer | None = None
     waits_again: bool = False
+    told_by: Literal["worker", "result", "scheduler"] = "worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +170,18 @@ class StoredEnd:
     reason: str = ""
     execution_s: float = 0.0
     cpu_s: float = 0.0
+
+    def finished(self, attempt: int) -> Finished:
+        """Return what its worker would have reported of this try, as far as that is known."""
+        return Finished(
+            id=self.id,
+            attempt=attempt,
+            status=self.status,
+            reason=self.reason,
+            execution_s=self.execution_s,
+            cpu_s=self.cpu_s,
+            told_by="result",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,19 @@ from scheduler.resources.gpu import CellGroup
 from scheduler.state import Node, State
 
 SILENCE = f"{MISSED_BEATS} beats missed"
+IDLENESS = "it beats but does not run what it was handed"
 
 
 def silent(state: State, beat_s: float, now: float) -> list[str]:
     """Return the names of the nodes whose last beat is too old."""
     return [node.spec.name for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
+
+
+def idle(state: State, beat: events.NodeBeat) -> bool:
+    """Return whether a node has by now beaten too often without running what it was handed."""
+    node = state.nodes.get(beat.name)
+    missing = [action_id for action_id in node.running if action_id not in beat.running] if node is not None else ()
+    return any(state.running[action_id].unseen_beats >= MISSED_BEATS for action_id in missing)
 
 
 class Nodes:
@@ -66,17 +74,13 @@ class Nodes:
         node = self._state.nodes.get(event.name)
         if node is None:
             return
+        if idle(self._state, event):
+            self.lost(event.name, IDLENESS, now, left=False)
+            return
         node.last_beat = now
-        for action_id in list(node.running):
+        for action_id in node.running:
             running = self._state.running[action_id]
-            if action_id in event.running:
-                running.unseen_beats = 0
-                continue
-            running.unseen_beats += 1
-            if running.unseen_beats > MISSED_BEATS:
-                reason = f"node {event.name} beats but does not run what it was handed"
-                self.lost(event.name, reason, now, left=False)
-                return
+            running.unseen_beats = 0 if action_id in event.running else running.unseen_beats + 1
         self._forget_closed(node, event, now)
 
     def _forget_closed(self, node: Node, event: events.NodeBeat, now: float) -> None:
@@ -120,17 +124,11 @@ class Nodes:
     def _end(self, running: Running, stored: events.StoredEnd, now: float) -> None:
         """End an action of a node that is gone as its result says; nothing is learned of it, as figures are missing."""
         self._ends.release(running, now)
-        finished = events.Finished(
-            id=stored.id,
-            attempt=running.grant.attempt,
-            status=stored.status,
-            reason=stored.reason,
-            execution_s=stored.execution_s,
-            cpu_s=stored.cpu_s,
-        )
-        self._ends.note_end(running, stored.status, stored.reason, now, finished=finished)
+        self._ends.note_end(running, stored.status, stored.reason, now, finished=stored.finished(running.grant.attempt))
         environment = self._state.environments.get(running.waiting.action.environment or "")
-        if environment is not None:
+        if environment is not None and running.waiting.action.kind == "cpu.open":
+            self._environments.not_opened(environment, stored.reason or "it could not be opened", now)
+        elif environment is not None:
             environment.actions.pop(stored.id, None)
 
     def lose(self, running: Running, reason: str, now: float) -> None:

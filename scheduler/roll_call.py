@@ -18,7 +18,7 @@ from scheduler.descriptions import node_spec, service_spec, services_of
 from scheduler.entries import NodeChanged
 from scheduler.instances import Instances, sensible
 from scheduler.model import ServiceSpec
-from scheduler.nodes import SILENCE, silent
+from scheduler.nodes import IDLENESS, SILENCE, idle, silent
 from scheduler.orders import Orders
 from scheduler.transport import Transport
 
@@ -126,16 +126,20 @@ class RollCall:
                 self.lose(name, SILENCE, now)
 
     def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> None:
-        """Give a node up, if it is known. What it has stored the result of has ended, though no report of that came: trainers know it.
-
-        An environment that it has just opened does not count: nobody can have used it, and it may as well be opened elsewhere.
-        """
+        """Give a node up, if it is known. What it has stored the result of has ended, though no report of that came."""
         node = self._core.state.nodes.get(name)
         if node is None:
             return
-        kinds = {action_id: self._core.state.running[action_id].waiting.action.kind for action_id in node.running}
-        ended = self._transport.stored_ends({action_id: kind for action_id, kind in kinds.items() if kind != "cpu.open"})
-        self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=tuple(ended)), now)
+        self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=self._stored_ends(node.running)), now)
+
+    def _stored_ends(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...]:
+        """Return the ends of those of these running actions whose results are stored: trainers know them.
+
+        An environment that was just opened does not count: nobody can have used it, and it may as well be opened elsewhere.
+        """
+        kinds = {action_id: self._core.state.running[action_id].waiting.action.kind for action_id in action_ids}
+        ends = self._transport.stored_ends(kinds)
+        return tuple(end for end in ends if kinds[end.id] != "cpu.open" or end.status != "succeeded")
 
     def take_beat(self, description: Mapping[str, Any], now: float) -> None:
         """Let a node join that is not known, or not in this incarnation; else count the beat."""
@@ -157,7 +161,10 @@ class RollCall:
             return
         self._beat_at[name] = now
         beat = events.NodeBeat(name=name, running=frozenset(description["running"]), environments=frozenset(description["environments"]))
-        self._handle(beat, now)
+        if idle(self._core.state, beat):
+            self.lose(name, IDLENESS, now)
+        else:
+            self._handle(beat, now)
         self._ask(name)
         self._sweep(name, description, now)
         if name in self._unheard:
@@ -225,9 +232,12 @@ class RollCall:
                 self._transport.send_control(name, "tangram.tell", {"id": action_id, "attempt": running.grant.attempt})
 
     def answer_unknown(self, action_id: str, attempt: int, now: float) -> None:
-        """Send a grant again that has not arrived; give an action up that cannot be delivered."""
+        """Send a grant again that has not arrived; give an action up that cannot be delivered, unless its result is stored."""
         running = self._core.state.running.get(action_id)
         if running is None or running.grant.attempt != attempt:
+            return
+        for end in self._stored_ends([action_id]):
+            self._handle(end.finished(attempt), now)
             return
         node = running.grant.node
         resent = self._resent[action_id] = self._resent.get(action_id, 0) + 1
@@ -241,8 +251,7 @@ class RollCall:
             )
             return
         reason = f"node {node} does not know how it ended" if running.started_at is not None else f"node {node} cannot take its message up"
-        self._transport.store_end(action_id, self._orders.messages[action_id], "lost", reason)
-        self._handle(events.Finished(id=action_id, attempt=attempt, status="lost", reason=reason), now)
+        self._handle(events.Finished(id=action_id, attempt=attempt, status="lost", reason=reason, told_by="scheduler"), now)
 
     def _sweep(self, name: str, description: Mapping[str, Any], now: float) -> None:
         """Have a node give up what it runs or holds and this scheduler does not know of.

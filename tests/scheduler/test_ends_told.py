@@ -1,4 +1,4 @@
-"""Ends that no worker reports: told in parts, and written down as told."""
+"""Ends that no worker reports: told in parts, written down as told, and taken from results where there are some."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from scheduler import events
-from scheduler.entries import EndsTold, Entry
+from scheduler.entries import ActionEnded, EndsTold, Entry
+from scheduler.lifecycle import MISSED_BEATS, End
 from tangram.action import Action
 
 from .driver import Driver, Wires
@@ -19,10 +22,11 @@ PLAIN = Action(kind="my.task")
 
 @dataclass
 class SlowStore(Wires):
-    """Stores two results in a flush."""
+    """Stores two results in a flush; `results` are those that workers have stored."""
 
     to_store: list[str] = field(default_factory=list)
     stored: list[str] = field(default_factory=list)
+    results: dict[str, End] = field(default_factory=dict)
     written: list[Entry] = field(default_factory=list)
 
     def store_end(self, *end: object) -> None:
@@ -33,6 +37,9 @@ class SlowStore(Wires):
         self.stored += self.to_store[:2]
         del self.to_store[:2]
         self.ends_to_store = len(self.to_store)
+
+    def stored_ends(self, kinds: dict[str, str]) -> list[events.StoredEnd]:
+        return [events.StoredEnd(id=one, status=self.results[one], reason="it says so") for one in kinds if one in self.results]
 
     def write(self, entries: Sequence[Entry]) -> None:
         self.written += entries
@@ -55,6 +62,11 @@ class Scheduler(Driver):
         """Return what was written down as told, entry by entry."""
         return [tuple(entry.ids) for entry in self.wires.written if isinstance(entry, EndsTold)]
 
+    def ended(self) -> dict[str, tuple[str, bool]]:
+        """Write down what there is; return of each end how it was, and whether its worker has stored it."""
+        self.orders.write()
+        return {one.end.id: (one.end.status, one.end.by_worker) for one in self.wires.written if isinstance(one, ActionEnded)}
+
 
 def test_what_was_told_is_written_down_though_more_is_still_to_be_told() -> None:
     # Given five actions that are lost with their node, and a store that takes two at a time
@@ -70,3 +82,41 @@ def test_what_was_told_is_written_down_though_more_is_still_to_be_told() -> None
     scheduler.orders.write()
     assert scheduler.told() == [("a", "b"), ("c", "d")]
     assert scheduler.wires.stored == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("result", ["succeeded", "failed", None])
+def test_what_a_node_does_not_know_any_more_has_ended_as_its_result_says(result: End | None) -> None:
+    # Given an action that was started
+    scheduler = Scheduler(a=PLAIN)
+    scheduler.handle(events.Started(id="a", attempt=1, at=0.0), 0.1)
+    scheduler.wires.results = {"a": result} if result else {}
+    # When its node says that it does not know it
+    scheduler.roll_call.answer_unknown("a", 1, 1.0)
+    scheduler.orders.commit([])
+    # Then the result counts; where there is none it is lost, and that is written down as an end that the scheduler has to tell
+    assert scheduler.ended() == {"a": (result, True) if result else ("lost", False)}
+    assert scheduler.wires.stored == ([] if result else ["a"])
+
+
+def test_what_a_node_that_only_beats_has_stored_has_ended() -> None:
+    # Given two actions whose reports got lost, of which one has its result
+    scheduler = Scheduler(done=PLAIN, cut=PLAIN)
+    scheduler.wires.results = {"done": "succeeded"}
+    # When their node has beaten too often without them
+    for beat in range(1, MISSED_BEATS + 2):
+        assert scheduler.ended() == {}
+        scheduler.beat(10.0 * beat)
+    # Then only the other one is lost with it
+    assert scheduler.ended() == {"done": ("succeeded", True), "cut": ("lost", False)}
+
+
+@pytest.mark.parametrize("result", ["succeeded", "failed"])
+def test_an_opening_whose_node_is_lost_has_ended_only_if_it_failed(result: End) -> None:
+    # Given an environment that is being opened, and the result of that
+    scheduler = Scheduler(open=Action(kind="cpu.open", environment="e"))
+    scheduler.wires.results = {"open": result}
+    # When its node is lost
+    scheduler.roll_call.lose("n", "it burned", 1.0)
+    # Then one that could not be opened has failed, and one that nobody can have used is opened elsewhere
+    assert scheduler.ended() == ({} if result == "succeeded" else {"open": ("failed", True)})
+    assert ("open" in scheduler.core.state.waiting) == (result == "succeeded")

@@ -88,6 +88,22 @@ def test_an_action_whose_result_its_lost_node_had_stored_has_ended_as_that_says(
     assert w.ended("second") == ("failed", "environment e is gone: node n0 was lost: it burned")
 
 
+def test_an_environment_that_its_lost_node_could_not_open_is_not_opened_elsewhere(world: Any) -> None:
+    # Given an environment that is being opened, as the only one that may be so, with an action in it and another one behind it
+    w = world(starting_limit=1)
+    w.node("n0")
+    w.open("e", finish=False)
+    w.exec("a", "e")
+    w.open("other", finish=False)
+    # When its node is lost, and the result says that it failed
+    w.handle(events.NodeLost(name="n0", reason="it burned", ended=(events.StoredEnd(id="open-e", status="failed", reason="no image"),)))
+    # Then it has failed with all that is in it, and the next one's turn has come
+    assert w.ended("open-e") == ("failed", "no image")
+    assert w.ended("a") == ("failed", "environment e is gone: no image")
+    w.node("n1")
+    assert w.grants["open-other"].node == "n1"
+
+
 def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None:
     w = world()
     w.node()
@@ -188,7 +204,7 @@ def test_a_node_that_beats_but_never_takes_up_its_action_is_lost(world: Any) -> 
     w.beat(running=("b",))
 
     assert "n0" not in w.core.state.nodes
-    assert w.of(commands.NoteNode)[-1].reason == "node n0 beats but does not run what it was handed"
+    assert w.of(commands.NoteNode)[-1].reason == "it beats but does not run what it was handed"
     assert w.waiting == ["a"]
 
 
