@@ -62,7 +62,8 @@ class ElasticCores:
 
     def look(self, group: CoreGroup, node: Node, now: float) -> None:
         """Give out the cores of a group anew."""
-        look = Look(group, node, now, group.free, self._state.shares)
+        shares = self._state.shares
+        look = Look(group, node, now, group.free, shares, self._policy.shares and shares.contended)
         self._feed_hungry(look)
         blocked = self._admit(look)
         if self._policy.resizes or look.starting:
@@ -217,11 +218,11 @@ class ElasticCores:
             if climber is None:
                 break
             rung = climber.rungs[climber.at]
-            last = self._state.comes_last(climber.waiting, look.now)
+            last = look.contended and self._state.comes_last(climber.waiting, look.now)
             if last and look.free - self._claims.kept(look, climber.waiting, rung.price) < rung.price:
                 self._keep_back(look, {climber.waiting.action.job} if look.kept_back else self._claims.kept_back(look, climber))
             elif not (last or self._could_afford(look, climber, rung)):
-                if self._claims.takes_from_few(look, climber, rung):
+                if look.contended and self._claims.takes_from_few(look, climber, rung):
                     look.kept_back.add(climber.waiting.action.job)
                     continue
                 if not look.free and not self._claims.claimable(look.group):
@@ -245,9 +246,10 @@ class ElasticCores:
 
     def _could_afford(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether there may be the units for a rung: a look that costs nothing, before those that do."""
-        if look.free >= rung.price or self._claims.may_claim(look, climber, rung):
+        if look.free >= rung.price or (look.contended and self._claims.may_claim(look, climber, rung)):
             return True
-        other = look.group.ladder.best_down(self._claims.spared(look.group, climber, rung)) if self._policy.shrinks else None
+        spared = self._claims.spared(look.group, climber, rung) if look.contended else ()
+        other = look.group.ladder.best_down(spared) if self._policy.shrinks else None
         return other is not None and other.rungs[other.at - 1].worth * WORTH_MORE <= rung.worth
 
     def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:

@@ -14,9 +14,10 @@ from tangram.action import CORES
 
 @dataclass(slots=True)
 class Look:
-    """`free` are the cores that are left once all that is decided so far is carried out, `taken` what that gives to each job.
+    """`free` are the cores that are left once all that is decided so far is carried out.
 
-    `kept` are those that jobs beyond their share leave free, as worked out last; actions of the jobs `kept_back` grow no more.
+    `contended` says whether there are several jobs whose shares count. Then `taken` is what that gives to each job, `kept` what
+    jobs beyond their share leave free, as worked out last, and actions of the jobs `kept_back` grow no more.
     """
 
     group: CoreGroup
@@ -24,6 +25,7 @@ class Look:
     now: float
     free: int
     shares: Shares
+    contended: bool
     moved: dict[str, tuple[Climber, int]] = field(default_factory=dict)
     starting: list[Climber] = field(default_factory=list)
     on_shares: list[tuple[Waiting, int]] = field(default_factory=list)
@@ -52,8 +54,9 @@ class Look:
 
     def settle(self) -> None:
         """Have jobs hold again what they did before this look: what carries it out counts anew what they hold."""
-        for job, units in self.taken.items():
-            self.shares.hold(job, CORES, -units)
+        if self.contended:
+            for job, units in self.taken.items():
+                self.shares.hold(job, CORES, -units)
 
     def _note(self, climber: Climber) -> None:
         """Remember on how many units a running action was before this look."""
@@ -61,8 +64,9 @@ class Look:
             self.moved.setdefault(climber.waiting.id, (climber, climber.units))
 
     def _take(self, climber: Climber, units: int) -> None:
-        job = climber.waiting.action.job
         self.free -= units
-        self.taken[job] = self.taken.get(job, 0) + units
-        self.shares.hold(job, CORES, units)  # from now on, so that the rest of this look knows
-        self.kept = None
+        if self.contended:
+            job = climber.waiting.action.job
+            self.taken[job] = self.taken.get(job, 0) + units
+            self.shares.hold(job, CORES, units)  # from now on, so that the rest of this look knows
+            self.kept = None

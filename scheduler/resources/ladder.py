@@ -235,6 +235,10 @@ class Ladder:
             _push(self._downs, (climber.rungs[climber.at - 1].worth, -climber.waiting.seq, climber.turn, climber))
 
     def _best(self, heaps: Heaps, but: Collection[str]) -> Climber | None:
+        if len(heaps) == 1:  # as mostly: spare the rest
+            (job,) = heaps
+            entry = None if job in but else self._first(heaps, job)
+            return None if entry is None else entry[3]
         first: Entry | None = None
         for job in tuple(heaps):
             entry = None if job in but else self._first(heaps, job)
