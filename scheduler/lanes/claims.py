@@ -61,29 +61,29 @@ class Claims:
         }
         return others | {climber.waiting.action.job}
 
-    def claimable(self, group: CoreGroup) -> int:
+    def claimable(self, look: Look) -> int:
         """Return the extra units of jobs beyond their share."""
-        if not (self._count() and self._policy.shrinks):
+        if not (look.contended and self._policy.shrinks):
             return 0
-        return sum(units for job, units in group.ladder.extra_by_job.items() if self._state.shares.over(job))
+        return sum(units for job, units in look.group.ladder.extra_by_job.items() if self._state.shares.over(job))
 
     def may_claim(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether jobs beyond their share have the units for a rung, and the climber's job is entitled to them."""
-        claimable, job = self.claimable(look.group), climber.waiting.action.job
+        claimable, job = self.claimable(look), climber.waiting.action.job
         if not claimable or look.free + claimable < rung.price:
             return False
         return self._used(look, job) + rung.price <= self._entitled(look.group, job) and not self._exceeds(job, rung.price)
 
-    def spared(self, group: CoreGroup, climber: Climber, rung: Rung) -> Collection[str]:
+    def spared(self, look: Look, climber: Climber, rung: Rung) -> Collection[str]:
         """Return the jobs from which an action may take nothing for what it is worth."""
         job = climber.waiting.action.job
-        if not (self._count() and self._exceeds(job, rung.price)):
+        if not (look.contended and self._exceeds(job, rung.price)):
             return ()
-        return {other for other in group.ladder.extra_by_job if other != job and self._lacks_without(group, other)}
+        return {other for other in look.group.ladder.extra_by_job if other != job and self._lacks_without(look.group, other)}
 
     def takes_from_few(self, look: Look, climber: Climber, rung: Rung) -> bool:
         """Say whether none of a job's actions may grow where nothing is free, though those of others may."""
-        return not look.free and self._exceeds(climber.waiting.action.job, 1) and bool(self.spared(look.group, climber, rung))
+        return not look.free and self._exceeds(climber.waiting.action.job, 1) and bool(self.spared(look, climber, rung))
 
     def _exceeds(self, job: str, units: int) -> bool:
         """Say whether a job would hold more than it is entitled to with some more cores."""
@@ -94,9 +94,6 @@ class Claims:
         """Say whether a job would hold less than it is entitled to without the units that it misses least."""
         shares, last = self._state.shares, group.ladder.first_down(job)
         return last is None or shares.with_more(job, CORES, -last.rungs[last.at - 1].price) < shares.entitlement(job)
-
-    def _count(self) -> bool:
-        return self._policy.shares and self._state.shares.contended
 
     def _used(self, look: Look, job: str) -> float:
         return look.group.used_by(job) + look.taken.get(job, 0)

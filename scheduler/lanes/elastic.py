@@ -5,11 +5,12 @@ One look at a group, when something in it has changed:
 1. What has turned out to need more than its share of a core gets a whole one.
 2. Waiting actions start on their smallest amounts, in order, as far as there is room. Room is, in this order: free
    cores; the extra units of those that run, the least missed first; a place on a shared core; a core that falls free
-   when two actions that need little of one are put together. A job beyond its share leaves free what the others have
-   used at peak.
+   when two actions that need little of one are put together. A job beyond its share leaves free what the others want,
+   or have used at peak (claims.py).
 3. What is left goes up the ladder (resources/ladder.py): to whom it is worth most, whether it starts now or runs.
    Units are taken from a running action for another one only if they are worth `WORTH_MORE` times as much there, and
    nothing grows that would not save `LEAST_GAIN_S`: so that nothing flaps.
+4. Between jobs shares come before worth: claims.py says what is kept for whom, and who may take from whom.
 
 All of it is worked out first and then put into commands: smaller grants before larger ones before new ones, so that
 carried out in order no core is ever granted twice.
@@ -225,7 +226,7 @@ class ElasticCores:
                 if look.contended and self._claims.takes_from_few(look, climber, rung):
                     look.kept_back.add(climber.waiting.action.job)
                     continue
-                if not look.free and not self._claims.claimable(look.group):
+                if not look.free and not self._claims.claimable(look):
                     break
                 aside.append(ladder.set_aside(climber))
             elif not self._saves(climber, rung, look.now):
@@ -248,7 +249,7 @@ class ElasticCores:
         """Say whether there may be the units for a rung: a look that costs nothing, before those that do."""
         if look.free >= rung.price or (look.contended and self._claims.may_claim(look, climber, rung)):
             return True
-        spared = self._claims.spared(look.group, climber, rung) if look.contended else ()
+        spared = self._claims.spared(look, climber, rung) if look.contended else ()
         other = look.group.ladder.best_down(spared) if self._policy.shrinks else None
         return other is not None and other.rungs[other.at - 1].worth * WORTH_MORE <= rung.worth
 
@@ -276,7 +277,7 @@ class ElasticCores:
             return False
         ladder, taken, lost = look.group.ladder, list[Climber](), 0.0
         while look.free < rung.price:
-            other = ladder.best_down(self._claims.spared(look.group, climber, rung))
+            other = ladder.best_down(self._claims.spared(look, climber, rung))
             if other is None or other.rungs[other.at - 1].worth * WORTH_MORE > rung.worth:
                 break
             taken.append(other)
