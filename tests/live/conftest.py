@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
+from app.database import open_engine, sqlite_url, upgrade
 from app.outside import OutsideApi
 from app.stack import StackPlan
 from tangram import Client
@@ -21,6 +23,16 @@ def services_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("services") / "services.toml"
     path.write_text(SERVICES)
     return path
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """Return an empty journal."""
+    url = sqlite_url(tmp_path / "tangram.sqlite")
+    upgrade(url)
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from app.celery import make_app
-from app.database import open_engine, sqlite_url, upgrade
 from app.journal import SqlJournal
 from app.transport import KombuTransport
 from scheduler import commands
@@ -30,16 +28,6 @@ MESSAGE = json.dumps(
     {"body": "[[], {}, {}]", "headers": {"id": "a", "task": "some.task"}, "properties": {"content_type": "application/json"}}
 )
 NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0, "incarnation": "1"}
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    """Return an empty journal."""
-    url = sqlite_url(tmp_path / "tangram.sqlite")
-    upgrade(url)
-    engine = open_engine(url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from app.celery import make_app
-from app.database import open_engine, sqlite_url, upgrade
 from app.journal import SqlJournal
 from app.processes import wait_until
 from app.scheduler_process import _app_of
@@ -143,16 +141,6 @@ def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(transport: Kom
         StoredEnd(id="wrong", status="failed", reason="ValueError: no"),
         StoredEnd(id="stopped", status="cancelled", reason="by the trainer"),
     ]
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    """Return an empty journal."""
-    url = sqlite_url(tmp_path / "tangram.sqlite")
-    upgrade(url)
-    engine = open_engine(url)
-    yield engine
-    engine.dispose()
 
 
 def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_down(
