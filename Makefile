@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker test-vllm lint smoke bench bench-containers bench-flood bench-gpu bench-live bench-paper bench-quotas bench-scaling clean
+.PHONY: help demo test test-docker test-vllm lint smoke bench bench-background bench-containers bench-flood bench-gpu bench-live bench-paper bench-quotas bench-scaling bench-shortage clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
+	@echo "make bench-background  what commands in the background get, and what that costs the others; IMAGE measures containers too"
 	@echo "make bench-containers  what containers cost and what they hold; IMAGE names one with python3"
 	@echo "make bench-flood  what a job that floods the system does to the others, simulated"
 	@echo "make bench-gpu  what evictions give back and how fast models come back, on a CUDA GPU"
@@ -28,6 +29,7 @@ help:
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
 	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
+	@echo "make bench-shortage  fcfs and elastic where cores or GPUs are short, simulated; TRACE names recorded rollouts"
 	@echo "make clean   remove .venv and what demos left"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -89,6 +91,9 @@ endif
 bench: $(STAMP)
 	@$(BIN)/python -m bench.overhead
 
+bench-background: $(STAMP)
+	@$(BIN)/python -m bench.background $(if $(IMAGE),--image $(IMAGE))
+
 bench-containers: $(STAMP)
 	@$(BIN)/python -m bench.containers --image $${IMAGE:-$$($(BIN)/python -m tests.containers.debian | tail -n 1)}
 
@@ -110,6 +115,9 @@ bench-quotas: $(STAMP)
 
 bench-scaling: $(STAMP)
 	@$(BIN)/python -m bench.scaling
+
+bench-shortage: $(STAMP)
+	@$(BIN)/python -m bench.shortage $(if $(TRACE),--trace '$(TRACE)')
 
 clean:
 	rm -rf $(VENV) $(VLLM) .tangram

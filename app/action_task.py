@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Protocol
 
 from celery import Celery, Task
@@ -32,9 +33,10 @@ RUNTIME_ATTRIBUTE = "tangram_node"
 class Call:
     """One try of an action on this node.
 
-    A task's body fills in what it knows better than a stopwatch round it: `execution_s` without preparation,
-    `cpu_s` core-seconds used, and `status` with `reason` where the action ended otherwise than by a return. `answer` is
-    what an outside API said, for the scheduler; with `waits_again` it refused, and no result is stored.
+    A task's body fills in what it knows better than a stopwatch round it: `execution_s` without preparation, and without the
+    `waited_s` seconds for which it waited in the background, `cpu_s` core-seconds used, and `status` with `reason` where
+    the action ended otherwise than by a return. `answer` is what an outside API said, for the scheduler; with `waits_again`
+    it refused, and no result is stored. `grant` is what it holds now, as of the scheduler's message `stamp`, (epoch, serial).
     """
 
     id: str
@@ -45,10 +47,14 @@ class Call:
     status: str = "succeeded"
     reason: str = ""
     execution_s: float | None = None
+    waited_s: float = 0.0
     cpu_s: float = 0.0
     cancel_reason: str = ""
     answer: dict[str, Any] | None = None
     waits_again: bool = False
+    stamp: tuple[int, int] = (0, 0)
+    orders: Lock = field(default_factory=Lock, repr=False)
+    """Held while a change of the grant is carried out, so that the last one is the one that stands."""
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)
 
@@ -133,7 +139,7 @@ class ActionTask(Task):  # type: ignore[misc]
 
     @staticmethod
     def _payload(call: Call, value: Any) -> Payload:
-        queue_s = max(0.0, call.grant["granted_at"] - call.grant["received_at"])
+        queue_s = max(0.0, call.grant["granted_at"] - call.grant["received_at"]) + call.waited_s
         execution_s = call.execution_s or 0.0
         overhead_s = max(0.0, time.time() - call.grant["submitted_at"] - queue_s - execution_s)
         return {

@@ -319,7 +319,7 @@ def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
             core_ids=tuple(row.core_ids),
             cell_ids=tuple(row.cell_ids),
             granted_at=row.granted_at,
-            share=row.share,
+            background=row.background,
         )
     return UnfinishedAction(
         id=row.id,

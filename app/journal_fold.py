@@ -186,11 +186,11 @@ class Fold:
                 "action": clean(entry.id),
                 "attempt": entry.attempt,
                 "node": entry.node,
-                "resource": CORES if entry.core_ids else CELLS if entry.cell_ids else "",
+                "resource": CORES if entry.core_ids or entry.background else CELLS if entry.cell_ids else "",
                 "units": entry.units,
                 "core_ids": entry.core_ids,
                 "cell_ids": entry.cell_ids,
-                "share": entry.share,
+                "background": entry.background,
                 "granted_at": entry.granted_at,
                 "resized_at": None,
                 "released_at": None,
@@ -199,7 +199,7 @@ class Fold:
 
     def _resized(self, entry: ActionResized) -> None:
         action = self._of(entry.id)
-        row = {"units": entry.units, "core_ids": entry.core_ids, "share": entry.share, "resized_at": entry.at}
+        row = {"units": entry.units, "core_ids": entry.core_ids, "background": entry.background, "resized_at": entry.at}
         grant = action.grants.get(entry.attempt)
         if grant is None:
             if action.released_at is None:

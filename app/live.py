@@ -1,8 +1,8 @@
 """Live replay: a trace's trajectories as coroutines of one client, against a running stack.
 
 Each trajectory does what its rollout did: gets an environment, thinks (think times divided by `speed`), submits a
-step's actions together, waits for all, thinks again. A recorded command is run; an action without one burns CPU for
-its `work_s` with as many processes as it is granted cores. What is measured is what a trainer would see.
+step's actions together, waits for all, thinks again. A recorded command is run; an action without one takes its
+`work_s` with as many processes as it is granted cores, and burns its `cpu_s` of that. What is measured is what a trainer would see.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from redis import Redis
 
 from app.scripts import starting_files
-from scheduler.simulate import action_of, opening_of
+from scheduler.recorded import action_of, opening_of
 from scheduler.summary import ActionRecord
 from scheduler.trace import Step, Trace, TraceAction, Trajectory
 from tangram.action import Action
@@ -298,8 +298,9 @@ def burn_command(recorded: TraceAction) -> str:
     if isinstance(curve, Table):
         # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).
         cases = " ".join(f"{units}) w={recorded.work_s / value:.6f};;" for units, value in curve.efficiency)
-        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1 {most}'
-    return f'{burn} {recorded.work_s:.6f} "{dop}" {curve.parallel_fraction if isinstance(curve, Amdahl) else 0} {most}'
+        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1 {most} {recorded.busy:.6f}'
+    fraction = curve.parallel_fraction if isinstance(curve, Amdahl) else 0
+    return f'{burn} {recorded.work_s:.6f} "{dop}" {fraction} {most} {recorded.busy:.6f}'
 
 
 @dataclass(frozen=True, slots=True)

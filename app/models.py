@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, Table, Text, false, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -132,8 +132,8 @@ class Action(Base):
 class Grant(Base):
     """What the `attempt`-th try of an action holds, or held last; `released_at` is absent while it holds it.
 
-    `resource` says what `units` count: `cores`, `cells`, or nothing (empty) for actions without compute. Below 1,
-    `share` is the part of its one core that is its own. `resized_at` is absent where nothing has changed since the start.
+    `resource` says what `units` count: `cores`, `cells`, or nothing (empty) for actions without compute. In the `background` it has
+    no core of its own, and `units` are those that it had last. `resized_at` is absent where nothing has changed since the start.
     """
 
     __tablename__ = "grants"
@@ -145,7 +145,7 @@ class Grant(Base):
     units: Mapped[int] = mapped_column(Integer)
     core_ids: Mapped[list[int]]
     cell_ids: Mapped[list[int]]
-    share: Mapped[float] = mapped_column(server_default=text("1"))
+    background: Mapped[bool] = mapped_column(server_default=false())
     granted_at: Mapped[float]
     resized_at: Mapped[float | None]
     released_at: Mapped[float | None]

@@ -163,13 +163,14 @@ def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
     )
 
 
-def observations(engine: Engine, limit: int = 20_000) -> list[Observation]:
-    """Return the last `limit` actions that succeeded, oldest first."""
+def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None = None) -> list[Observation]:
+    """Return the last `limit` actions that succeeded, oldest first; with `of_run`, only those of a run."""
     columns = (
         Action.header, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,
     )  # fmt: skip
     ended = (Action.status == "succeeded", Action.ended_at.is_not(None))
-    query = select(*columns).where(*ended).order_by(Action.ended_at.desc(), Action.position.desc()).limit(limit)
+    wanted = ended if of_run is None else (*ended, *_where(Selection.of_run(of_run)))
+    query = select(*columns).where(*wanted).order_by(Action.ended_at.desc(), Action.position.desc()).limit(limit)
     with database_errors(engine.url), engine.connect() as connection:
         return [_observation(row) for row in connection.execute(query)][::-1]
 
@@ -259,6 +260,7 @@ def _observation(row: Row[*tuple[Any, ...]]) -> Observation:
         curve=action.curve,
         held_units=row.unit_s / held_s if known else float(row.units),
         execution_s=row.execution_s,
+        environment=action.environment,
         cpu_s=row.cpu_s if action.kind == MEASURED else None,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from app.processes import wait_until
 from app.queries import status
 from app.runs import finish_run, start_run
 from app.traces import limits_of
+from scheduler.durations import Observation
 from scheduler.model import UNLIMITED
 from scheduler.policies import make_policy
 from scheduler.simulate import Cluster, Simulation
@@ -59,8 +60,8 @@ class ReplayOptions:
         return trace if self.tile is None else tile(trace, self.tile, self.spread_s, self.seed)
 
 
-def simulate(trace: Trace, options: ReplayOptions) -> RunRecord:
-    """Replay in virtual time."""
+def simulate(trace: Trace, options: ReplayOptions, history: Sequence[Observation] = ()) -> RunRecord:
+    """Replay in virtual time, by a scheduler that has learned from `history`."""
     prepared = options.prepare(trace)
     cluster = Cluster(
         nodes=options.nodes,
@@ -70,7 +71,8 @@ def simulate(trace: Trace, options: ReplayOptions) -> RunRecord:
         gpu_memory_mb=options.gpu_memory_mb,
         labels=options.labels,
     )
-    return Simulation(prepared, make_policy(options.policy, without=options.without), cluster, speed=options.speed).run()
+    policy = make_policy(options.policy, without=options.without)
+    return Simulation(prepared, policy, cluster, speed=options.speed, history=history).run()
 
 
 def _gpus(trace: Trace, options: ReplayOptions) -> int:

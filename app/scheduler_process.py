@@ -148,7 +148,6 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
         starts_per_s=settings.starts_per_s,
         weights=settings.weights,
         window_s=settings.order_window_s,
-        tail_first=settings.tail_first,
     )
     return Setup(
         policy=settings.policy,

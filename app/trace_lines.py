@@ -74,6 +74,7 @@ class ActionLine(AnyLine):
     observed_s: Seconds | None = None
     timeout_s: PositiveSeconds | None = None
     idempotent: bool | None = None
+    preemptible: bool = True
     priority: Priority | None = None
     memory_mb: Megabytes | None = None
 

@@ -189,7 +189,7 @@ def _action(line: ActionLine, header: Trace, key: str) -> TraceAction:
             action_class=line.action_class, command=line.command, service=line.service, quota=line.quota, tokens=line.tokens,
             requires=line.requires,
             cpu_s=line.cpu_s, observed_s=line.observed_s, timeout_s=line.timeout_s, idempotent=line.idempotent,
-            priority=line.priority, memory_mb=_whole(line.memory_mb), extra=extra_of(line),
+            preemptible=line.preemptible, priority=line.priority, memory_mb=_whole(line.memory_mb), extra=extra_of(line),
         )  # fmt: skip
     except InvalidAction as error:
         raise TraceError(str(error).removeprefix(f"{error.field}: "), key=f"{key}.{error.field}") from None
@@ -274,7 +274,8 @@ def _action_line(action: TraceAction) -> dict[str, object]:
         "parallel_fraction": curve.parallel_fraction if isinstance(curve, Amdahl) else None,
         "efficiency": {str(units): value for units, value in curve.efficiency} if isinstance(curve, Table) else None,
         "cpu_s": action.cpu_s, "observed_s": action.observed_s, "timeout_s": action.timeout_s,
-        "idempotent": action.idempotent, "priority": action.priority, "memory_mb": action.memory_mb,
+        "idempotent": action.idempotent,
+        "preemptible": None if action.preemptible else False, "priority": action.priority, "memory_mb": action.memory_mb,
     }  # fmt: skip
     return {**action.extra, **_said(known)}
 

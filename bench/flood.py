@@ -47,12 +47,17 @@ def coding(job: str, count: int, seed: int) -> tuple[Trajectory, ...]:
     return tuple(replace(rollout, job=job, trajectory=f"{job}-{rollout.trajectory}") for rollout in trace.trajectories)
 
 
-def lightest_act_s(case: Case, third: int, policy: str = "elastic", without: tuple[str, ...] = ()) -> float:
-    """Return the mean ACT of the lightest job in seconds where the third one has `third` rollouts."""
+def three_jobs(case: Case, third: int) -> Trace:
+    """Return the rollouts of all jobs where the third one has `third` of them."""
     light, middle, _ = case.rollouts
     jobs = coding(LIGHTEST, light, case.seed) + coding("middle", middle, case.seed + 100) + coding("third", third, case.seed + 200)
+    return Trace(trajectories=jobs)
+
+
+def lightest_act_s(case: Case, third: int, policy: str = "elastic", without: tuple[str, ...] = ()) -> float:
+    """Return the mean ACT of the lightest job in seconds where the third one has `third` rollouts."""
     cluster = Cluster(nodes=case.nodes, cores=case.cores)
-    run = Simulation(Trace(trajectories=jobs), make_policy(policy, without=without), cluster).run()
+    run = Simulation(three_jobs(case, third), make_policy(policy, without=without), cluster).run()
     return float(summarise(run)["by_job"][LIGHTEST]["mean_act"])
 
 

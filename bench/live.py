@@ -6,6 +6,10 @@ each replay has a stack of its own, started before and stopped afterwards. Round
 what the machine does meanwhile hits all. Think times are stretched by what the machine is slower than the recording
 (`pace.py`), so that the load is the recorded one. The exit code is 0 only if `elastic` is first in both figures.
 
+With `--trace FILE`, rollouts of that trace are replayed instead. An action without a command burns its recorded CPU time and
+sleeps for the rest of its recorded duration; every system runs the same program for that. The exit code is then 0 only if
+`elastic` reaches the goal `bench.live_compare.CLEARLY_AHEAD`.
+
 Systems: a policy of `tangram replay`, or `ray:N`, where every command is a Ray task with `num_cpus` = N.
 """
 
@@ -14,21 +18,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from app.demo import BUNDLED
 from app.replay import LiveResult, ReplayOptions, replay_live
 from app.stack import cores_here
+from bench.live_compare import CLEARLY_AHEAD, FIRST, OURS, compare, text
 from bench.live_record import Act, MachineMeter, Replayed, metered
 from bench.live_trace import Workload, add_options, words, workload_of
 from bench.pace import measured_pace
@@ -36,10 +39,10 @@ from scheduler.policies import make_policy
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
-OURS = "elastic"
 AMOUNTS = (1, 2, 4)
-JUDGED = ("mean_act", "step_duration")
-SHOWN = (*JUDGED, "p95_act", "p50_act", "mean_execution", "cpu_s", "machine_s")
+FOR_A_TRACE = (OURS, "fcfs", "fixed:1", "ray:1")
+"""What a given trace is replayed under by default: most recorded commands use one core."""
+
 LIMIT_S = 900.0
 """Longest time for one replay: a system that loses an action would be waited for in vain."""
 
@@ -52,21 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return 0 if `elastic` is first."""
     options = _parser().parse_args(arguments)
     try:
-        systems = chosen_systems(options.policies, options.cores)
         workload = workload_of(options)
-        if options.rounds < 1 or not 0 < options.speed < inf or not 0 < workload.pace < inf:
-            raise Refused("--rounds must be at least 1, --speed and --pace above 0")
+        systems = chosen_systems(options.policies or ("" if workload.file is None else ",".join(FOR_A_TRACE)), options.cores)
+        if options.rounds < 1 or any(not 0 < value < inf for value in (workload.speed, workload.pace, workload.scale)):
+            raise Refused("--rounds must be at least 1, --speed, --pace and --scale above 0")
         workload.trace()
-        if options.pace is None:
+        if options.pace is None and workload.file is None:
             workload = replace(workload, pace=measured_pace(options.cores))
             print(f"commands take {workload.pace:.2f} times as long as recorded, so does thinking", file=sys.stderr, flush=True)
-        rounds = measure(systems, workload, options.cores, options.rounds)
+        with direct_python() if workload.file is not None else nullcontext():
+            rounds = measure(systems, workload, options.cores, options.rounds)
     except (Refused, TangramError) as error:
         print(f"bench.live: {error}", file=sys.stderr)
         return 2
-    document = compare(rounds) | {"workload": asdict(workload), "cores": options.cores}
+    document = compare(rounds, FIRST if workload.file is None else CLEARLY_AHEAD)
+    document |= {"workload": asdict(replace(workload, file=None)) | {"file": str(workload.path)}, "cores": options.cores}
     print(json.dumps(document, indent=2) if options.json else text(document))
-    return 0 if document["first"] else 1
+    return 0 if document["goal"]["met"] else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,6 +107,17 @@ def chosen_systems(said: str, cores: int) -> list[str]:
     return systems
 
 
+@contextmanager
+def direct_python() -> Iterator[None]:
+    """Put this interpreter's own folder first on the PATH: a version manager's `python3` takes longer to start than many commands."""
+    before = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = f"{Path(sys.executable).resolve().parent}:{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
 def measure(systems: Sequence[str], workload: Workload, cores: int, rounds: int) -> list[list[Replayed]]:
     """Replay every system once a round; a round begins with another system each time."""
     found = []
@@ -113,8 +129,9 @@ def measure(systems: Sequence[str], workload: Workload, cores: int, rounds: int)
 
 def _replay(system: str, workload: Workload, cores: int, number: int) -> Replayed:
     replayed = _under_ray(system, workload, cores) if system.startswith("ray:") else _under_tangram(system, workload, cores)
-    line = f"mean ACT {replayed.mean_act:.3f} s, step {replayed.step_duration:.2f} s, {replayed.failed} of {replayed.actions} failed"
-    print(f"round {number + 1}, {system}: {line}", file=sys.stderr, flush=True)
+    line = f"mean ACT {replayed.mean_act:.3f} s, step {replayed.step_duration:.2f} s, cores short {replayed.short:.0%} of the time"
+    line += f", CPU {replayed.machine_s:.0f} s, of which commands {replayed.cpu_s:.0f} s"
+    print(f"round {number + 1}, {system}: {line}, {replayed.failed} of {replayed.actions} failed", file=sys.stderr, flush=True)
     return replayed
 
 
@@ -125,8 +142,8 @@ def _under_tangram(policy: str, workload: Workload, cores: int) -> Replayed:
     with tempfile.TemporaryDirectory(prefix="tangram-bench-") as folder, _time_limit(policy):
         settings = Settings().model_copy(update={**urls, "state_dir": Path(folder)})
         options = ReplayOptions(policy=policy, cores=cores, gpus=0, speed=workload.think_divisor)
-        result = replay_live(workload.trace(), BUNDLED, options, settings, metered(meters), lambda line: None)
-    return _of_live(policy, result, meters[-1].used_s)
+        result = replay_live(workload.trace(), workload.path, options, settings, metered(meters), lambda line: None)
+    return _of_live(policy, result, meters[-1])
 
 
 @contextmanager
@@ -149,12 +166,12 @@ def _too_long(system: str) -> TangramError:
     return TangramError(f"{system} had not ended after {LIMIT_S:g} s")
 
 
-def _of_live(policy: str, result: LiveResult, machine_s: float) -> Replayed:
+def _of_live(policy: str, result: LiveResult, meter: MachineMeter) -> Replayed:
     run = result.record
     acts = [
         Act(act_s=each.act_s, execution_s=each.execution_s, cpu_s=each.cpu_s, succeeded=each.status == "succeeded") for each in run.actions
     ]
-    return Replayed.of(policy, acts, run.last_result_s - run.first_arrival_s, machine_s, run.resizes)
+    return Replayed.of(policy, acts, run.last_result_s - run.first_arrival_s, meter.used_s, short=meter.short, resizes=run.resizes)
 
 
 def _under_ray(system: str, workload: Workload, cores: int) -> Replayed:
@@ -167,47 +184,6 @@ def _under_ray(system: str, workload: Workload, cores: int) -> Replayed:
     if done.returncode != 0:
         raise TangramError(f"{system} ended with {done.returncode}:\n{done.stderr.strip()}")
     return Replayed(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def compare(rounds: Sequence[Sequence[Replayed]]) -> dict[str, Any]:
-    """Return per system the median, least and most of each figure over the rounds, ratios to `elastic`, and the verdict."""
-    by_system: dict[str, list[Replayed]] = {}
-    for replayed in (each for done in rounds for each in done):
-        by_system.setdefault(replayed.system, []).append(replayed)
-    systems: dict[str, dict[str, Any]] = {}
-    for name, runs in sorted(by_system.items(), key=lambda item: median(run.mean_act for run in item[1])):
-        figures = {key: [float(getattr(run, key)) for run in runs] for key in SHOWN}
-        spread = {key: {"median": median(values), "least": min(values), "most": max(values)} for key, values in figures.items()}
-        systems[name] = {**spread, "actions": runs[0].actions, "failed": max(run.failed for run in runs)}
-    for found in systems.values():
-        found["ratio"] = {key: found[key]["median"] / systems[OURS][key]["median"] for key in JUDGED}
-    # A system that loses actions has less to do: it does not count as faster.
-    sound = all(found["failed"] == 0 for found in systems.values())
-    others = [found for name, found in systems.items() if name != OURS]
-    first = sound and all(found["ratio"][key] > 1.0 for found in others for key in JUDGED)
-    return {"systems": systems, "first": first, "rounds": [[asdict(each) for each in done] for done in rounds]}
-
-
-def text(document: dict[str, Any]) -> str:
-    """Return the table for a person: medians, and for the judged figures the range over the rounds in brackets."""
-    lines = [
-        f"{'':9}{'mean ACT':>21}{'× elastic':>11}{'step duration':>21}{'× elastic':>11}"
-        f"{'p95 ACT':>9}{'execution':>11}{'commands CPU':>14}{'machine CPU':>13}{'failed':>8}"
-    ]
-    for name, found in document["systems"].items():
-        middle = {key: found[key]["median"] for key in SHOWN}
-        lines.append(
-            f"{name:9}{_spread(found['mean_act'], 3):>21}{found['ratio']['mean_act']:>11.2f}"
-            f"{_spread(found['step_duration'], 1):>21}{found['ratio']['step_duration']:>11.2f}"
-            f"{middle['p95_act']:>9.2f}{middle['mean_execution']:>11.3f}{middle['cpu_s']:>14.1f}{middle['machine_s']:>13.1f}{found['failed']:>8}"
-        )
-    count = len(document["rounds"])
-    lines.append(f"seconds; median (least–most) of {count} rounds; {OURS} is {'' if document['first'] else 'not '}first in both.")
-    return "\n".join(lines)
-
-
-def _spread(figure: dict[str, float], digits: int) -> str:
-    return f"{figure['median']:.{digits}f} ({figure['least']:.{digits}f}–{figure['most']:.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ The keys of `Replayed` are what the child process of a Ray replay prints and wha
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -14,6 +15,9 @@ from pathlib import Path
 from scheduler.stats import summary
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+WINDOW_S = 1.0
+FULL = 0.8
+"""The part of the machine's core-seconds from which on cores count as short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,7 @@ class Replayed:
 
     `mean_execution` is the commands' own time, so the rest of `mean_act` is waiting and what the system costs. `cpu_s` is
     the CPU time of the commands, `machine_s` that of everything on the machine meanwhile: what lies between them is the
-    system's own and that of strangers.
+    system's own and that of strangers. `short` is the part of the time in which the machine's cores were more than `FULL` busy.
     """
 
     system: str
@@ -35,10 +39,13 @@ class Replayed:
     step_duration: float
     cpu_s: float
     machine_s: float
+    short: float = 0.0
     resizes: int = 0
 
     @classmethod
-    def of(cls, system: str, acts: Sequence[Act], step_duration: float, machine_s: float, resizes: int = 0) -> Replayed:
+    def of(
+        cls, system: str, acts: Sequence[Act], step_duration: float, machine_s: float, *, short: float = 0.0, resizes: int = 0
+    ) -> Replayed:
         """Sum up the actions of a replay."""
         spread = summary(act.act_s for act in acts)
         count = max(1, len(acts))
@@ -53,6 +60,7 @@ class Replayed:
             step_duration=step_duration,
             cpu_s=fsum(act.cpu_s for act in acts),
             machine_s=machine_s,
+            short=short,
             resizes=resizes,
         )
 
@@ -68,19 +76,36 @@ class Act:
 
 
 class MachineMeter:
-    """Counts the CPU time of the whole machine from its making to its last `look`."""
+    """Counts the CPU time of the whole machine from its making to its last `look`.
+
+    Between two looks that are at least `WINDOW_S` apart lies a window, in which cores were short or were not.
+    """
 
     def __init__(self) -> None:
-        self._began = self._latest = _busy_s()
+        self._began = self._latest = self._window_busy = _busy_s()
+        self._window_at = time.monotonic()
+        self._short_s = self._seen_s = 0.0
 
     def look(self) -> None:
         """Take note of now."""
         self._latest = _busy_s()
+        now = time.monotonic()
+        window_s = now - self._window_at
+        if window_s >= WINDOW_S:
+            busy = (self._latest - self._window_busy) / (window_s * (os.cpu_count() or 1))
+            self._seen_s += window_s
+            self._short_s += window_s if busy > FULL else 0.0
+            self._window_at, self._window_busy = now, self._latest
 
     @property
     def used_s(self) -> float:
         """Core-seconds used so far."""
         return self._latest - self._began
+
+    @property
+    def short(self) -> float:
+        """The part of the time in which cores were short."""
+        return self._short_s / self._seen_s if self._seen_s > 0 else 0.0
 
 
 def metered(meters: list[MachineMeter]) -> Callable[[int], Callable[[], None]]:

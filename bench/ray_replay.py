@@ -21,11 +21,11 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from app.demo import BUNDLED
+from app.live import BURN, BURN_INSIDE, burn_command
 from app.scripts import starting_files
 from app.stack import cores_here
 from bench import ray_tasks
@@ -93,6 +93,25 @@ def _at_the_same_time(meeting: str, count: int) -> None:
         time.sleep(0.005)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What an environment starts with: the files of a folder, if one is named, and the program that burns where it is needed."""
+
+    folder: str
+    burns: bool
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Start:
+        """Return what a trajectory starts with."""
+        burns = any(action.kind == "cpu.exec" and not action.command for action in trajectory.actions())
+        return cls(folder=str(trajectory.extra.get("files", "")), burns=burns)
+
+    def files(self, beside: Path) -> dict[str, bytes]:
+        """Return the contents by path; the folder lies in `beside`."""
+        found = dict(starting_files(beside / self.folder)) if self.folder else {}
+        return found | ({BURN_INSIDE: BURN.read_bytes()} if self.burns else {})
+
+
 class RayReplay:
     """A workload's trajectories as coroutines of one driver, which awaits object references."""
 
@@ -101,25 +120,25 @@ class RayReplay:
         self._trace: Trace = workload.trace()
         self._search_path = os.environ.get("PATH", os.defpath)
         self._acts: list[Act] = []
-        self._files: dict[str, Any] = {}
+        self._files: dict[Start, Any] = {}
         self._tasks = {name: ray.remote(getattr(ray_tasks, name)) for name in _TASKS}
         self._meter = MachineMeter()
         self._last = 0.0
 
     async def run(self) -> Replayed:
         """Replay to the last result."""
-        for files in {str(trajectory.extra["files"]) for trajectory in self._trace.trajectories if "files" in trajectory.extra}:
-            self._files[files] = self._ray.put(dict(starting_files(BUNDLED.parent / files)))
+        for start in {Start.of(trajectory) for trajectory in self._trace.trajectories}:
+            self._files[start] = self._ray.put(start.files(self._workload.path.resolve().parent))
         self._meter = MachineMeter()
         began = time.monotonic()
         await asyncio.gather(*(self._trajectory(number, each, began) for number, each in enumerate(self._trace.trajectories)))
         first = began + min(trajectory.arrival_s for trajectory in self._trace.trajectories)
-        return Replayed.of(f"ray:{self._units}", self._acts, self._last - first, self._meter.used_s)
+        return Replayed.of(f"ray:{self._units}", self._acts, self._last - first, self._meter.used_s, short=self._meter.short)
 
     async def _trajectory(self, number: int, trajectory: Trajectory, began: float) -> None:
         await asyncio.sleep(began + trajectory.arrival_s - time.monotonic())
         root = str(self._folder / f"environment-{number}")
-        await self._start("open_environment", 0, root, self._files.get(str(trajectory.extra.get("files")), {}))
+        await self._start("open_environment", 0, root, self._files[Start.of(trajectory)])
         for step in trajectory.steps:
             await asyncio.sleep(step.think_s / self._workload.think_divisor)
             await asyncio.gather(*(self._one(root, action) for action in step.actions))
@@ -141,7 +160,8 @@ class RayReplay:
         if action.kind == "cpu.write_file":
             return self._start("write_file", 0, root, action.extra["path"], action.extra.get("text", ""))
         units = amount(action, self._units, self._cores)
-        return self._start("run_command", units, root, action.command, units, action.timeout_s, self._search_path)
+        command = action.command or burn_command(action)
+        return self._start("run_command", units, root, command, units, action.timeout_s, self._search_path)
 
     def _start(self, name: str, cpus: int, *arguments: object) -> Any:
         return self._tasks[name].options(num_cpus=cpus, max_retries=0).remote(*arguments)

@@ -18,13 +18,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Change the cores of a running action to `core_ids`, and the part of them that is its own to `share`."""
+    """Change the cores of a running action to `core_ids`; in the `background` it has none of its own, and `units` are those that it had."""
 
     id: str
     node: str
     attempt: int
     core_ids: tuple[int, ...]
-    share: float = 1.0
+    units: int
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

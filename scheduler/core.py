@@ -72,7 +72,7 @@ class Core:
             case events.Sent():
                 note_sent(self.state, event, now)
             case events.Used():
-                self._used(event)
+                self._used(event, now)
             case events.NodeBeat():
                 self._nodes.beat(event, now)
             case events.Tick():
@@ -124,8 +124,7 @@ class Core:
         """
         times = [self._dispatcher.holds.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
         times += [self._dispatcher.next_look(), self._residency.next_warm()]
-        if self.state.kept_back:
-            times.append(self.state.kept_until)
+        times.append(self.state.next_look())
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][1] not in self.state.waiting:
             heapq.heappop(deadlines)
@@ -164,7 +163,7 @@ class Core:
                 if node.cells.capacity:
                     state.touch(node.cells)
         elif wants_cores(action):
-            state.floating_cores.add(waiting)
+            state.contend(waiting, state.floating_cores, now)
             for node in state.nodes.values():
                 if node.offers("cpu", action.requires):
                     state.touch(node.cores)
@@ -205,21 +204,25 @@ class Core:
                 running.since = max(running.since, event.at)
             running.started_at = event.at
 
-    def _used(self, event: events.Used) -> None:
-        """Give an action that needs clearly more than its share of a core one of its own."""
-        running = self.state.running.get(event.id)
-        if running is None or running.grant.attempt != event.attempt or running.grant.share >= 1.0 or running.hungry:
+    def _used(self, event: events.Used, now: float) -> None:
+        """Rank an action anew that has got on in the background."""
+        state, running = self.state, self.state.running.get(event.id)
+        if running is None or running.grant.attempt != event.attempt:
             return
-        ran_s = event.at - (running.started_at if running.started_at is not None else running.granted_at)
-        if ran_s > 0 and event.cpu_s / ran_s > running.grant.share:
-            running.hungry = True
-            self.state.touch(self.state.nodes[running.grant.node].cores)
+        running.note_background(event.background_cpu_s)
+        environment = state.environments.get(running.waiting.action.environment or "")
+        group = state.core_group(environment) if environment is not None else None
+        if group is not None and event.id in group.background:
+            state.note_work(running, now)
+            state.rank_again(running.waiting, group.queue)
+            state.touch(group)
 
     def _finished(self, event: events.Finished, now: float) -> None:
         running = self.state.running.get(event.id)
         if running is None or running.grant.attempt != event.attempt:
             return
         note_answer(self.state, running, event, now)
+        self.state.end_work(running, now, counts=event.status != "cancelled")
         self._ends.release(running, now)
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
             self._wait_again(running, event.reason or "the API refused it", now)
@@ -305,6 +308,7 @@ class Core:
                 state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=event.reason))
         if event.job is not None:
             for environment in [e for e in state.environments.values() if self._concerns(event, e.job, e.trajectory)]:
+                environment.cut_short = True
                 self._environments.close_unasked(environment, event.reason, now)
 
     def _ids_of(self, event: events.Cancelled) -> list[str]:
@@ -356,8 +360,7 @@ class Core:
                 self._drop_waiting(waiting, "timed_out", waited, now)
         if limits.beat_s is not None:
             self._nodes.miss(limits.beat_s, now)
-        if state.kept_until <= now:
-            state.look_again(at_all=True)
+        state.take_looks(now)
         self._residency.warm_up(now)
         self._environments.end_leases(now)
         self._environments.place(now)

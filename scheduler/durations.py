@@ -6,13 +6,13 @@ An action's *work* is `T_ori`, its seconds on one unit. What is expected of it, 
 2. what was declared, times what this class's declarations have been wrong by, where that has been nearer;
 3. what the same class took in other jobs; what the kind has taken, whatever the class; what it usually takes.
 
-Few observations are pulled towards the level above them, as if it were `PRIOR` observations more. So is the order of a
-class that is new: most commands of agents are short, and one is not kept back for what it might be. Three things are
+Few observations are pulled towards the level above them, as if it were `PRIOR` observations more. Three things are
 robust by construction: an observation counts at most `OUTLIER` medians, older ones fade, and expectations of what is
 left of a running action come from the distribution, not from the mean: what has run for long is expected to run on.
 
-Also learned, from core-seconds: how many units a class really uses (a program that burns one core on eight is given
-one), and how much of one core (`intensity`), which is what sharing a core goes by.
+Also learned, from core-seconds: how many units a class really uses. A program that burns one core on eight is given one.
+
+Who goes first on cores is not decided by these durations, but by the work that is left (`learning/`).
 
 What may live here: numbers and the tables of them. No clock; time only passes by observations.
 """
@@ -71,8 +71,6 @@ USED: Final = 0.4
 BUSY_UNITS: Final = 1.5
 """Units from which on core-seconds say something about parallelism."""
 
-INTENSITY_BINS: Final = 16
-
 MEASURED: Final = "cpu.exec"
 """The kind whose core-seconds are measured; of all others nobody knows them."""
 
@@ -84,7 +82,7 @@ MOST_CLASSES: Final = 20_000
 class Observation:
     """One action that succeeded: what it declared, the units it held on average, its seconds and its core-seconds.
 
-    `cpu_s` is None where nobody measured it (`MEASURED`).
+    `cpu_s` is None where nobody measured it (`MEASURED`). `environment` is the one that it ran in.
     """
 
     job: str
@@ -96,6 +94,7 @@ class Observation:
     held_units: float
     execution_s: float
     cpu_s: float | None
+    environment: str | None = None
 
 
 @dataclass(slots=True)
@@ -108,7 +107,6 @@ class Distribution:
     total: float = 0.0
     scale: float = 1.0
     most_s: float = math.inf
-    soonest_s: float = 0.0
     until_looked: int = SETTLED
 
     def add(self, work_s: float) -> None:
@@ -124,9 +122,6 @@ class Distribution:
         self.until_looked -= 1
         if self.until_looked <= 0:
             self.most_s, self.until_looked = OUTLIER * self.quantile(0.5), SETTLED
-            self.soonest_s = self._soonest_s()
-        elif self.most_s == math.inf:  # while there are few, each counts
-            self.soonest_s = self._soonest_s()
         if self.scale > 1e12:
             self._rescale()
 
@@ -140,22 +135,6 @@ class Distribution:
     def mean_s(self) -> float:
         """Return the mean work; there must be an observation."""
         return self.total / (self.scale * self.count)
-
-    def _soonest_s(self) -> float:
-        """Return the least price in seconds, over all patiences t, of one end: `E[min(X, t)] / P(X <= t)`.
-
-        It is the inverse of the Gittins index of work that has not begun, and the order by it is the one with the least
-        mean time where durations are only known as distributions (Gittins 1979). A class that is mostly quick and
-        sometimes very long goes before one that is always middling.
-        """
-        ended = spent = 0.0
-        soonest, all_of_them = math.inf, self.scale * self.count
-        for weight, amount in zip(self.weights, self.sums, strict=True):
-            if weight:
-                ended += weight
-                spent += amount
-                soonest = min(soonest, (spent + amount / weight * (all_of_them - ended)) / ended)
-        return soonest
 
     def quantile(self, part: float) -> float:
         """Return the mean of the bin in which the quantile lies."""
@@ -187,7 +166,6 @@ class ClassRecord:
     ratios: float = 0.0
     error_declared: float = 0.0
     error_learned: float = 0.0
-    intensity: list[float] = field(default_factory=lambda: [0.0] * (INTENSITY_BINS + 1))
     parallels: float = 0.0
     parallel_units: float = 0.0
     parallel_speed: float = 0.0
@@ -204,41 +182,19 @@ class ClassRecord:
         speed, units = max(1.0, self.parallel_speed / self.parallels), self.parallel_units / self.parallels
         return min(1.0, (1.0 - 1.0 / speed) / (1.0 - 1.0 / units))
 
-    def busy(self) -> float | None:
-        """Return the part of a core that nine in ten of the class do not exceed; None where too little is known."""
-        known = sum(self.intensity)
-        if known < SETTLED:
-            return None
-        seen = 0.0
-        for index, count in enumerate(self.intensity):
-            seen += count
-            if seen >= 0.9 * known:
-                return index / INTENSITY_BINS
-        return 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is expected of one action: its work, the curve its units follow, and the part of a core it needs.
+    """What is expected of one action: its work, and the curve its units follow.
 
     `record` gives what is left of it while it runs; None where nothing is learned, and then `declared` says whether
-    the work is more than what its kind usually takes. `guessed_soonest_s` is what class and level above suggest until
-    then. `intensity` is 1 where nothing is known.
+    the work is more than what its kind usually takes.
     """
 
     work_s: float
     curve: Curve
-    intensity: float = 1.0
     record: ClassRecord | None = None
     declared: bool = True
-    guessed_soonest_s: float | None = None
-
-    @property
-    def soonest_s(self) -> float:
-        """The work by which it is ordered, by Gittins's rule: that of its class, else what is guessed, else what is expected."""
-        if self.record is not None:
-            return self.record.work.soonest_s
-        return self.work_s if self.guessed_soonest_s is None else self.guessed_soonest_s
 
     def left_s(self, done_s: float) -> float:
         """Return the work that is expected to be left after `done_s` of it."""
@@ -286,17 +242,12 @@ class Durations:
         if units[-1] > 1:
             fraction = record.used_fraction()
             curve = curve if fraction is None else Amdahl(fraction)
-        known, busy = record.work.count, record.busy()
-        intensity = 1.0 if busy is None else busy
+        known = record.work.count
         if declared is not None and (not known or record.declared_nearer()):
             ratio = math.exp(record.log_ratio * record.ratios / (record.ratios + PRIOR))
-            return Estimate(declared * ratio, curve, intensity)
+            return Estimate(declared * ratio, curve)
         work_s = (known * record.work.mean_s() + PRIOR * above) / (known + PRIOR) if known else above
-        if known >= 2.0:
-            return Estimate(work_s, curve, intensity, record, declared=False)
-        like = next((level.work for level in (wide, kind) if level.work.count >= 2.0), None)
-        guess = None if like is None else (known * record.work.soonest_s + PRIOR * like.soonest_s) / (known + PRIOR)
-        return Estimate(work_s, curve, intensity, declared=False, guessed_soonest_s=guess)
+        return Estimate(work_s, curve, record if known >= 2.0 else None, declared=False)
 
     def observe(
         self, action: Action, expected: Estimate, *, work_s: float, held_units: float, execution_s: float, cpu_s: float | None
@@ -311,7 +262,7 @@ class Durations:
         for record in self._records(action.job, action.kind, action.action_class or action.service, units[-1]):
             if action.work_s and work_s > 0:
                 _compare(record, action.work_s, work_s)
-            _learn(record, work_s, held_units, execution_s, cpu_s, speed_on(action.curve, held_units), whole=held_units >= 1.0)
+            _learn(record, work_s, held_units, execution_s, cpu_s, speed_on(action.curve, held_units))
 
     def error(self) -> PredictionError:
         """Return how far off expectations were so far."""
@@ -322,7 +273,7 @@ class Durations:
     def _take_history(self, seen: Observation) -> None:
         speed = speed_on(seen.curve, seen.held_units)
         for record in self._records(seen.job, seen.kind, seen.action_class or seen.service, seen.units[-1]):
-            _learn(record, seen.execution_s * speed, seen.held_units, seen.execution_s, seen.cpu_s, speed, whole=seen.held_units >= 1.0)
+            _learn(record, seen.execution_s * speed, seen.held_units, seen.execution_s, seen.cpu_s, speed)
 
     def _records(self, job: str, kind: str, name: str | None, most_units: int) -> tuple[ClassRecord, ClassRecord, ClassRecord]:
         """Return the records of the class in its job, of the same class in all jobs, and of its kind, elastic or not."""
@@ -370,9 +321,7 @@ def _compare(record: ClassRecord, declared_s: float, work_s: float) -> None:
     record.log_ratio += (ratio - record.log_ratio) / record.ratios
 
 
-def _learn(
-    record: ClassRecord, work_s: float, held_units: float, execution_s: float, cpu_s: float | None, declared_speed: float, *, whole: bool
-) -> None:
+def _learn(record: ClassRecord, work_s: float, held_units: float, execution_s: float, cpu_s: float | None, declared_speed: float) -> None:
     record.work.add(work_s)
     if execution_s <= 0 or cpu_s is None:
         return
@@ -382,11 +331,6 @@ def _learn(
         record.parallel_units = record.parallel_units * FADING + held_units
         record.parallel_speed = record.parallel_speed * FADING + cpu_s / execution_s
         record.declared_speed = record.declared_speed * FADING + declared_speed
-    elif whole:
-        # On a shared core a program looks less busy than it is, so only whole cores count.
-        busy = min(INTENSITY_BINS, math.ceil(INTENSITY_BINS * cpu_s / execution_s))
-        record.intensity = [count * FADING for count in record.intensity]
-        record.intensity[busy] += 1.0
 
 
 def _factor(folded: Sequence[int], wanted: float) -> float:

@@ -14,7 +14,7 @@ from scheduler.lifecycle import End
 from scheduler.model import Running
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
-from scheduler.state import State, own_memory
+from scheduler.state import State, own_memory, wants_cores
 
 
 class Ends:
@@ -41,7 +41,7 @@ class Ends:
         state.give_memory(node, own_memory(action))
         if grant.cell_ids:
             self._release_cells(running, node.cells)
-        elif grant.core_ids and action.kind != "cpu.open":
+        elif wants_cores(action) and action.kind != "cpu.open":  # even without any: another grant may have named the same ones
             environment = state.environments.get(action.environment or "")
             self._release_cores(running, state.core_group(environment) if environment else node.cores, now)
 
@@ -53,7 +53,7 @@ class Ends:
         self._state.touch(group)
 
     def _release_cores(self, running: Running, group: CoreGroup, now: float) -> None:
-        group.leave(running, now)
+        group.leave(running)
         self._state.touch(group)
         if self._state.policy.pod_cores():
             self._state.room_returned = True
@@ -74,8 +74,10 @@ class Ends:
     def note_end(self, running: Running, status: End, reason: str, now: float, *, finished: events.Finished | None) -> None:
         """Note the end of a running action; `finished` is what its worker said, None where it said nothing."""
         waiting = running.waiting
-        queue_s = running.granted_at - waiting.received_at
-        execution_s = min(finished.execution_s, now - running.granted_at) if finished else 0.0
+        held_s = now - running.granted_at
+        waited_s = min(finished.waited_s, held_s) if finished else 0.0
+        queue_s = running.granted_at - waiting.received_at + waited_s
+        execution_s = min(finished.execution_s, held_s - waited_s) if finished else 0.0
         overhead_s = max(0.0, now - waiting.submitted_at - queue_s - execution_s)
         self._state.out.append(
             Finish(

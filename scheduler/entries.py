@@ -36,18 +36,18 @@ class ActionGranted:
     core_ids: tuple[int, ...]
     cell_ids: tuple[int, ...]
     granted_at: float
-    share: float = 1.0
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionResized:
-    """The `attempt`-th try of an action holds these cores from now on, and this share of them."""
+    """The `attempt`-th try of an action holds these cores from now on; none in the background, where `units` are those that it had."""
 
     id: str
     attempt: int
     core_ids: tuple[int, ...]
     units: int
-    share: float
+    background: bool
     at: float
 
 

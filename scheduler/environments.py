@@ -181,7 +181,7 @@ class Environments:
             environment.sessions[session] = waiting.id
         if wants_cores(waiting.action):
             group = self._state.core_group(environment)
-            group.queue.add(waiting)
+            self._state.contend(waiting, group.queue, now)
             self._state.touch(group)
         else:
             assert environment.node is not None, "an open environment has a node"
@@ -299,6 +299,7 @@ class Environments:
                 node.cores.give_back(environment.pod_core_ids)
             self._state.touch(node.cores)
         self._state.pods.pop(environment.id, None)
+        environment.cut_short = environment.cut_short or state == "lost"
         self._state.forget_environment(environment)
         environment.state = "lost" if state == "lost" else "closed"
         self._state.note(environment, reason)

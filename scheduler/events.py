@@ -97,6 +97,7 @@ class Finished:
     """A worker has ended an action: its processes are gone and its result is stored.
 
     With `waits_again` no result is stored: an outside API has refused it, and its grant said that it may wait again.
+    `waited_s` is the time in the background, less the core-seconds got there; it is no part of `execution_s`.
     What no worker has reported may be `told_by` the result that one has stored, or else the scheduler has to store one.
     """
 
@@ -107,6 +108,7 @@ class Finished:
     started_at: float | None = None
     execution_s: float = 0.0
     cpu_s: float = 0.0
+    waited_s: float = 0.0
     answer: Answer | None = None
     waits_again: bool = False
     told_by: Literal["worker", "result", "scheduler"] = "worker"
@@ -114,12 +116,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """A running action has used `cpu_s` core-seconds from its start until `at`, as its worker measured."""
+    """An action has got `background_cpu_s` core-seconds in the background since its start, as its worker measured."""
 
     id: str
     attempt: int
-    cpu_s: float
-    at: float
+    background_cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

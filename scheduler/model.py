@@ -5,11 +5,13 @@ Frozen values cross the border of the core; the slotted classes below them are t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.durations import Estimate, speed_on
+from scheduler.learning.work_left import Life
 from scheduler.lifecycle import EnvironmentState
 from tangram.action import Action
 from tangram.elasticity import FLAT
@@ -97,9 +99,8 @@ class QuotaSpec:
 class Limits:
     """Bounds of the system. None means no bound; times are seconds.
 
-    `weights` are the jobs' parts of the system, 1 where a job has none; `window_s` bounds how much later an action may
-    come and still be started before another one of the same priority; `tail_first` lets the trajectories that have
-    been under way for longest go first, within that bound.
+    `weights` are the jobs' parts of the system, 1 where a job has none; `window_s` is what a class of priority is worth in the
+    queues for cells and quotas.
     """
 
     queue_limit: int = 1 << 60
@@ -109,7 +110,6 @@ class Limits:
     starts_per_s: float | None = None
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     window_s: float = 60.0
-    tail_first: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,8 @@ class Evicted:
 class Grant:
     """What a running action holds.
 
-    `units` is its degree of parallelism. `share` is the part of its core that is its own: below 1, which only a grant of
-    one unit can be, the core is shared with other such grants. `evict` names the instances to be thrown off their cells first, in order;
+    `units` is its degree of parallelism. In the `background` it has no core of its own, and gets what the kernel finds idle on
+    the node; `units` is then what its program was told last. `evict` names the instances to be thrown off their cells first, in order;
     `restore` says that the action's own service must be brought onto the cells before it runs. A request to an outside API
     goes out at `not_before`, the scheduler's time, where that is later than its arrival.
     """
@@ -134,7 +134,7 @@ class Grant:
     attempt: int = 1
     units: int = 1
     core_ids: tuple[int, ...] = ()
-    share: float = 1.0
+    background: bool = False
     cell_ids: tuple[int, ...] = ()
     evict: tuple[Evicted, ...] = ()
     restore: bool = False
@@ -146,8 +146,8 @@ class Waiting:
     """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
 
     `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`); `estimate` is what is expected
-    of it beyond durations; `refused` counts the tries that an API refused or that never arrived. `share` is the part of
-    a core that does for it where cores are short: 1 where it needs a whole one, and only actions that can run on one unit have less.
+    of it beyond durations; `refused` counts the tries that an API refused or that never arrived. `life` is the work that it has
+    had. What is `preemptible` may go to the background. `contends_since` is when it last held a core, or when it came in.
     """
 
     id: str
@@ -163,7 +163,9 @@ class Waiting:
     unit_s: float = 0.0
     steps: tuple[tuple[float, int, int], ...] = ()
     estimate: Estimate = UNKNOWN
-    share: float = 1.0
+    life: Life = field(default_factory=Life)
+    preemptible: bool = False
+    contends_since: float = 0.0
     alike: tuple[object, ...] = ()
     """What actions for models have in common that can take each other's place (lanes/services.py); empty until that is asked for."""
     least: int = field(init=False)
@@ -183,7 +185,11 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """An action that holds a grant. `done_s` is the work, in seconds on one unit, done until `since`."""
+    """An action that holds a grant. `done_s` is the work, in seconds on one unit, done until `since`.
+
+    `background_cpu_s` are the core-seconds that it has got in the background, as its worker said last. It has had
+    cores of its own since `on_cores_since`.
+    """
 
     waiting: Waiting
     grant: Grant
@@ -195,7 +201,8 @@ class Running:
     done_s: float = 0.0
     since: float = 0.0
     held_since: float = 0.0
-    hungry: bool = False
+    background_cpu_s: float = 0.0
+    on_cores_since: float = 0.0
     sent_at: float | None = None
     units: int = field(init=False)
     """Its present degree of parallelism."""
@@ -208,7 +215,7 @@ class Running:
 
     def _note_units(self) -> None:
         self.units = self.grant.units
-        self.speed = speed_on(self.waiting.estimate.curve, self.units)
+        self.speed = 0.0 if self.grant.background else speed_on(self.waiting.estimate.curve, self.units)
 
     @property
     def goes_at(self) -> float:
@@ -226,7 +233,7 @@ class Running:
     def held(self, now: float) -> None:
         """Add what the grant held until now to the action's unit-seconds."""
         if self.grant.core_ids or self.grant.cell_ids:
-            self.waiting.unit_s += self.grant.units * self.grant.share * max(0.0, now - self.held_since)
+            self.waiting.unit_s += self.grant.units * max(0.0, now - self.held_since)
         self.held_since = now
 
     def regrant(self, grant: Grant, now: float) -> None:
@@ -236,7 +243,12 @@ class Running:
         self.held(now)
         self.grant = grant
         self._note_units()
-        self.expected_end = now + self.left_s(now) / self.speed
+        self.expected_end = now + self.left_s(now) / self.speed if self.speed else math.inf
+
+    def note_background(self, cpu_s: float) -> None:
+        """Take in the core-seconds that it has got in the background so far."""
+        self.done_s += max(0.0, cpu_s - self.background_cpu_s)
+        self.background_cpu_s = max(self.background_cpu_s, cpu_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +258,9 @@ class Environment:
     `parked` are its actions that wait for something other than units: for the environment to open, or for an earlier
     action of the same shell session. `sessions` name the action that each session is busy with. `doomed` says why it is
     to be closed as soon as it stands, `over` why it is closed as soon as the last of its actions has ended.
+
+    `life` is the work that its actions have had, `ended_work_s` that of those that have ended. It is `cut_short` where its
+    trainer gave it up, or its node was lost.
     """
 
     id: str
@@ -263,3 +278,6 @@ class Environment:
     actions: dict[str, None] = field(default_factory=dict)
     doomed: str = ""
     over: str = ""
+    life: Life = field(default_factory=Life)
+    ended_work_s: float = 0.0
+    cut_short: bool = False

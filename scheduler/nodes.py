@@ -6,6 +6,7 @@ up what it was handed: a worker whose consumer hangs looks alive from outside.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from scheduler import events
@@ -117,8 +118,7 @@ class Nodes:
             if environment.state in ("open", "closing"):
                 self._environments.forget(environment, "lost", f"node {name} was lost: {reason}", now)
         self._dispatcher.forget_node(node)
-        for groups in state.kept_back.values():
-            groups.pop(node.cores, None)
+        node.cores.look_at = math.inf  # nobody is to look at what is gone
         self._environments.place(now)
 
     def _end(self, running: Running, stored: events.StoredEnd, now: float) -> None:

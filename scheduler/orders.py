@@ -31,7 +31,7 @@ from scheduler.entries import (
 from scheduler.model import Evicted, Grant
 from scheduler.transport import Received, Transport
 from tangram.action import Action
-from tangram.wire import WireEvicted
+from tangram.wire import WireEvicted, WireRegrant
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class Orders:
         self._epoch = epoch
         self._entries: list[Entry] = []
         self._untold: list[str] = []
+        self._regrants: dict[str, list[WireRegrant]] = {}
+        self._serial = 0
         self.messages: dict[str, str] = {}
         self.submitted_at: dict[str, float] = {}
         self.granted: dict[str, int] = {}
@@ -85,6 +87,8 @@ class Orders:
     def commit(self, batch: Sequence[Received]) -> None:
         """Write the entries as one group, then send, then acknowledge `batch`."""
         self.write()
+        for node in list(self._regrants):
+            self._send_regrants(node)
         self._transport.flush()
         told = len(self._untold) - self._transport.ends_to_store
         if told:
@@ -145,9 +149,10 @@ class Orders:
                 core_ids=grant.core_ids,
                 cell_ids=grant.cell_ids,
                 granted_at=now,
-                share=grant.share,
+                background=grant.background,
             )
         )
+        self._send_regrants(grant.node)
         self._transport.send_action(grant.node, self.messages[command.id], self.grant_header(command.id, grant, now))
 
     def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
@@ -161,7 +166,7 @@ class Orders:
             "units": grant.units,
             "most_units": self._most_units(action_id, grant),
             "core_ids": list(grant.core_ids),
-            "share": grant.share,
+            "background": grant.background,
             "cell_ids": list(grant.cell_ids),
             "evict": wire_evictions(grant.evict),
             "restore": grant.restore,
@@ -192,16 +197,31 @@ class Orders:
 
     def _resize(self, command: commands.Resize, now: float) -> None:
         self.resizes += 1
-        core_ids = command.core_ids
         self._entries.append(
-            ActionResized(id=command.id, attempt=command.attempt, core_ids=core_ids, units=len(core_ids), share=command.share, at=now)
+            ActionResized(
+                id=command.id,
+                attempt=command.attempt,
+                core_ids=command.core_ids,
+                units=command.units,
+                background=command.background,
+                at=now,
+            )
         )
-        self.send_cores(command)
+        self.regrant(command.node, command.id, command)
 
-    def send_cores(self, command: commands.Resize) -> None:
-        """Tell a node which cores a running action has; telling it twice is harmless."""
-        arguments = {"id": command.id, "attempt": command.attempt, "core_ids": list(command.core_ids), "share": command.share}
-        self._transport.send_control(command.node, "tangram.resize", arguments)
+    def regrant(self, node: str, action_id: str, grant: Grant | commands.Resize) -> None:
+        """Have a node told which cores a running action has; telling it twice is harmless.
+
+        All that a node is to be told goes out in one message: before the next action that starts there, which may get cores that
+        others lose, or with the next `commit`.
+        """
+        self._regrants.setdefault(node, []).append((action_id, grant.attempt, list(grant.core_ids), grant.background))
+
+    def _send_regrants(self, node: str) -> None:
+        grants = self._regrants.pop(node, None)
+        if grants:
+            self._serial += 1
+            self._transport.send_control(node, "tangram.regrant", {"epoch": self._epoch, "serial": self._serial, "grants": grants})
 
     def _finish(self, command: commands.Finish, now: float) -> None:
         message = self.messages.pop(command.id, "")

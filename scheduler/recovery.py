@@ -35,7 +35,9 @@ class Recovery:
             open_id="",
             node=event.node,
             pod_core_ids=event.pod_core_ids,
+            life=self._state.work_left.resume(event.job, event.id),
         )
+        environment.ended_work_s = environment.life.work_s
         self._environments.adopt(environment, node, now)
 
     def resumed(self, event: events.Resumed, now: float) -> None:
@@ -72,7 +74,7 @@ class Recovery:
                 environment.sessions[action.session] = waiting.id
         if grant.cell_ids:
             self._adopt_cells(running, node)
-        elif grant.core_ids and action.kind != "cpu.open":
+        elif (grant.core_ids or grant.background) and action.kind != "cpu.open":
             self._adopt_cores(running, state.core_group(environment) if environment else node.cores, now)
 
     def spent(self, event: events.Spent) -> None:
@@ -97,15 +99,15 @@ class Recovery:
 
     def _adopt_cores(self, running: Running, group: CoreGroup, now: float) -> None:
         """Claim the cores of a grant. What another grant has claimed is its own: cores are given back only once."""
-        grant = running.grant
-        if grant.share < 1.0:
-            claimed = grant.core_ids if len(grant.core_ids) == 1 and group.claim_share(grant.core_ids[0], grant.share) else ()
-            running.grant = replace(grant, core_ids=claimed, share=grant.share if claimed else 1.0)
-        else:
-            running.grant = replace(grant, core_ids=group.claim(grant.core_ids))
-        lost = len(grant.core_ids) * grant.share - len(running.grant.core_ids) * running.grant.share
-        self._state.shares.hold(running.waiting.action.job, CORES, -lost)
-        group.adopt(running, now, resizes=self._state.policy.resizes)
+        waiting, grant = running.waiting, running.grant
+        if grant.background and self._state.policy.ranks:  # preemption or not, it wants a core
+            group.to_background(running)
+            self._state.contend(waiting, group.queue, now)
+            self._state.touch(group)
+            return
+        running.grant = replace(grant, core_ids=group.claim(grant.core_ids), background=False)
+        self._state.shares.hold(waiting.action.job, CORES, len(running.grant.core_ids) - len(grant.core_ids))
+        group.adopt(running, resizes=self._state.policy.resizes)
         self._state.touch(group)
 
     def _opening(self, waiting: Waiting, event: events.Resumed, now: float) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from scheduler import events
-from scheduler.commands import Resize
 from scheduler.core import Core
 from scheduler.descriptions import node_spec, service_spec, services_of
 from scheduler.entries import NodeChanged
@@ -277,6 +276,5 @@ class RollCall:
             if running.stopping:
                 arguments = {"id": action_id, "attempt": grant.attempt, "reason": running.stopping}
                 self._transport.send_control(grant.node, "tangram.stop", arguments)
-            elif grant.core_ids and running.started_at is not None:
-                held = Resize(id=action_id, node=grant.node, attempt=grant.attempt, core_ids=grant.core_ids, share=grant.share)
-                self._orders.send_cores(held)
+            elif (grant.core_ids or grant.background) and running.started_at is not None:
+                self._orders.regrant(grant.node, action_id, grant)

@@ -117,7 +117,7 @@ class Service:
                 attempt=grant.attempt,
                 units=grant.units,
                 core_ids=grant.core_ids,
-                share=grant.share,
+                background=grant.background,
                 cell_ids=grant.cell_ids,
             ),
         )
@@ -219,6 +219,7 @@ class Service:
                 started_at=None if report.get("started_at") is None else _seconds(report["started_at"]),
                 execution_s=_seconds(report.get("execution_s", 0.0)),
                 cpu_s=_seconds(report.get("cpu_s", 0.0)),
+                waited_s=_seconds(report.get("waited_s", 0.0)),
                 answer=_answer(report.get("answer")),
                 waits_again=report.get("waits_again") is True,
             )
@@ -228,8 +229,8 @@ class Service:
         elif sort == "sent":
             self._handle(events.Sent(id=report["id"], attempt=report["attempt"], at=_seconds(report["at"])), now)
         elif sort == "used":
-            used = events.Used(id=report["id"], attempt=report["attempt"], cpu_s=_seconds(report["cpu_s"]), at=_seconds(report["at"]))
-            self._handle(used, now)
+            background_cpu_s = _seconds(report["background_cpu_s"])
+            self._handle(events.Used(id=report["id"], attempt=report["attempt"], background_cpu_s=background_cpu_s), now)
         elif sort in ("joined", "beat"):
             self._roll_call.take_beat(report["node"], now)
         elif sort == "service":

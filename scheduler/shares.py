@@ -4,7 +4,7 @@ A job's *dominant share* is the largest of its parts of the system's cores, GPU 
 *entitlement* is its weight over the weights of all active jobs, those with an action waiting or running. A job may hold
 more as long as nobody else wants it; as soon as somebody does, the actions of jobs within their entitlement go first.
 
-What this does not do: nothing that runs is taken from a job but its units above the smallest amounts.
+What a job holds beyond its share is the first that is taken from running actions (`lanes/fairness.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 DEFAULT_WEIGHT = 1.0
 
-TOLERANCE = 1.25
-"""How many times its entitlement a job may hold before the others go first: below it, the order of all jobs' actions
-together (short ones first) does more for everyone than strict equality."""
+TOLERANCE = 1.05
+"""How many times its entitlement a job may hold before the others go first: some room, so that shares that are equal but for a
+core change nothing."""
 
 
 class Shares:
@@ -79,7 +79,11 @@ class Shares:
         """Say whether a job holds more than it is entitled to while others are active."""
         if len(self._actions) < 2:
             return False
-        return self.dominant(job) >= TOLERANCE * self.entitlement(job)
+        return self.dominant(job) >= self.tolerated(job)
+
+    def tolerated(self, job: str) -> float:
+        """Return the share from which on a job holds more than it is entitled to."""
+        return TOLERANCE * self.entitlement(job)
 
     def dominant(self, job: str) -> float:
         """Return the job's dominant share, from 0 to 1."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,20 +21,22 @@ from typing import TypeVar
 from scheduler import commands, events
 from scheduler.cell_books import CellBooks
 from scheduler.core import Core
+from scheduler.durations import Observation
 from scheduler.model import UNLIMITED, Limits, NodeSpec
 from scheduler.policies.abstract import Policy
-from scheduler.progress import Live, SharedCores
+from scheduler.progress import Live, NodeCores
+from scheduler.recorded import action_of, opening_of
 from scheduler.summary import ActionRecord, Capacity, RunRecord
-from scheduler.trace import Step, Trace, TraceAction, Trajectory
-from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost
+from scheduler.trace import Step, Trace, Trajectory
+from tangram.action import Action
 
 _T = TypeVar("_T")
 
 USAGE_S = 1.0
-"""Seconds between two reports of what an action on a shared core has used."""
+"""Seconds between two reports of what actions in the background have got there."""
 
-FILE_KINDS = ("cpu.read_file", "cpu.write_file")
-"""Kinds that the worker itself carries out: they need their environment, and no core of it."""
+LEAST_TOLD_S, LEAST_TOLD_PART = 0.05, 0.2
+"""What must be new in a report: core-seconds, and a part of those that were reported before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,68 +64,6 @@ class Cluster:
             )
             for number in range(self.nodes)
         ]
-
-
-def action_of(
-    recorded: TraceAction, trajectory: Trajectory, *, environment: str | None, session: str | None = None, told: bool = True
-) -> Action:
-    """Return the action that a recorded one submits again. Environment and session matter to `cpu.*` only.
-
-    Unless the scheduler is to be `told`, the recorded duration is not declared: nobody knows it before it has run.
-    """
-    on_cpu = recorded.kind.startswith("cpu.")
-    amounts: dict[str, tuple[int, ...]]
-    if recorded.kind in FILE_KINDS:
-        amounts = {}
-    elif on_cpu:
-        amounts = {CORES: recorded.elasticity.units}
-    elif recorded.kind.startswith("gpu."):
-        amounts = {CELLS: recorded.elasticity.units}
-    else:
-        amounts = {f"{QUOTA_PREFIX}{recorded.quota}": (1,)}
-        if recorded.tokens:
-            amounts[f"{TOKENS_PREFIX}{recorded.quota}"] = (recorded.tokens,)
-    return Action(
-        kind=recorded.kind,
-        cost=Cost(amounts),
-        curve=recorded.elasticity.curve,
-        job=trajectory.job,
-        trajectory=trajectory.trajectory,
-        environment=environment if on_cpu else None,
-        session=session if on_cpu else None,
-        service=recorded.service,
-        requires=recorded.requires if not on_cpu else (),
-        work_s=recorded.work_s if told else None,
-        timeout_s=recorded.timeout_s,
-        priority=recorded.priority if recorded.priority is not None else trajectory.priority,
-        idempotent=recorded.idempotent if recorded.idempotent is not None else not on_cpu,
-        action_class=recorded.action_class,
-    )
-
-
-def opening_of(trajectory: Trajectory, environment: str) -> Action | None:
-    """Return the `cpu.open` that a trajectory begins with; None where it never needs a sandbox.
-
-    The environment must stand where all of its actions can run: it asks for their labels, and for as many cores as
-    the most demanding of them needs at least.
-    """
-    on_cpu = [recorded for recorded in trajectory.actions() if recorded.kind.startswith("cpu.")]
-    if not on_cpu:
-        return None
-    labels = dict.fromkeys(label for recorded in on_cpu for label in recorded.requires)
-    amounts: dict[str, tuple[int, ...]] = {CORES: (max(recorded.elasticity.units[0] for recorded in on_cpu),)}
-    if trajectory.memory_mb:
-        amounts[MEMORY_MB] = (trajectory.memory_mb,)
-    return Action(
-        kind="cpu.open",
-        cost=Cost(amounts),
-        job=trajectory.job,
-        trajectory=trajectory.trajectory,
-        environment=environment,
-        requires=tuple(labels),
-        priority=trajectory.priority,
-        work_s=0.0,
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +94,7 @@ class Simulation:
     """One replay in virtual time. Use once: `run()`.
 
     `told` says whether the scheduler is told the recorded durations of what comes in; by default as the policy is
-    (`Policy.told`).
+    (`Policy.told`). `history` are actions that ended before, of which it has learned.
     """
 
     def __init__(
@@ -166,18 +106,21 @@ class Simulation:
         speed: float = 1.0,
         limits: Limits | None = None,
         told: bool | None = None,
+        history: Sequence[Observation] = (),
     ) -> None:
         self._trace = trace
         self._cluster = cluster
         self._policy = policy
         self._speed = speed
         self._told = policy.told if told is None else told
-        self._core = Core(policy, limits=limits, services=tuple(trace.services.values()), quotas=tuple(trace.quotas.values()))
+        services, quotas = tuple(trace.services.values()), tuple(trace.quotas.values())
+        self._core = Core(policy, limits=limits, services=services, quotas=quotas, history=history)
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = 0
         self._live: dict[str, Live] = {}
-        self._cores = SharedCores(self._plan_end)
-        self._granted = 0.0
+        self._cores: dict[str, NodeCores] = {}
+        self._reporting: dict[str, None] = {}
+        self._granted = 0
         self._cores_granted: list[tuple[float, float]] = []
         self._opening: dict[str, _Rollout] = {}
         self._rollouts: dict[str, _Rollout] = {}
@@ -197,6 +140,7 @@ class Simulation:
     def _run(self) -> RunRecord:
         for spec in self._cluster.specs():
             self._cells.join(spec)
+            self._cores[spec.name] = NodeCores(spec.cores, self._done, self._at)
             self._handle(events.NodeJoined(node=spec), 0.0)
         for number, trajectory in enumerate(self._trace.trajectories):
             self._at(trajectory.arrival_s, _bind(self._arrive, _Rollout(trajectory, number)))
@@ -246,6 +190,8 @@ class Simulation:
             self._at(wake, self._tick)
 
     def _tick(self, now: float) -> None:
+        if self._wake is None or now < self._wake:
+            return  # something else came first, and the core has said since when it wants to be woken
         self._wake = None
         self._handle(events.Tick(), now)
 
@@ -294,10 +240,7 @@ class Simulation:
             self._restores += 1
             restore_s = self._trace.services[live.recorded.service or ""].restore_s
         live.begin(command.grant, now, restore_s)
-        self._count_cores(live.cores_held, now)
-        self._cores.enter(live, now)
-        if command.grant.share < 1.0:
-            self._at(now + USAGE_S, _bind(self._report_usage, live))
+        self._enter(live, now)
 
     def _restore(self, command: commands.Restore, now: float) -> None:
         """Bring an instance onto cells, which are busy with it for as long as a restore takes."""
@@ -315,45 +258,58 @@ class Simulation:
         """Let the rest of the work go on at the pace of other units; the end that was planned is void."""
         live = self._live[command.id]
         self._resizes += 1
-        self._count_cores(-live.cores_held, now)
-        self._cores.leave(live, now)
-        shared_before = live.share < 1.0
-        live.regrant(len(command.core_ids), command.core_ids, command.share)
-        self._count_cores(live.cores_held, now)
-        self._cores.enter(live, now)
-        if live.share < 1.0 and not shared_before:
-            self._at(now + USAGE_S, _bind(self._report_usage, live))
+        self._leave(live, now)
+        live.regrant(command.core_ids, background=command.background)
+        self._enter(live, now)
 
-    def _plan_end(self, live: Live) -> None:
-        self._at(live.end_at(), _bind(self._done, (live, live.turn)))
+    def _enter(self, live: Live, now: float) -> None:
+        """Let an action go on under its grant."""
+        self._count_cores(len(live.core_ids), now)
+        if live.core_ids or live.background:
+            self._cores[live.node].enter(live, now)
+        else:
+            self._at(live.since + live.left_s / live.speed, _bind(self._done, live))
+        if live.background and live.node not in self._reporting:
+            self._reporting[live.node] = None
+            self._at(now + USAGE_S, _bind(self._report_usage, live.node))
 
-    def _report_usage(self, live: Live, now: float) -> None:
-        """Report, like a worker, what an action on a shared core has used so far."""
-        if live.id not in self._live or live.share >= 1.0:
+    def _leave(self, live: Live, now: float) -> None:
+        """Settle an action that ends or changes its grant."""
+        self._count_cores(-len(live.core_ids), now)
+        if live.core_ids or live.background:
+            self._cores[live.node].leave(live, now)
+        else:
+            live.settle(now)
+
+    def _report_usage(self, node: str, now: float) -> None:
+        """Report, like a worker, what actions in the background have got since the last time."""
+        cores = self._cores[node]
+        if not cores.background:
+            del self._reporting[node]
             return
-        self._handle(events.Used(id=live.id, attempt=live.attempt, cpu_s=live.cpu_s_at(now), at=now), now)
-        self._at(now + USAGE_S, _bind(self._report_usage, live))
+        cores.settle_background(now)
+        for live in list(cores.background.values()):
+            if live.background_cpu_s - live.told_cpu_s >= max(LEAST_TOLD_S, LEAST_TOLD_PART * live.told_cpu_s):
+                live.told_cpu_s = live.background_cpu_s
+                self._handle(events.Used(id=live.id, attempt=live.attempt, background_cpu_s=live.background_cpu_s), now)
+        self._at(now + USAGE_S, _bind(self._report_usage, node))
 
-    def _count_cores(self, cores: float, now: float) -> None:
+    def _count_cores(self, cores: int, now: float) -> None:
         self._granted += cores
         if cores:
             self._cores_granted.append((now, self._granted))
 
-    def _done(self, planned: tuple[Live, int], now: float) -> None:
-        live, turn = planned
-        if turn != live.turn:
-            return
-        self._cores.leave(live, now)
+    def _done(self, live: Live, now: float) -> None:
+        self._leave(live, now)
         self._cells.finish(live.id)
-        live.turn += 1
-        self._count_cores(-live.cores_held, now)
         finished = events.Finished(
             id=live.id,
             attempt=live.attempt,
             status="succeeded",
             started_at=live.began_at,
-            execution_s=now - live.began_at,
-            cpu_s=live.cpu_s_at(now),
+            execution_s=now - live.began_at - live.waited_s,
+            cpu_s=live.cpu_s,
+            waited_s=live.waited_s,
         )
         self._handle(finished, now)
 

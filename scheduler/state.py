@@ -13,16 +13,20 @@ from dataclasses import dataclass, field
 
 from scheduler.commands import Command, Finish, NoteEnvironment, Start
 from scheduler.durations import Durations, Observation, expected_s
+from scheduler.learning.work_left import WorkLeft, next_bin_s
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Limits, NodeSpec, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.policies.abstract import Policy
 from scheduler.policies.allocation import steps_of
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
-from scheduler.resources.queue import WaitQueue, Walk, merged
+from scheduler.resources.queue import Contenders, WaitQueue, Walk, merged
 from scheduler.resources.quota import QuotaState, by_quota
 from scheduler.shares import Shares
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action
+
+PREEMPTIBLE = "cpu.exec"
+"""The kind whose actions may go to the background: commands, which a worker can hold to idle time."""
 
 PATIENT_WINDOWS = 10
 """Windows (`Limits.window_s`) after which an action comes last no longer, however much its job holds."""
@@ -64,6 +68,7 @@ class State:
         self.policy = policy
         self.limits = limits
         self.durations = Durations(learning=policy.learns, history=history)
+        self.work_left = WorkLeft(history if policy.ranks and policy.learns else ())
         self.shares = Shares(limits.weights)
         self.services = {spec.name: spec for spec in services}
         self.quotas = by_quota(quotas)
@@ -73,7 +78,7 @@ class State:
         self.environments: dict[str, Environment] = {}
         self.waiting: dict[str, Waiting] = {}
         self.running: dict[str, Running] = {}
-        self.floating_cores = WaitQueue()
+        self.floating_cores = Contenders()
         self.floating_cells = WaitQueue()
         self.opens = WaitQueue()
         self.unplaced = WaitQueue()
@@ -82,11 +87,8 @@ class State:
         self.out: list[Command] = []
         self.room_returned = False
         self.dirty: dict[CoreGroup | CellGroup | QuotaState, None] = {}
-        self.kept_back: dict[str, dict[CoreGroup, None]] = {}
-        """Jobs beyond their share, and where actions of theirs had to wait for that."""
-        self.kept_until = math.inf
-        """When to look at all of those again in any case."""
-        self._seq = 0
+        self._seq = self._seq_of_looks = 0
+        self._looks: list[tuple[float, int, CoreGroup]] = []
         for account in dict.fromkeys(self.quotas.values()):
             self.shares.offer(f"{QUOTA_PREFIX}{account.account}", account.spec.concurrency or 0)
 
@@ -114,12 +116,83 @@ class State:
             durations_s=durations_s,
             steps=steps_of(units, durations_s),
             estimate=estimate,
-            share=self.policy.share_of_core(units, estimate) if wants_cores(action) else 1.0,
+            preemptible=self.policy.preempts and action.kind == PREEMPTIBLE and action.preemptible,
         )
-        environment = self.environments.get(action.environment or "")
-        under_way_s = now - environment.since if environment is not None else 0.0
-        waiting.key = self.policy.order_key(waiting, self.limits, under_way_s)
+        waiting.key = self.policy.order_key(waiting, self.limits)
         return waiting
+
+    def contend(self, waiting: Waiting, queue: Contenders, since: float) -> None:
+        """Have an action want cores, which counts as if it had since then."""
+        self._rank(waiting)
+        queue.enter(waiting, since)
+
+    def rank_again(self, waiting: Waiting, queue: Contenders) -> None:
+        """Put an action where it belongs in its queue, now that more is known."""
+        queue.remove(waiting)
+        self._rank(waiting)
+        queue.add(waiting)
+
+    def _rank(self, waiting: Waiting) -> None:
+        if self.policy.ranks:
+            waiting.key = (-waiting.action.priority, self.left_s(waiting), waiting.seq)
+
+    def left_s(self, waiting: Waiting) -> float:
+        """Return the work that is expected to be left of an action and of its trajectory, in seconds on one core."""
+        action, environment = waiting.action, self.environments.get(waiting.action.environment or "")
+        trajectory = environment.life if environment is not None else None
+        return self.work_left.expected_s(action.job, waiting.life, trajectory)
+
+    def note_work(self, running: Running, now: float) -> None:
+        """Take in what an action on cores has had so far."""
+        if not self.policy.learns:
+            return
+        action, work_s = running.waiting.action, running.done_at(now)
+        environment = self.environments.get(action.environment or "")
+        if environment is None:
+            self.work_left.note(action.job, running.waiting.life, work_s, None, 0.0)
+            return
+        before_s = environment.ended_work_s
+        self.work_left.note(action.job, running.waiting.life, work_s, environment.life, before_s + work_s)
+
+    def changes_in_s(self, running: Running) -> float:
+        """Return the seconds until what is expected of a running action changes, as far as it gets cores until then."""
+        environment = self.environments.get(running.waiting.action.environment or "")
+        work_s = next_bin_s(running.waiting.life)
+        if environment is not None:
+            work_s = min(work_s, next_bin_s(environment.life))
+        return work_s / running.speed if running.speed and self.policy.learns else math.inf
+
+    def end_work(self, running: Running, now: float, *, counts: bool) -> None:
+        """Take in that an action on cores has ended; one that was cut short does not count as an end."""
+        if not (self.policy.ranks and wants_cores(running.waiting.action) and running.waiting.action.kind != "cpu.open"):
+            return
+        action = running.waiting.action
+        self.note_work(running, now)
+        if counts and self.policy.learns:
+            self.work_left.action_ended(action.job, running.waiting.life)
+        environment = self.environments.get(action.environment or "")
+        if environment is not None:
+            environment.ended_work_s += running.done_at(now)
+
+    def look_at(self, group: CoreGroup, at: float) -> None:
+        """Have a group looked at when that time has come."""
+        if at < group.look_at:
+            group.look_at = at
+            self._seq_of_looks += 1
+            heapq.heappush(self._looks, (at, self._seq_of_looks, group))
+
+    def next_look(self) -> float | None:
+        """Return when a group is to be looked at though nothing has happened."""
+        while self._looks and self._looks[0][2].look_at != self._looks[0][0]:
+            heapq.heappop(self._looks)
+        return self._looks[0][0] if self._looks else None
+
+    def take_looks(self, now: float) -> None:
+        """Touch the groups whose time has come."""
+        while (at := self.next_look()) is not None and at <= now:
+            group = heapq.heappop(self._looks)[2]
+            group.look_at = math.inf
+            self.touch(group)
 
     def enter(self, waiting: Waiting) -> None:
         """Count an action as waiting; its queue deadline holds each time it waits."""
@@ -146,14 +219,13 @@ class State:
         action, grant = running.waiting.action, running.grant
         if sign > 0:
             self.shares.enter(action.job)
-        for resource, amount in ((CORES, len(grant.core_ids) * grant.share), (CELLS, len(grant.cell_ids))):
+        for resource, amount in ((CORES, len(grant.core_ids)), (CELLS, len(grant.cell_ids))):
             if amount:
                 self.shares.hold(action.job, resource, sign * amount)
         for account, requests, _ in self.draws(action):
             self.shares.hold(action.job, f"{QUOTA_PREFIX}{account.account}", sign * requests)
         if sign < 0:
             self.shares.leave(action.job)
-            self.look_again()
 
     def draws(self, action: Action) -> list[tuple[QuotaState, int, int]]:
         """Return the accounts that an action draws on, each once, with its requests and tokens there."""
@@ -203,7 +275,6 @@ class State:
     def finish_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
         """End an action that held nothing; it must be out of its queue."""
         self.leave(waiting)
-        self.look_again()
         queue_s = max(0.0, now - waiting.received_at)
         overhead_s = waiting.received_at - waiting.submitted_at
         self.out.append(
@@ -232,6 +303,8 @@ class State:
         """Forget an environment that is gone."""
         if self.environments.pop(environment.id, None) is not None:
             self.shares.settle(environment.job, -1)
+            if self.policy.ranks and self.policy.learns and not environment.cut_short:
+                self.work_left.trajectory_ended(environment.job, environment.life)
 
     def note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""
@@ -267,19 +340,6 @@ class State:
         for quota in self.quotas.values():
             if len(quota.queue):
                 self.touch(quota)
-
-    def keep_back(self, job: str, group: CoreGroup, until: float) -> None:
-        """Remember that actions of a job wait at a group because it holds more than its share."""
-        self.kept_back.setdefault(job, {})[group] = None
-        self.kept_until = min(self.kept_until, until)
-
-    def look_again(self, *, at_all: bool = False) -> None:
-        """Have the groups looked at of jobs that were kept back and no longer hold more than their share."""
-        for job in [job for job in self.kept_back if at_all or not self.shares.over(job)]:
-            for group in self.kept_back.pop(job):
-                self.touch(group)
-        if not self.kept_back:
-            self.kept_until = math.inf
 
     def touch(self, group: CoreGroup | CellGroup | QuotaState) -> None:
         """Have the group looked at before the current event is done."""

@@ -55,9 +55,17 @@ class TraceAction:
     observed_s: float | None = None
     timeout_s: float | None = None
     idempotent: bool | None = None
+    preemptible: bool = True
     priority: int | None = None
     memory_mb: int | None = None
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    @property
+    def busy(self) -> float:
+        """The part of its own time in which it needs its core; all of it where the trace does not say."""
+        if self.cpu_s is None or self.work_s <= 0:
+            return 1.0
+        return min(1.0, self.cpu_s / self.work_s)
 
     @property
     def floor_s(self) -> float:

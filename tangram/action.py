@@ -114,7 +114,8 @@ class Action:
     `kind` is the Celery task's name and `arguments` its keywords. `work_s` is the expected duration on one unit
     (`T_ori`), absent where nobody knows. `timeout_s` counts from the start of execution, `queue_timeout_s` from
     submission; `output_timeout_s` is the longest silence allowed. Higher `priority` (0..9) goes first. An
-    `idempotent` action may be run again after its node was lost. `action_class` groups alike actions for learning.
+    `idempotent` action may be run again after its node was lost. One that is not `preemptible` keeps its cores once it has them:
+    for timing runs, and for programs with clocks of their own. `action_class` groups alike actions for learning.
     """
 
     kind: str
@@ -133,6 +134,7 @@ class Action:
     output_timeout_s: float | None = None
     priority: int = DEFAULT_PRIORITY
     idempotent: bool = False
+    preemptible: bool = True
     action_class: str | None = None
 
     def __post_init__(self) -> None:
@@ -149,8 +151,9 @@ class Action:
         _check_seconds("work_s", self.work_s, above_zero=False)
         if not isinstance(self.priority, int) or isinstance(self.priority, bool) or not 0 <= self.priority <= HIGHEST_PRIORITY:
             raise InvalidAction("priority", f"must be a whole number from 0 to {HIGHEST_PRIORITY}, not {shown(self.priority)}")
-        if not isinstance(self.idempotent, bool):
-            raise InvalidAction("idempotent", f"must be true or false, not {shown(self.idempotent)}")
+        for name in ("idempotent", "preemptible"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidAction(name, f"must be true or false, not {shown(getattr(self, name))}")
         if not isinstance(self.requires, (list, tuple)):
             raise InvalidAction("requires", f"must be a list of node labels, not {shown(self.requires)}")
         for label in self.requires:

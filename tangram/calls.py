@@ -55,7 +55,8 @@ class ExecOptions(Limits, total=False):
     commands are alike, those with the same first word by default. It is killed when it prints nothing for
     `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment. With
     `fence`, whatever earlier commands left running in the environment is ended first, as before a scoring run.
-    An `idempotent` command may run again after its node was lost.
+    An `idempotent` command may run again after its node was lost. One that is not `preemptible` keeps its cores once it has them:
+    for timing runs, and for programs with clocks of their own.
     """
 
     units: Sequence[int]
@@ -66,6 +67,7 @@ class ExecOptions(Limits, total=False):
     efficiency: Mapping[int | str, float] | None
     work_s: float | None
     idempotent: bool
+    preemptible: bool
     action_class: str | None
     variables: Mapping[str, str] | None
 
@@ -166,6 +168,7 @@ def execute(
     work_s: float | None = None,
     priority: int | None = None,
     idempotent: bool = False,
+    preemptible: bool = True,
     action_class: str | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Action:
@@ -192,6 +195,7 @@ def execute(
         output_timeout_s=output_timeout_s,
         priority=_priority(priority),
         idempotent=idempotent,
+        preemptible=preemptible,
         action_class=action_class if action_class is not None else command_class(command),
     )
 

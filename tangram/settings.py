@@ -39,12 +39,11 @@ class Settings(BaseSettings):
         default=60.0,
         ge=0,
         allow_inf_nan=False,
-        description="Bound on how much sooner expected work, and again a trajectory's age, let an action go.",
+        description="Seconds that a class of priority is worth in the queues for GPU cells and quotas.",
     )
-    tail_first: bool = Field(
-        default=False, description="Let the age of a trajectory count in full, so that those that hold up a step go first."
+    history: int = Field(
+        default=20_000, ge=0, description="Actions of the journal from which a starting scheduler learns durations and expected work."
     )
-    history: int = Field(default=20_000, ge=0, description="Actions of the journal from which a starting scheduler learns durations.")
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
     beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")

@@ -3,7 +3,7 @@
 | queue | from → to | holds |
 |---|---|---|
 | `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header` plus `submitted_at`) |
-| `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant` |
+| `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and orders, see below |
 | `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown, service |
 | `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
 
@@ -13,6 +13,23 @@ a message may arrive twice, and its task id says so.
 
 A cancel names tasks, one trajectory of a job, or a whole job:
 `{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`.
+
+An order is a Celery task of the worker's own, whose result nobody reads:
+
+| order | arguments | meaning |
+|---|---|---|
+| `tangram.regrant` | epoch, serial, grants: list of `WireRegrant` | running commands have other cores, or go to the background |
+| `tangram.stop` | id, attempt, reason | a running action ends |
+| `tangram.tell` | id, attempt | the worker reports the end of the action again, or that it never came |
+| `tangram.restore` | service, cell_ids, evict | an instance of a service is restored |
+| `tangram.close_environment` | id, attempt, reason | an environment closes |
+
+A worker carries out several messages at once, so two of `tangram.regrant` can pass each other. `serial` counts these messages,
+from 1 for each `epoch`. The worker drops a change that is older, by (`epoch`, `serial`), than the last one that it applied to the
+same action, or than the grant itself; a grant is as old as the beginning of its epoch. The changes of one message are applied in
+the order of the list. A change that comes before the message of its action is applied when that one comes.
+
+The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds that the command has got in the background so far.
 
 | kind | arguments | value of the payload |
 |---|---|---|
@@ -71,7 +88,7 @@ RESULT_TTL_S = 3600
 
 
 class WireAct(TypedDict):
-    """Parts of an ACT, seconds."""
+    """Parts of an ACT, seconds. What a command waited in the background is part of `queue_s`, not of `execution_s`."""
 
     queue_s: float
     overhead_s: float
@@ -88,6 +105,13 @@ class Payload(TypedDict):
     act: WireAct
 
 
+WireRegrant = tuple[str, int, list[int], bool]
+"""One change of `tangram.regrant`: an action's id, its attempt, the ids of its cores, and whether it is in the background.
+
+In the background there are no cores. `units` of the grant becomes the number of cores; in the background it stays.
+"""
+
+
 class WireEvicted(TypedDict):
     """An instance of a service that is to be thrown off its cells."""
 
@@ -100,9 +124,10 @@ class WireGrant(TypedDict):
 
     `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted, `incarnation` the
     worker that it granted to: what the one before it left in the queue was lost with it.
-    `core_ids` or `cell_ids` are ids on the node, `evict` names the instances to be thrown off first, in order. Below 1,
-    `share` is the part of the one core that is the action's own; the core is shared with others. `most_units` is what
-    the grant may grow to while the action runs. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
+    `units` is the DoP that the program is told, `most_units` what the grant may grow to while the action runs.
+    `core_ids` or `cell_ids` are ids on the node, `evict` names the instances to be thrown off first, in order. In the
+    `background` a command has no core of its own, so that `core_ids` is empty, and uses what other commands leave idle on the
+    node. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
     the queue when the API refuses it; `not_before`, when its request may go out; `usage_header`, the header of the answer
     that says how many tokens it cost.
     """
@@ -114,7 +139,7 @@ class WireGrant(TypedDict):
     units: int
     most_units: int
     core_ids: list[int]
-    share: float
+    background: bool
     cell_ids: list[int]
     evict: list[WireEvicted]
     restore: bool

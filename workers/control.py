@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.action_task import RUNTIME_ATTRIBUTE
 from app.celery import app
+from tangram.wire import WireRegrant
 from workers.node import Node
 
 
@@ -19,10 +20,10 @@ def stop(id: str, attempt: int, reason: str) -> None:
     this_node().stop(id, attempt, reason)
 
 
-@app.task(name="tangram.resize", ignore_result=True)  # type: ignore[untyped-decorator]
-def resize(id: str, attempt: int, core_ids: list[int], share: float) -> None:
-    """Change the cores of a running action, and its share of them."""
-    this_node().resize(id, attempt, tuple(core_ids), share)
+@app.task(name="tangram.regrant", ignore_result=True)  # type: ignore[untyped-decorator]
+def regrant(epoch: int, serial: int, grants: list[WireRegrant]) -> None:
+    """Change the cores of running actions, in this order, or send them to the background; see `tangram.wire`."""
+    this_node().regrant(epoch, serial, grants)
 
 
 @app.task(name="tangram.tell", ignore_result=True)  # type: ignore[untyped-decorator]

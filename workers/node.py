@@ -8,7 +8,7 @@ It claims tries of actions, holds their calls while they run, and reports.
 | `beat` | every `beat_s` seconds; the same description, with what runs and stands now |
 | `started` | a try was claimed |
 | `sent` | the request of a call to an outside API goes out |
-| `used` | every `usage_s` seconds, of each command on cores that has run for so long: the core-seconds it has used |
+| `used` | every `usage_s` seconds, of each command that has got further in the background: its core-seconds there |
 | `service` | an instance of a service is in another state now, and what it holds |
 | `finished` | its result is stored and its processes are gone; again when the scheduler asks for it |
 | `unknown` | the scheduler asked for a try that never arrived here |
@@ -25,14 +25,15 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from celery import Celery
 from redis import Redis, RedisError
 
 from app.action_task import Call
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode, WireRegrant
 from workers.cpu.abstract import Holding, Usage
 from workers.reporter import Reporter
 
@@ -41,12 +42,43 @@ log = logging.getLogger(__name__)
 REMEMBERED = 4096
 """Tries of actions whose orders that came early, and whose ends, are remembered."""
 
+LEAST_GROWTH_S, LEAST_GROWTH = 0.05, 0.2
+"""How far a command must have got in the background since the last report for another: in core-seconds, and as a part of that report's."""
+
 _CLAIM_TRIES, _CLAIM_PAUSE_S = 5, 0.2
 
 Try = tuple[str, int]
 """An action's id and the number of the try."""
 
+Stamp = tuple[int, int]
+"""The age of a change: the scheduler's epoch, and the serial of its message."""
+
 V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Metered:
+    """A command that runs; `told_s` are the core-seconds in the background that were reported last."""
+
+    call: Call
+    meter: Callable[[], Usage | None]
+    told_s: float = 0.0
+
+    def news(self) -> float | None:
+        """Return its core-seconds in the background where they are to be reported, and take them for reported."""
+        used = self.meter()
+        if used is None or used.background_cpu_s - self.told_s < max(LEAST_GROWTH_S, LEAST_GROWTH * self.told_s):
+            return None
+        self.told_s = used.background_cpu_s
+        return self.told_s
+
+
+@dataclass(slots=True)
+class Early:
+    """Changes of a grant that has not come yet: the newest `stamp`, and what they make of the grant."""
+
+    stamp: Stamp
+    change: dict[str, Any] = field(default_factory=dict)
 
 
 class Node:
@@ -79,9 +111,8 @@ class Node:
         self._claimed: OrderedDict[Try, None] = OrderedDict()
         self._finished: OrderedDict[Try, dict[str, Any]] = OrderedDict()
         self._stops: OrderedDict[Try, str] = OrderedDict()
-        self._resizes: OrderedDict[Try, tuple[tuple[int, ...], float]] = OrderedDict()
-        self._meters: dict[str, Callable[[], Usage | None]] = {}
-        self._usage_s = usage_s
+        self._early: OrderedDict[Try, Early] = OrderedDict()
+        self._metered: dict[str, Metered] = {}
         self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s)
 
     @property
@@ -176,9 +207,10 @@ class Node:
         with self._lock:
             self._calls[call.id] = call
             call.cancel_reason = self._stops.pop(one, "")
-            resized = self._resizes.pop(one, None)
-            if resized is not None:
-                call.grant = _on_cores(grant, *resized)
+            call.stamp = (grant["epoch"], 0)
+            early = self._early.pop(one, None)
+            if early is not None and not _is_late(one, early.stamp, call.stamp):
+                call.grant, call.stamp = cast(WireGrant, {**grant, **early.change}), early.stamp
         self._reporter.put({"type": "started", "id": call.id, "attempt": one[1], "at": call.started_at})
         return call
 
@@ -199,16 +231,17 @@ class Node:
         meter: Callable[[], Usage | None] | None = None,
     ) -> None:
         """Say how a running call is stopped, resized and measured; orders that came before are carried out now."""
-        with self._lock:
-            call.on_stop, call.on_resize = on_stop, on_resize
-            if meter is not None and call.grant["core_ids"]:
-                self._meters[call.id] = meter
-            stop = call.cancel_reason
-            holding = Holding(tuple(call.grant["core_ids"]), call.grant["share"])
-        if stop:
-            on_stop(stop)
-        if on_resize is not None and holding.cores:
-            on_resize(holding)
+        with call.orders:
+            with self._lock:
+                call.on_stop, call.on_resize = on_stop, on_resize
+                holding = holding_of(call.grant)
+                if meter is not None:
+                    self._metered[call.id] = Metered(call, meter)
+                stop = call.cancel_reason
+            if stop:
+                on_stop(stop)
+            if on_resize is not None and (holding.cores or holding.background):
+                on_resize(holding)
 
     def stop(self, action_id: str, attempt: int, reason: str) -> None:
         """Stop a running call, or the one that is about to be claimed; attempt 0 means any that runs."""
@@ -225,19 +258,40 @@ class Node:
         if on_stop is not None:
             on_stop(reason)
 
-    def resize(self, action_id: str, attempt: int, core_ids: tuple[int, ...], share: float) -> None:
-        """Give a running call, or the one that is about to be claimed, other cores or another share of its core."""
+    def regrant(self, epoch: int, serial: int, grants: Iterable[object]) -> None:
+        """Change the grants of running calls, or of ones that are about to be claimed, in this order.
+
+        Each is a `WireRegrant`. One that is wrong is passed over, one that is out of date is dropped.
+        """
+        stamp = (int(epoch), int(serial))
+        for each in grants:
+            try:
+                action_id, attempt, core_ids, background = cast(WireRegrant, each)
+                self._change((str(action_id), int(attempt)), stamp, _granted(tuple(core_ids), background=bool(background)))
+            except Exception as error:
+                # Whatever is wrong with it, the others must not suffer.
+                log.warning("a change of a grant is passed over, %r: %s", each, error)
+
+    def _change(self, one: Try, stamp: Stamp, change: dict[str, Any]) -> None:
+        """Change the grant of a try, now or when it comes, unless there was a newer change."""
+        action_id, attempt = one
         with self._lock:
             call = self._calls.get(action_id)
-            if call is None:
-                _keep(self._resizes, (action_id, attempt), (core_ids, share))
+            if call is None or call.grant["attempt"] < attempt:
+                early = self._early.get(one) or Early(stamp)
+                if not _is_late(one, stamp, early.stamp):
+                    early.stamp = stamp
+                    early.change |= change
+                    _keep(self._early, one, early)
                 return
-            if call.grant["attempt"] != attempt:
-                return
-            call.grant = _on_cores(call.grant, core_ids, share)
-            on_resize = call.on_resize
-        if on_resize is not None:
-            on_resize(Holding(core_ids, share))
+        with call.orders:
+            with self._lock:
+                if call.grant["attempt"] != attempt or _is_late(one, stamp, call.stamp):
+                    return
+                call.grant, call.stamp = cast(WireGrant, {**call.grant, **change}), stamp
+                on_resize = call.on_resize
+            if on_resize is not None:
+                on_resize(holding_of(call.grant))
 
     def still_holds(self, call: Call) -> bool:
         """Say whether a call's result still counts: not where the scheduler took this node for lost meanwhile."""
@@ -284,29 +338,29 @@ class Node:
             "reason": call.reason,
             "started_at": call.started_at,
             "execution_s": call.execution_s or 0.0,
+            "waited_s": call.waited_s,
             "cpu_s": call.cpu_s,
             **({"answer": call.answer} if call.answer is not None else {}),
             **({"waits_again": True} if call.waits_again else {}),
         }
         with self._lock:
             self._calls.pop(action_id, None)
-            self._meters.pop(action_id, None)
-            for orders in (self._stops, self._resizes):
-                orders.pop((action_id, attempt), None)
+            self._metered.pop(action_id, None)
+            self._stops.pop((action_id, attempt), None)
+            self._early.pop((action_id, attempt), None)
             _keep(self._finished, (action_id, attempt), report)
         self._reporter.put(report)
 
     def used(self) -> list[dict[str, Any]]:
-        """Return reports of what the commands that have run for a while have used."""
-        now, reports = time.perf_counter(), []
+        """Return reports of what commands have used; see the table above for which."""
         with self._lock:
-            metered = [(self._calls[action_id], meter) for action_id, meter in self._meters.items()]
-        for call, meter in metered:
-            used = meter() if now - call.began >= self._usage_s else None
-            if used is not None:
-                report = {"type": "used", "id": call.id, "attempt": call.grant["attempt"], "cpu_s": used.cpu_s, "at": used.at}
-                reports.append(report)
-        return reports
+            metered = list(self._metered.values())
+        told = ((each.call, each.news()) for each in metered)
+        return [
+            {"type": "used", "id": call.id, "attempt": call.grant["attempt"], "background_cpu_s": background_cpu_s}
+            for call, background_cpu_s in told
+            if background_cpu_s is not None
+        ]
 
     def _describe(self) -> WireNode:
         with self._lock:
@@ -315,8 +369,23 @@ class Node:
         return cast(WireNode, {**self._description, "running": running, **changing})
 
 
-def _on_cores(grant: WireGrant, core_ids: tuple[int, ...], share: float) -> WireGrant:
-    return {**grant, "core_ids": list(core_ids), "units": len(core_ids), "share": share}
+def holding_of(grant: WireGrant) -> Holding:
+    """Return what a command with this grant may use."""
+    return Holding(tuple(grant["core_ids"]), grant["background"])
+
+
+def _granted(core_ids: tuple[int, ...], *, background: bool) -> dict[str, Any]:
+    """Return the parts of a grant that change with its cores; in the background the program keeps its DoP. Raises `InvalidAction`."""
+    Holding(core_ids, background)
+    units = {} if background else {"units": len(core_ids)}
+    return {"core_ids": list(core_ids), "background": background, **units}
+
+
+def _is_late(one: Try, stamp: Stamp, last: Stamp) -> bool:
+    """Return whether a change is older than the last one."""
+    if stamp < last:
+        log.debug("a change of try %d of action %s is out of date: %s, the last was %s", one[1], one[0], stamp, last)
+    return stamp < last
 
 
 def _keep(kept: OrderedDict[Try, V], one: Try, value: V) -> None:

@@ -34,6 +34,7 @@ from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
 from workers.cpu.cores import CoreMap
 from workers.cpu.topology import Topology
+from workers.cpu.weight import Means
 from workers.node import Node
 
 Pool = Literal["cpu", "gpu", "api"]
@@ -41,8 +42,20 @@ POOLS: tuple[Pool, ...] = ("cpu", "gpu", "api")
 
 STORE_CONNECTIONS = 32
 MIB = 1 << 20
-_THREADS = {"cpu": 64, "gpu": 64, "api": 256}
-_THREADS_PER_CORE = 8
+THREADS = {"cpu": 1_064, "gpu": 64, "api": 256}
+"""The most threads of a worker, beside `THREADS_PER_CORE`; each exists once as many calls as that have run at once.
+
+A command keeps a thread for as long as it runs, most of them in the background. The scheduler has at most 1,000 started on a node
+(`scheduler/lanes/elastic.py`), and what it grants beyond that is for the cores. The rest is for files and for orders, which must
+not wait for a command to end.
+"""
+THREADS_PER_CORE = 8
+
+_BACKGROUND: dict[Means, str] = {
+    "cgroup": "cgroup (the weight of control groups)",
+    "autogroup": "autogroup (SCHED_IDLE and the weight of each session's autogroup)",
+    "affinity": "affinity (they share the last core with the command on it; more takes privileges, see docs/sandbox.md)",
+}
 
 
 def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: str = "WARNING") -> None:
@@ -69,7 +82,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
     app.conf.worker_consumer = "workers.consumer:NodeConsumer"
     _listen(node)
-    threads = _THREADS[pool] + _THREADS_PER_CORE * prepared.description["cores"]
+    threads = THREADS[pool] + THREADS_PER_CORE * prepared.description["cores"]
     try:
         app.worker_main(
             [
@@ -187,12 +200,23 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
         sandbox = _process_sandbox(base, core_map, settings)
     else:
         sandbox = _container_sandbox(base, core_map, description["name"], settings)
+    description["labels"].append(f"background:{sandbox.background}")
+    _say_background(sandbox)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
 
     def now() -> dict[str, Any]:
         return {"environments": [environment.spec.id for environment in sandbox.environments()]}
 
     return Prepared(description=description, now=now, close=sandbox.close)
+
+
+def _say_background(sandbox: Sandbox) -> None:
+    def say(**_: Any) -> None:
+        level = logging.WARNING if sandbox.background == "affinity" else logging.INFO
+        logging.getLogger(__name__).log(level, "commands are held in the background by: %s", _BACKGROUND[sandbox.background])
+
+    # Celery sets logging up only later.
+    signals.worker_ready.connect(say, weak=False)
 
 
 def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> Sandbox:

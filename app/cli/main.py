@@ -106,6 +106,7 @@ def replay(
     spread: Annotated[float, typer.Option(help="Seconds over which --tile spreads the arrivals.")] = 60.0,
     label: Annotated[list[str] | None, typer.Option(help="A label that every node has; may be repeated.")] = None,
     without: Annotated[list[str] | None, typer.Option(help="A part of `elastic` to go without; may be repeated.")] = None,
+    history: Annotated[str | None, typer.Option(help="A run of the journal that `elastic` has learned from; with --simulate.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded rollouts."""
@@ -122,6 +123,8 @@ def replay(
     if not 0 <= spread < float("inf"):
         raise InvalidAction("--spread", f"must be 0 or more, not {spread}")
     make_policy(policy, without=without or ())
+    if history is not None and not simulate:
+        raise UsageError("--history is for --simulate: a live scheduler learns from its own journal (TANGRAM_HISTORY)")
     options = ReplayOptions(
         policy=policy,
         nodes=nodes,
@@ -138,7 +141,10 @@ def replay(
     )
     read = read_trace(trace)
     if simulate:
-        output.show_summary(summarise(in_virtual_time(read, options)), as_json=as_json)
+        from app.cli.state import read_history
+
+        learned = read_history(Settings(), history) if history is not None else ()
+        output.show_summary(summarise(in_virtual_time(read, options, learned)), as_json=as_json)
         return
     with output.Progress(policy) as progress:
         result = replay_live(read, trace, options, Settings(), progress.begin, output.note)

@@ -11,8 +11,9 @@ from typing import Any
 from redis import RedisError
 
 from app.database import open_engine, require_latest, sqlite_url
-from app.queries import Selection, act_report, status
+from app.queries import Selection, act_report, observations, status
 from app.runs import load_run
+from scheduler.durations import Observation
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
@@ -68,3 +69,13 @@ def read_report(settings: Settings, name: str) -> dict[str, Any]:
             raise TangramError(f"the journal knows no run and no job {name!r}") from None
         return {"job": name, **asdict(report)}
     return {"run": asdict(run), **asdict(act_report(engine, Selection.of_run(run)))}
+
+
+def read_history(settings: Settings, run: str) -> list[Observation]:
+    """Return the actions of a run that succeeded. Raises `TangramError` when the journal knows no such run, or none of its actions."""
+    engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+    require_latest(engine)
+    found = observations(engine, of_run=load_run(engine, run))
+    if not found:
+        raise TangramError(f"no action of run {run!r} has succeeded, so there is nothing to learn from it")
+    return found

@@ -54,7 +54,7 @@ def start_on_cores(state: State, waiting: Waiting, group: CoreGroup, node: Node,
     """Start a waiting action, whose quotas are taken, on whole cores."""
     unqueue(state, waiting, group)
     grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, units=units, core_ids=group.take(units))
-    group.enter(state.start(waiting, grant, now, waiting.duration_s(units)), now)
+    group.enter(state.start(waiting, grant, now, waiting.duration_s(units)))
 
 
 def unqueue(state: State, waiting: Waiting, group: CoreGroup) -> None:

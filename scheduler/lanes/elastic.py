@@ -1,38 +1,43 @@
-"""Cores given and taken by the rung: what `elastic` does on the cores of one node.
+"""Cores given and taken back: what `elastic` does on the cores of one node.
 
-One look at a group, when something in it has changed:
+A *contender* is an action that wants cores and has none: it waits, or it runs in the background. A *holder* has cores of its own.
+One round over a group, when something in it has changed or an expectation has:
 
-1. What has turned out to need more than its share of a core gets a whole one.
-2. Waiting actions start on their smallest amounts, in order, as far as there is room. Room is, in this order: free
-   cores; the extra units of those that run, the least missed first; a place on a shared core; a core that falls free
-   when two actions that need little of one are put together. A job beyond its share leaves free what the others want,
-   or have used at peak (claims.py).
-3. What is left goes up the ladder (resources/ladder.py): to whom it is worth most, whether it starts now or runs.
-   Units are taken from a running action for another one only if they are worth `WORTH_MORE` times as much there, and
-   nothing grows that would not save `LEAST_GAIN_S`: so that nothing flaps.
-4. Between jobs shares come before worth: claims.py says what is kept for whom, and who may take from whom.
+1. **Rank.** Contenders stand in order: jobs beyond their share last, then by priority, then by the work that is expected to be
+   left of the action and of its trajectory (`scheduler/learning/work_left.py`).
+2. **Hand cores over.** Each contender in turn gets its least amount, out of free cores, then out of extra units, then from the
+   holder that is worst to keep, if much more work is expected of that one (`fairness.py`). That holder goes to the background.
+   Who has contended for `TURN_AFTER_S` comes before all others, and keeps its core for `TURN_S`; less than that on cores in
+   between does not count.
+3. **Give what is left by marginal gain** (`resources/ladder.py`). Units are taken from a running action for another one only if
+   they are worth `WORTH_MORE` times as much there, and nothing grows that would not save `LEAST_GAIN_S`.
+4. Contenders that have not begun start in the background, as far as there is room.
 
-All of it is worked out first and then put into commands: smaller grants before larger ones before new ones, so that
-carried out in order no core is ever granted twice.
+All of it is worked out first and then put into commands: who loses cores before who gets them, so that carried out in order no core is
+ever granted twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from scheduler.commands import Resize
 from scheduler.durations import speed_on
 from scheduler.holds import Holds
-from scheduler.lanes.claims import Claims
 from scheduler.lanes.cores import could_run, unqueue
+from scheduler.lanes.fairness import Fairness
 from scheduler.lanes.look import Look
 from scheduler.model import Grant, Running, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
+from scheduler.resources.foreground import Holder
 from scheduler.resources.ladder import Climber, Entry, Rung, rungs_within
-from scheduler.resources.queue import Walk
+from scheduler.resources.queue import Contenders, Walk
 from scheduler.state import Node, State, own_memory
 from tangram.action import CORES
 
@@ -45,167 +50,190 @@ WORTH_MORE: Final = 1.25
 REST_S: Final = 0.5
 """Seconds until an action that is not worth growing is looked at again: it may run on longer than expected."""
 
-KEPT_BACK_S: Final = 10.0
-"""Seconds until a job that was kept back is looked at again, should nothing else come: peaks are forgotten in time."""
-
 TRIES: Final = 8
 """Rungs that are passed over for want of units before a look is over."""
 
+TURN_AFTER_S: Final = 20.0
+"""Seconds without a core after which an action gets a turn."""
+
+TURN_S: Final = 2.0
+"""Seconds for which a turn lasts."""
+
+TURN_PART: Final = 8
+"""Turns take one core in so many at a time, and at least one."""
+
+MOST_STARTED: Final = 1000
+"""Actions that may be under way on a node, on cores or in the background, for another one to start: each is a thread of the worker."""
+
+STARTS_PER_CORE: Final = 8
+"""Actions that may be in the background, for each core, for another one to start there."""
+
+RANK_AGAIN_S: Final = 10.0
+"""Seconds after which contenders are ranked anew: what is expected of them changes with every action that ends."""
+
+SOONEST_S: Final = 0.02
+"""Least seconds between two rounds that only an expectation has brought about."""
+
 
 class ElasticCores:
-    """Starts, grows, shrinks and puts together."""
+    """Hands over, grows and shrinks."""
 
     def __init__(self, state: State, holds: Holds, policy: Elastic) -> None:
         self._state = state
         self._holds = holds
         self._policy = policy
-        self._claims = Claims(state, policy)
 
     def look(self, group: CoreGroup, node: Node, now: float) -> None:
         """Give out the cores of a group anew."""
-        shares = self._state.shares
-        look = Look(group, node, now, group.free, shares, self._policy.shares and shares.contended)
-        self._feed_hungry(look)
-        blocked = self._admit(look)
-        if self._policy.resizes or look.starting:
+        fairness = Fairness(self._state.shares, counts=self._policy.shares)
+        look = Look(group, node, now, group.free, self._state.shares, fairness)
+        contended = any(len(queue) for queue in self._queues(look))
+        kept = False
+        if contended:
+            self._read_again(look)
+            kept = not self._give_turns(look)
+            if not kept:
+                self._hand_over(look)
+        if not kept and (self._policy.resizes or look.entering):
             self._spread(look)
-        if not blocked:
-            self._part(look)
         self._carry_out(look)
-        if blocked and look.whole:
-            self._state.touch(group)  # the shares that they gave back are room that this look has not offered
+        if contended:
+            self._start_in_background(look)
+            self._look_again(look)
 
-    def _feed_hungry(self, look: Look) -> None:
-        for running in look.group.sharing.values():
-            if running.hungry and (look.free or self._shrink_for(look, 1)):
-                look.whole.append(running)
-                look.free -= 1
+    # Ranking
 
-    # Who starts
+    def _read_again(self, look: Look) -> None:
+        """Offer anew the holders whose expectation may have changed, and now and then rank the contenders anew."""
+        group, now = look.group, look.now
+        for running in group.foreground.take_due(now):
+            self._offer(group, running, now)
+        if now >= group.rank_again_at:
+            group.rank_again_at = now + RANK_AGAIN_S
+            for queue in self._queues(look):
+                for waiting in [*queue]:
+                    self._state.rank_again(waiting, queue)
 
-    def _admit(self, look: Look) -> bool:
-        """Find room for waiting actions in order; return whether one is left without."""
-        group, memory, blocked = look.group, look.node.memory_free, False
-        walk = self._walk(look)
+    def _offer(self, group: CoreGroup, running: Running, now: float) -> None:
+        self._state.note_work(running, now)
+        group.foreground.offer(running, self._state.left_s(running.waiting), now + self._state.changes_in_s(running))
+
+    def _contenders(self, look: Look) -> Iterator[Waiting]:
+        """Walk the contenders in order; nothing may be taken out of their queues meanwhile."""
+        return self._state.in_order(self._queues(look), look.now)
+
+    def _queues(self, look: Look) -> list[Contenders]:
+        floating = [self._state.floating_cores] if look.group is look.node.cores else []
+        return [look.group.queue, *floating]
+
+    # Handing over
+
+    def _hand_over(self, look: Look) -> None:
+        memory, narrower = _memory_left(look), dict[str, int]()
+        walk = self._contenders(look)
         for waiting in walk:
-            if waiting.action.environment is None and not could_run(waiting, look.node, "cpu", group):
+            if waiting.id in look.turns or waiting.least >= narrower.get(waiting.action.job, waiting.least + 1):
                 continue
-            own = own_memory(waiting.action)
-            if own > memory:
-                memory = 0  # those behind that need none of it go on; only closing environments may ever free it
+            if not self._may_start(look, waiting, memory):
                 continue
-            if waiting.action.cost.quotas and self._holds.held(waiting, group, look.now):
+            if self._find_room(look, waiting):
+                memory -= self._begin(look, waiting)
                 continue
-            over = self._state.comes_last(waiting, look.now)
-            if self._find_room(look, waiting, over):
-                self._holds.take(waiting, look.now)
-                memory -= own
+            # Whoever comes later has no better claim, so only those that need less may have room.
+            narrower[waiting.action.job] = waiting.least
+            if waiting.least > 1:
                 continue
-            blocked = True
-            # For a while a job that waits for more room than there is holds up itself and nobody else.
-            if not isinstance(walk, Walk) or not (over or look.now - waiting.received_at < self._state.limits.window_s):
+            if not isinstance(walk, Walk):
                 break
-            if over:
-                self._state.keep_back(waiting.action.job, group, look.now + KEPT_BACK_S)
             walk.skip(waiting.action.job)
-        return blocked
 
-    def _walk(self, look: Look) -> Iterator[Waiting]:
-        queues = [look.group.queue]
-        if look.group is look.node.cores:
-            queues.append(self._state.floating_cores)
-        return self._state.in_order(queues, look.now)
-
-    def _find_room(self, look: Look, waiting: Waiting, over: bool) -> bool:
-        """Take what an action needs at least; False, and nothing taken, where there is no room for it."""
-        group = look.group
-        if over:
-            if not self._shrink_for(look, waiting.least + self._claims.kept(look, waiting, waiting.least), over_only=True):
-                return False
-            self._enter(look, waiting)
-            return True
-        if look.free >= waiting.least or self._shrink_for(look, waiting.least):
-            self._enter(look, waiting)
-            return True
-        if waiting.share < 1.0:
-            core_id = group.take_share(waiting.share)
-            if core_id is None and self._open_share(look, waiting.share):
-                core_id = group.take_share(waiting.share)
-            if core_id is not None:
-                look.on_shares.append((waiting, core_id))
-                self._state.shares.hold(waiting.action.job, CORES, waiting.share)
-                return True
-        while look.free < waiting.least and self._squeeze(look):
-            pass
-        if look.free < waiting.least:
+    def _may_start(self, look: Look, waiting: Waiting, memory: int) -> bool:
+        if waiting.id in look.group.background:
+            return not look.group.background[waiting.id].stopping
+        if len(look.group.running) + len(look.entering) >= MOST_STARTED:
             return False
-        self._enter(look, waiting)
-        return True
+        if waiting.action.environment is None and not could_run(waiting, look.node, "cpu", look.group):
+            return False
+        if own_memory(waiting.action) > memory:
+            return False
+        return not (waiting.action.cost.quotas and self._holds.held(waiting, look.group, look.now))
 
-    def _enter(self, look: Look, waiting: Waiting) -> None:
+    def _begin(self, look: Look, waiting: Waiting) -> int:
+        """Give an action its least amount, for which there is room; return the memory that this takes."""
         look.enter(Climber(waiting, rungs_within(waiting, look.group.capacity)))
+        if waiting.id in look.group.background:
+            return 0
+        self._holds.take(waiting, look.now)
+        return own_memory(waiting.action)
 
-    def _shrink_for(self, look: Look, units: int, *, over_only: bool = False) -> bool:
-        """Take extra units back until `units` are free; False, and nothing taken, where there are not enough.
-
-        With `over_only`, those of jobs beyond their share alone.
-        """
-        if look.free >= units:
+    def _find_room(self, look: Look, waiting: Waiting) -> bool:
+        """Have an action's least amount free, as far as its claim goes; False, and nothing taken, where there is not enough."""
+        least, job, left_s = waiting.least, waiting.action.job, waiting.key[1]
+        if look.free < least and self._take_back(look, job, least):
             return True
-        ladder, shares = look.group.ladder, self._state.shares
-        spared = [job for job in ladder.extra_by_job if not shares.over(job)] if over_only else ()
-        extra = ladder.extra - sum(ladder.extra_by_job[job] for job in spared)
-        if look.free + extra < units or not self._policy.shrinks:
+        if self._shrink_for(look, least, lambda: self._spared(look, job, least)):
+            return True
+        return self._preempt(look, least, lambda holder: look.fairness.may_take(waiting, left_s, holder))
+
+    def _shrink_for(self, look: Look, units: int, spared: Callable[[], Collection[str]]) -> bool:
+        """Take extra units back until `units` are free, of no `spared` job; False, and nothing taken, where there are not enough."""
+        ladder, taken = look.group.ladder, list[Climber]()
+        if look.free + (ladder.extra if self._policy.shrinks else 0) < units:
             return False
         while look.free < units:
-            climber = ladder.best_down(spared)
-            if climber is None:  # those that are being stopped gave nothing back
+            climber = ladder.best_down(spared())
+            if climber is None:
                 break
             look.descend(climber)
-        return look.free >= units
-
-    # Sharing cores
-
-    def _open_share(self, look: Look, share: float) -> bool:
-        """Have an action that needs little of its core share it; False where none can spare that much."""
-        for running in look.group.light.values():
-            if running.waiting.share + share <= 1.0 and not running.stopping:
-                look.group.open_share(running.grant.core_ids[0], running.waiting.share)
-                self._regrant(look, running, running.grant.core_ids, running.waiting.share)
-                return True
-        return False
-
-    def _squeeze(self, look: Look) -> bool:
-        """Free a core by putting an action that needs little of it onto another one's; False where there is none."""
-        group = look.group
-        for running in group.light.values():
-            if running.stopping:
-                continue
-            share = running.waiting.share
-            core_id = group.take_share(share)
-            if core_id is None:
-                others = (other for other in group.light.values() if other is not running and other.waiting.share + share <= 1.0)
-                host = next((other for other in others if not other.stopping), None)
-                if host is None:
-                    continue
-                group.open_share(host.grant.core_ids[0], host.waiting.share)
-                self._regrant(look, host, host.grant.core_ids, host.waiting.share)
-                core_id = group.take_share(share)
-                assert core_id is not None, "it was opened for this"
-            freed = running.grant.core_ids
-            self._regrant(look, running, (core_id,), share)
-            group.give_back(freed)
-            look.free += 1
+            taken.append(climber)
+        if look.free >= units:
             return True
+        for undone in reversed(taken):
+            look.climb(undone)
         return False
 
-    def _part(self, look: Look) -> None:
-        """Give actions on shared cores their own ones again while cores lie idle in number."""
-        spare = look.free - 1 - look.group.capacity // 8
-        if spare > 0 and look.group.sharing:
-            parting = [running for running in look.group.sharing.values() if not running.stopping and running not in look.whole][:spare]
-            look.whole += parting
-            look.free -= len(parting)
+    def _preempt(self, look: Look, units: int, may_take: Callable[[Holder], bool]) -> bool:
+        """Send holders to the background, the worst first, until `units` are free; False, and nobody sent, where that is not enough."""
+        foreground, found, free = look.group.foreground, list[Holder](), look.free
+        while free < units:
+            holder = foreground.worst(look.fairness.comes_last)
+            if holder is None or not may_take(holder):
+                break
+            foreground.leave(holder.running.waiting.id)
+            found.append(holder)
+            free += self._units_of(look, holder.running)
+        enough = free >= units
+        for holder in found:
+            if enough:
+                look.send_to_background(holder.running)
+            else:
+                self._offer(look.group, holder.running, look.now)
+        return enough
+
+    def _units_of(self, look: Look, running: Running) -> int:
+        climber = look.group.climbers.get(running.waiting.id)
+        return climber.units if climber is not None else running.units
+
+    def _give_turns(self, look: Look) -> bool:
+        """Give cores to those that have contended for long; False where one of them needs more than anybody can give up."""
+        most = max(1, look.group.capacity // TURN_PART)
+        longest = [queue.longest(look.now, TURN_AFTER_S) for queue in self._queues(look)]
+        for waiting in heapq.merge(*longest, key=lambda waiting: waiting.contends_since):
+            if look.group.foreground.turns + len(look.turns) >= most:
+                return True
+            if not self._may_start(look, waiting, _memory_left(look)):
+                continue
+            if not self._find_room_for_turn(look, waiting):
+                return False
+            self._begin(look, waiting)
+            look.turns[waiting.id] = None
+        return True
+
+    def _find_room_for_turn(self, look: Look, waiting: Waiting) -> bool:
+        """Have an action's least amount free, whoever has it: as for any other action if that will do, else from all."""
+        least, job = waiting.least, waiting.action.job
+        found = self._shrink_for(look, least, lambda: self._spared(look, job, least)) or self._preempt(look, least, _whoever)
+        return found or self._shrink_for(look, least, tuple)
 
     # Who grows
 
@@ -213,52 +241,48 @@ class ElasticCores:
         """Give what is free to whom it is worth most."""
         ladder = look.group.ladder
         ladder.wake(look.now)
-        aside = list[Entry]()
+        aside, passed = list[Entry](), set[str]()
         while len(aside) < TRIES:
-            climber = ladder.best_up(look.kept_back)
+            climber = ladder.best_up(passed)
             if climber is None:
                 break
             rung = climber.rungs[climber.at]
-            last = look.contended and self._state.comes_last(climber.waiting, look.now)
-            if last and look.free - self._claims.kept(look, climber.waiting, rung.price) < rung.price:
-                self._keep_back(look, {climber.waiting.action.job} if look.kept_back else self._claims.kept_back(look, climber))
-            elif not (last or self._could_afford(look, climber, rung)):
-                if look.contended and self._claims.takes_from_few(look, climber, rung):
-                    look.kept_back.add(climber.waiting.action.job)
-                    continue
-                if not look.free and not self._claims.claimable(look):
-                    break
-                aside.append(ladder.set_aside(climber))
-            elif not self._saves(climber, rung, look.now):
+            if not self._saves(climber, rung, look.now):
                 ladder.rest(climber, look.now + REST_S)
-            elif last or self._affords(look, climber, rung):
+            elif self._affords(look, climber, rung):
                 look.climb(climber)
+            elif not look.free and look.fairness.comes_last(climber.waiting.action.job):
+                passed.add(climber.waiting.action.job)  # none of its actions may take anything
             else:
                 aside.append(ladder.set_aside(climber))
         for entry in aside:
             ladder.put_back(entry)
 
-    def _keep_back(self, look: Look, jobs: set[str]) -> None:
-        """Have actions of jobs beyond their share grow no more in this look; what is free is offered anew when that may have changed."""
-        look.kept_back |= jobs
-        if look.free:
-            for job in sorted(jobs):
-                self._state.keep_back(job, look.group, look.now + KEPT_BACK_S)
-
-    def _could_afford(self, look: Look, climber: Climber, rung: Rung) -> bool:
-        """Say whether there may be the units for a rung: a look that costs nothing, before those that do."""
-        if look.free >= rung.price or (look.contended and self._claims.may_claim(look, climber, rung)):
-            return True
-        spared = self._claims.spared(look, climber, rung) if look.contended else ()
-        other = look.group.ladder.best_down(spared) if self._policy.shrinks else None
-        return other is not None and other.rungs[other.at - 1].worth * WORTH_MORE <= rung.worth
-
     def _affords(self, look: Look, climber: Climber, rung: Rung) -> bool:
-        """Say whether there are the units for a rung, of a job within its share; they may be taken from others."""
+        """Have the units for a rung free; False, and nothing taken, where it is not worth what they are taken from."""
         if look.free >= rung.price:
             return True
-        claimed = self._claims.may_claim(look, climber, rung) and self._shrink_for(look, rung.price, over_only=True)
-        return claimed or self._take_for(look, climber, rung)
+        job = climber.waiting.action.job
+        if look.fairness.comes_last(job) or not self._policy.shrinks:
+            return False
+        return self._claim(look, job, rung.price) or self._take_for(look, climber, rung)
+
+    def _claim(self, look: Look, job: str, units: int) -> bool:
+        """Take units from jobs beyond their share, for one that is entitled to them."""
+        return look.fairness.may_claim(job, units) and self._take_back(look, job, units)
+
+    def _take_back(self, look: Look, job: str, units: int) -> bool:
+        """Take units from jobs beyond their share, for one that is not; extra ones first."""
+        ladder, fairness = look.group.ladder, look.fairness
+        if not fairness.contended or fairness.comes_last(job):
+            return False
+
+        def spared() -> list[str]:
+            lasts = {other: ladder.first_down(other) for other in list(ladder.extra_by_job)}
+            return [other for other, last in lasts.items() if last is None or not fairness.gives_up(other, last.rungs[last.at - 1].price)]
+
+        taken = self._shrink_for(look, units, spared)
+        return taken or self._preempt(look, units, lambda holder: fairness.gives_up(holder.job, holder.running.units))
 
     def _saves(self, climber: Climber, rung: Rung, now: float) -> bool:
         running, estimate = climber.running, climber.waiting.estimate
@@ -269,45 +293,32 @@ class ElasticCores:
         return left_s / climber.speed - left_s / after >= LEAST_GAIN_S
 
     def _take_for(self, look: Look, climber: Climber, rung: Rung) -> bool:
-        """Take units for a rung from those to whom they are worth clearly less; False, and nothing taken, otherwise.
-
-        A rung down may free more than is needed. What is left over counts for what it is worth to those next in line.
-        """
-        if not self._policy.shrinks:
-            return False
+        """Take units for a rung from those to whom they are worth clearly less; False, and nothing taken, otherwise."""
         ladder, taken, lost = look.group.ladder, list[Climber](), 0.0
         while look.free < rung.price:
-            other = ladder.best_down(self._claims.spared(look, climber, rung))
+            other = ladder.best_down(self._spared(look, climber.waiting.action.job, rung.price))
             if other is None or other.rungs[other.at - 1].worth * WORTH_MORE > rung.worth:
                 break
             taken.append(other)
             lost += other.rungs[other.at - 1].worth * other.rungs[other.at - 1].price
             look.descend(other)
-        gain, enough = rung.worth * rung.price, look.free >= rung.price
-        if enough and gain < WORTH_MORE * lost:
-            gain += self._worth_of(look, look.free - rung.price)
-        if enough and gain >= WORTH_MORE * lost:
+        if look.free >= rung.price and rung.worth * rung.price >= WORTH_MORE * lost:
             return True
         for undone in reversed(taken):
             look.climb(undone)
         return False
 
-    def _worth_of(self, look: Look, units: int) -> float:
-        """Return what some units are worth to those who come after the best."""
-        ladder, worth = look.group.ladder, 0.0
-        first = ladder.best_up(look.kept_back) if units else None
-        if first is None:
-            return 0.0
-        aside = [ladder.set_aside(first)]
-        while units and len(aside) <= TRIES and (climber := ladder.best_up(look.kept_back)) is not None:
-            rung = climber.rungs[climber.at]
-            if rung.price <= units:
-                units -= rung.price
-                worth += rung.worth * rung.price
-            aside.append(ladder.set_aside(climber))
-        for entry in aside:
-            ladder.put_back(entry)
-        return worth
+    def _spared(self, look: Look, job: str, units: int) -> Collection[str]:
+        """Return the jobs whose extra units a job may not take, to have some more units itself."""
+        ladder, fairness = look.group.ladder, look.fairness
+        if not fairness.contended:
+            return ()
+        spared = []
+        for other in list(ladder.extra_by_job):
+            last = ladder.first_down(other)
+            if last is None or not fairness.may_take_units(job, units, other, last.rungs[last.at - 1].price):
+                spared.append(other)
+        return spared
 
     # Commands
 
@@ -315,44 +326,95 @@ class ElasticCores:
         group = look.group
         look.settle()
         growing = []
+        for running in look.leaving.values():
+            self._send_to_background(look, running)
         for climber, before in look.moved.values():
-            running = climber.running
-            assert running is not None, "only what runs is noted"
+            resized = climber.running
+            assert resized is not None, "only what runs is noted"
             if climber.units > before:
-                growing.append((climber, running))
+                growing.append((climber, resized))
             elif climber.units < before:
-                self._regrant(look, running, group.shrink(running.grant.core_ids, climber.units))
-        for running in look.whole:
-            core_id, share = running.grant.core_ids[0], running.grant.share
-            self._regrant(look, running, group.take(1, near=(core_id,)))
-            group.give_back_share(core_id, share)
+                self._regrant(look, resized, group.shrink(resized.grant.core_ids, climber.units))
         for climber, running in growing:
             held = running.grant.core_ids
             self._regrant(look, running, held + group.take(climber.units - running.units, near=held))
-        for climber in look.starting:
-            self._start(look, climber)
-        for waiting, core_id in look.on_shares:
-            self._state.shares.hold(waiting.action.job, CORES, -waiting.share)
-            unqueue(self._state, waiting, group)
-            grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=1, core_ids=(core_id,), share=waiting.share)
-            group.enter(self._state.start(waiting, grant, look.now, waiting.durations_s[0]), look.now)
+        for climber in look.entering:
+            self._enter(look, climber)
 
-    def _start(self, look: Look, climber: Climber) -> None:
+    def _send_to_background(self, look: Look, running: Running) -> None:
+        group, waiting, core_ids = look.group, running.waiting, running.grant.core_ids
+        self._state.note_work(running, look.now)
+        self._regrant(look, running, ())
+        group.give_back(core_ids)
+        group.to_background(running)
+        had_enough = look.now >= running.on_cores_since + TURN_S  # the very sum at which a turn ends: a difference may round otherwise
+        self._state.contend(waiting, group.queue, look.now if had_enough else waiting.contends_since)
+
+    def _enter(self, look: Look, climber: Climber) -> None:
+        """Give an action its first cores, or its first after a time in the background."""
         waiting, group = climber.waiting, look.group
-        unqueue(self._state, waiting, group)
-        core_ids = group.take(climber.units)
-        grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=climber.units, core_ids=core_ids)
-        running = self._state.start(waiting, grant, look.now, waiting.duration_s(climber.units))
-        if climber.rungs and self._policy.resizes:
-            group.enter(running, look.now, climber)
+        running: Running
+        if waiting.id in group.background:
+            running = group.background[waiting.id]
+            group.to_foreground(running, None)
+            self._regrant(look, running, group.take(climber.units))
         else:
+            unqueue(self._state, waiting, group)
+            core_ids = group.take(climber.units)
+            grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=climber.units, core_ids=core_ids)
+            running = self._state.start(waiting, grant, look.now, waiting.duration_s(climber.units))
+        elastic = bool(climber.rungs) and self._policy.resizes
+        if not elastic:
             group.ladder.leave(climber)
-            group.enter(running, look.now)
+        running.on_cores_since = look.now
+        group.enter(running, climber if elastic else None)
+        if waiting.id in look.turns and waiting.preemptible:
+            group.foreground.protect(running, look.now + TURN_S)
 
-    def _regrant(self, look: Look, running: Running, core_ids: tuple[int, ...], share: float = 1.0) -> None:
-        held = running.grant.units * running.grant.share
-        grant = replace(running.grant, units=len(core_ids), core_ids=core_ids, share=share)
+    def _regrant(self, look: Look, running: Running, core_ids: tuple[int, ...]) -> None:
+        before, background = running.grant, not core_ids
+        grant = replace(before, units=len(core_ids) or before.units, core_ids=core_ids, background=background)
         running.regrant(grant, look.now)
-        look.group.regranted(running, grant.units * grant.share - held, look.now)
-        self._state.shares.hold(running.waiting.action.job, CORES, grant.units * grant.share - held)
-        self._state.out.append(Resize(id=running.waiting.id, node=grant.node, attempt=grant.attempt, core_ids=core_ids, share=share))
+        self._state.shares.hold(running.waiting.action.job, CORES, len(core_ids) - len(before.core_ids))
+        action_id = running.waiting.id
+        self._state.out.append(
+            Resize(id=action_id, node=grant.node, attempt=grant.attempt, core_ids=core_ids, units=grant.units, background=background)
+        )
+
+    def _start_in_background(self, look: Look) -> None:
+        """Start contenders without a core, so that they use what others leave idle."""
+        group = look.group
+        room = min(min(STARTS_PER_CORE * group.capacity, len(group.queue)) - len(group.background), MOST_STARTED - len(group.running))
+        if not self._policy.preempts or room <= 0:
+            return
+        contenders = self._state.in_order([group.queue], look.now)
+        starting = list(islice((one for one in contenders if self._may_start_in_background(group, one)), room))
+        for waiting in starting:
+            grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=waiting.least, background=True)
+            group.to_background(self._state.start(waiting, grant, look.now, math.inf))
+
+    def _may_start_in_background(self, group: CoreGroup, waiting: Waiting) -> bool:
+        return waiting.preemptible and not waiting.action.cost.quotas and waiting.id not in group.background
+
+    def _look_again(self, look: Look) -> None:
+        """Have the group looked at when an expectation changes, or somebody's turn comes."""
+        for running in look.group.foreground.take_due(look.now):  # those that have just got theirs
+            self._offer(look.group, running, look.now)
+        times = [look.group.foreground.next_due()]
+        for queue in self._queues(look):
+            turns = (first.contends_since + TURN_AFTER_S for first in islice(queue.longest(), 1))
+            # Whose turn is overdue waits for the end of another one's, which the holders know.
+            times += [at for at in turns if at > look.now]
+        at = min((at for at in times if at is not None), default=None)
+        if at is not None and any(len(queue) for queue in self._queues(look)):
+            self._state.look_at(look.group, max(at, look.now + SOONEST_S))
+
+
+def _memory_left(look: Look) -> int:
+    """Return the memory that is free once all that is decided so far is carried out; an action of the background holds its own already."""
+    background = look.group.background
+    return look.node.memory_free - sum(own_memory(one.waiting.action) for one in look.entering if one.waiting.id not in background)
+
+
+def _whoever(holder: Holder) -> bool:
+    return True

@@ -1,9 +1,10 @@
-"""One look at the cores of a group: what is decided so far, before any of it is put into commands."""
+"""One round over the cores of a group: what is decided so far, before any of it is put into commands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scheduler.lanes.fairness import Fairness
 from scheduler.model import Running, Waiting
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.ladder import Climber
@@ -16,8 +17,8 @@ from tangram.action import CORES
 class Look:
     """`free` are the cores that are left once all that is decided so far is carried out.
 
-    `contended` says whether there are several jobs whose shares count. Then `taken` is what that gives to each job, `kept` what
-    jobs beyond their share leave free, as worked out last, and actions of the jobs `kept_back` grow no more.
+    `moved` are running actions that grow or shrink, with the units that they had; `entering` those that get their first cores, new ones and
+    those of the background; `leaving` those that lose all of theirs; `turns` those that get theirs for their turn.
     """
 
     group: CoreGroup
@@ -25,48 +26,56 @@ class Look:
     now: float
     free: int
     shares: Shares
-    contended: bool
+    fairness: Fairness
     moved: dict[str, tuple[Climber, int]] = field(default_factory=dict)
-    starting: list[Climber] = field(default_factory=list)
-    on_shares: list[tuple[Waiting, int]] = field(default_factory=list)
-    whole: list[Running] = field(default_factory=list)
-    kept: float | None = None
+    entering: list[Climber] = field(default_factory=list)
+    leaving: dict[str, Running] = field(default_factory=dict)
+    turns: dict[str, None] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
-    kept_back: set[str] = field(default_factory=set)
 
     def enter(self, climber: Climber) -> None:
-        """Start an action on its least amount."""
-        self.starting.append(climber)
-        self._take(climber, climber.waiting.least)
+        """Give an action its least amount."""
+        self.entering.append(climber)
+        self._take(climber.waiting, climber.waiting.least)
         if climber.rungs:
             self.group.ladder.enter(climber)
 
     def climb(self, climber: Climber) -> None:
         """Put an action one rung up."""
         self._note(climber)
-        self._take(climber, climber.rungs[climber.at].price)
+        self._take(climber.waiting, climber.rungs[climber.at].price)
         self.group.ladder.climb(climber)
 
     def descend(self, climber: Climber) -> None:
         """Put an action one rung down."""
         self._note(climber)
-        self._take(climber, -self.group.ladder.descend(climber))
+        self._take(climber.waiting, -self.group.ladder.descend(climber))
+
+    def send_to_background(self, running: Running) -> None:
+        """Take all cores of a running action."""
+        waiting = running.waiting
+        climber = self.group.climbers.get(waiting.id)
+        self.leaving[waiting.id] = running
+        self.moved.pop(waiting.id, None)
+        self._take(waiting, -(climber.units if climber is not None else running.units))
+        self.group.foreground.leave(waiting.id)
+        if climber is not None:
+            self.group.ladder.leave(climber)
 
     def settle(self) -> None:
-        """Have jobs hold again what they did before this look: what carries it out counts anew what they hold."""
-        if self.contended:
+        """Have jobs hold again what they did before this round: what carries it out counts anew what they hold."""
+        if self.fairness.contended:
             for job, units in self.taken.items():
                 self.shares.hold(job, CORES, -units)
 
     def _note(self, climber: Climber) -> None:
-        """Remember on how many units a running action was before this look."""
-        if climber.running is not None:
+        """Remember on how many units a running action was before this round."""
+        if climber.running is not None and not climber.running.grant.background:
             self.moved.setdefault(climber.waiting.id, (climber, climber.units))
 
-    def _take(self, climber: Climber, units: int) -> None:
+    def _take(self, waiting: Waiting, units: int) -> None:
         self.free -= units
-        if self.contended:
-            job = climber.waiting.action.job
+        if self.fairness.contended:
+            job = waiting.action.job
             self.taken[job] = self.taken.get(job, 0) + units
-            self.shares.hold(job, CORES, units)  # from now on, so that the rest of this look knows
-            self.kept = None
+            self.shares.hold(job, CORES, units)  # from now on, so that the rest of this round knows

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.durations import Estimate
 from scheduler.model import Limits, Waiting
 from tangram.errors import TangramError
 
@@ -62,11 +61,8 @@ class Policy(ABC):
 
     name: str
 
-    def order_key(self, waiting: Waiting, limits: Limits, under_way_s: float) -> tuple[float, ...]:
-        """Return the place of an action in the queue: smaller goes first. Order of arrival by default.
-
-        `under_way_s` is the age of the action's environment.
-        """
+    def order_key(self, waiting: Waiting, limits: Limits) -> tuple[float, ...]:
+        """Return the place of an action in the queue: smaller goes first. Order of arrival by default."""
         return (waiting.seq,)
 
     def wanted(self, waiting: Waiting, capacity: int) -> int:
@@ -93,9 +89,11 @@ class Policy(ABC):
     shares: bool = False
     """Whether jobs that hold more than their share come after the others."""
 
-    def share_of_core(self, units: tuple[int, ...], estimate: Estimate) -> float:
-        """Return the part of a core that does for an action where cores are short; 1 for a whole one."""
-        return 1.0
+    ranks: bool = False
+    """Whether actions that want cores stand in the order of the work that is expected to be left."""
+
+    preempts: bool = False
+    """Whether cores are taken back from running commands, which go on in the background."""
 
     shares_cells: bool = False
     """Whether instances of several services may be resident on one GPU cell, where its memory allows."""

@@ -150,6 +150,7 @@ class Ladder:
     _ups: Heaps = field(default_factory=dict)
     _downs: Heaps = field(default_factory=dict)
     _resting: list[Entry] = field(default_factory=list)
+    _turns: int = 0
 
     def enter(self, climber: Climber) -> None:
         """Take in an action, on the rung where it is."""
@@ -227,7 +228,8 @@ class Ladder:
         climber.counted = units
 
     def _offer(self, climber: Climber) -> None:
-        climber.turn += 1
+        self._turns += 1
+        climber.turn = self._turns
         self._want(climber, climber.wants)
         if climber.at < len(climber.rungs):
             _push(self._ups, (-climber.rungs[climber.at].worth, climber.waiting.seq, climber.turn, climber))

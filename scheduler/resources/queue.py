@@ -7,6 +7,7 @@ share (`walk`): theirs come after all others. Keys are distinct, since each ends
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,6 +20,10 @@ class Line:
     def __init__(self) -> None:
         self._keys: list[tuple[float, ...]] = []
         self.items: list[Waiting] = []
+
+    def __contains__(self, waiting: Waiting) -> bool:
+        at = bisect_left(self._keys, waiting.key)
+        return at < len(self.items) and self.items[at] is waiting
 
     def add(self, waiting: Waiting) -> None:
         """Insert in order."""
@@ -48,6 +53,10 @@ class WaitQueue:
     def __iter__(self) -> Iterator[Waiting]:
         return merged([self])
 
+    def __contains__(self, waiting: Waiting) -> bool:
+        line = self.lines.get(waiting.action.job)
+        return line is not None and waiting in line
+
     def add(self, waiting: Waiting) -> None:
         """Insert in order."""
         line = self.lines.get(waiting.action.job)
@@ -65,6 +74,39 @@ class WaitQueue:
         if not line.items:
             del self.lines[waiting.action.job]
         return True
+
+
+class Contenders(WaitQueue):
+    """A queue of actions that want cores, which also knows who has wanted them for longest.
+
+    An action may be put elsewhere in the queue (`remove`, `add`) without losing that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since: list[tuple[float, int, Waiting]] = []
+        """Who has entered, and since when each counts, ascending; some are gone, or count since another time."""
+
+    def enter(self, waiting: Waiting, since: float) -> None:
+        """Insert an action that has wanted cores since then."""
+        self.add(waiting)
+        waiting.contends_since = since
+        if len(self._since) > 2 * len(self) + 64:
+            self._since = [entry for entry in self._since if self._counts(entry)]
+        at = bisect_left(self._since, (since, waiting.seq))
+        if at == len(self._since) or self._since[at][2] is not waiting:
+            self._since.insert(at, (since, waiting.seq, waiting))
+
+    def longest(self, now: float = math.inf, for_s: float = 0.0) -> Iterator[Waiting]:
+        """Walk those that have wanted cores for so many seconds at least, who has for longest first."""
+        for entry in self._since:
+            if self._counts(entry):
+                if entry[0] + for_s > now:  # the very sum at which they are looked at again: a difference may round otherwise
+                    return
+                yield entry[2]
+
+    def _counts(self, entry: tuple[float, int, Waiting]) -> bool:
+        return entry[2].contends_since == entry[0] and entry[2] in self
 
 
 def merged(queues: Sequence[WaitQueue]) -> Iterator[Waiting]:

@@ -7,13 +7,16 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.live import Refused, chosen_systems, compare, main, text
+from app.demo import BUNDLED
+from bench.live import FOR_A_TRACE, Refused, chosen_systems, main
+from bench.live_compare import CLEARLY_AHEAD, Goal, compare, text
 from bench.live_record import Act, Replayed
-from bench.live_trace import Workload, add_options, words, workload_of
+from bench.live_trace import OF_FILE, Workload, add_options, words, workload_of
 from bench.pace import measured_pace
 from bench.ray_replay import amount
 from bench.ray_tasks import close_environment, open_environment, read_file, run_command, write_file
@@ -51,6 +54,55 @@ def test_a_slow_machine_thinks_slowly_too() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
     assert workload_of(parser.parse_args(words(slow))) == slow
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A trace of five rollouts without commands; some of their actions wait for half of their time."""
+    step = '{"think_s": 2.0, "action": {"kind": "cpu.exec", "work_s": 0.4, "cpu_s": 0.2}}, {"action": {"kind": "cpu.exec", "work_s": 0.2}}'
+    head = '{"schema": "tangram.trace/1", "services": {"judge": {}}}'
+    lines = [f'{{"schema": "tangram.trace/1", "trajectory": "t{number}", "steps": [{step}]}}' for number in range(5)]
+    judged = '{"think_s": 1.0, "action": {"kind": "gpu.score", "service": "judge", "work_s": 1.0}}'
+    lines.append(f'{{"schema": "tangram.trace/1", "trajectory": "judged", "steps": [{judged}]}}')
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("\n".join([head, *lines]), encoding="utf-8")
+    return path
+
+
+def test_rollouts_of_a_trace_are_drawn_by_the_seed_and_scaled_as_a_whole(recorded: Path) -> None:
+    # Given a trace; when two of its rollouts are replayed in half the time
+    workload = replace(OF_FILE, file=recorded, trajectories=2, scale=0.5, spread_s=4.0, seed=1)
+    trace = workload.trace()
+    # Then work, CPU time, thinking and arrivals are half as long
+    assert {(action.work_s, action.cpu_s) for action in trace.actions()} == {(0.2, 0.1), (0.1, None)}
+    assert {step.think_s for trajectory in trace.trajectories for step in trajectory.steps} == {1.0, 0.0}
+    assert all(trajectory.arrival_s <= 2.0 for trajectory in trace.trajectories)
+    # And other seeds draw others, but none that has nothing to do on cores
+    drawn = [frozenset(each.trajectory for each in replace(workload, seed=seed).trace().trajectories) for seed in range(20)]
+    assert len(set(drawn)) > 1 and all(len(names) == 2 and "judged" not in names for names in drawn)
+    # And what a child process is told is the same workload
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert workload_of(parser.parse_args(words(workload))) == workload
+
+
+def test_commands_cannot_be_scaled(capsys: pytest.CaptureFixture[str]) -> None:
+    # Given the bundled rollouts, which have commands; when they are to take half as long; then one line says why they cannot
+    assert main(["--trace", str(BUNDLED), "--policies", "fixed:1", "--scale", "0.5"]) == 2
+    assert "--scale" in capsys.readouterr().err
+
+
+def test_a_trace_is_replayed_under_policies_and_compared(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a short trace; when it is replayed under two policies
+    options = ["--take", "2", "--spread", "0", "--speed", "20", "--scale", "1", "--rounds", "1", "--policies", "fixed:1", "--json"]
+    assert main(["--trace", str(recorded), *options]) in (0, 1)
+    document = json.loads(capsys.readouterr().out)
+    # Then both have carried out the same, and what waits has used less CPU time than it took
+    assert set(document["systems"]) == {"elastic", "fixed:1"} and document["workload"]["file"] == str(recorded)
+    for found in document["systems"].values():
+        assert (found["actions"], found["failed"]) == (4, 0)
+        assert found["mean_execution"]["median"] >= 0.3
+        assert 0.8 <= found["cpu_s"]["median"] < found["actions"] * found["mean_execution"]["median"]
 
 
 def test_the_pace_of_a_machine_is_measured() -> None:
@@ -106,6 +158,20 @@ def test_elastic_is_first_only_with_both_medians() -> None:
     assert compare([[replayed("elastic", 1.0, 10.0), replayed("ray:1", 2.0, 9.0)]])["first"] is False
 
 
+def test_a_goal_bounds_both_figures_as_multiples_of_each_other_system() -> None:
+    # Given elastic with two thirds of the other's mean ACT, and a step that is 2 % longer in the median
+    rounds = [[replayed("elastic", 1.0, step), replayed("fcfs", 1.5, 10.0)] for step in (10.2, 9.0, 11.0)]
+    # When the goal is 0.75 and 1.03; then it is met, though elastic is not first
+    document = compare(rounds, CLEARLY_AHEAD)
+    assert document["goal"]["met"] is True and document["first"] is False
+    # And the ratios of each round are there
+    assert document["systems"]["fcfs"]["ours"]["step_duration"] == {"median": 1.02, "least": 0.9, "most": 1.1}
+    assert "elastic ÷ fcfs: mean ACT 0.667 (0.667–0.667), step duration 1.020 (0.900–1.100)" in text(document)
+    assert "is met" in text(document)
+    # When it is to be half of the other's mean ACT; then it is not met
+    assert compare(rounds, Goal(mean_act=0.5))["goal"]["met"] is False
+
+
 def test_nobody_is_first_when_actions_failed() -> None:
     # Given a run that lost an action; when it is compared; then there is no winner
     document = compare([[replayed("elastic", 1.0, 10.0, failed=1), replayed("fixed:1", 2.0, 11.0)]])
@@ -116,6 +182,7 @@ def test_the_usual_systems_are_those_that_the_machine_can_tell_apart(monkeypatch
     # Given Ray; when nothing is chosen; then no amount is above the cores
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert chosen_systems("", 2) == ["elastic", "fixed:1", "fixed:2", "ray:1", "ray:2"]
+    assert chosen_systems(",".join(FOR_A_TRACE), 2) == ["elastic", "fcfs", "fixed:1", "ray:1"]
     assert chosen_systems("fixed:4", 2) == ["elastic", "fixed:4"]
     # Given no Ray; when it is wanted; then one line says what to do
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -124,7 +191,16 @@ def test_the_usual_systems_are_those_that_the_machine_can_tell_apart(monkeypatch
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--policies", "ray:x"], ["--policies", "best"], ["--rounds", "0"], ["--trajectories", "0"], ["--pace", "nan"]]
+    "arguments",
+    [
+        ["--policies", "ray:x"],
+        ["--policies", "best"],
+        ["--rounds", "0"],
+        ["--trajectories", "0"],
+        ["--pace", "nan"],
+        ["--scale", "0"],
+        ["--scale", "2"],
+    ],
 )
 def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     # Given a wrong option; when it is run; then it ends with 2, one line on standard error, none on standard output
@@ -144,3 +220,16 @@ def test_ray_replays_the_rollouts_without_a_failure() -> None:
     assert document["failed"] == 0
     assert document["actions"] == sum(1 for _ in Workload(trajectories=1).trace().actions())
     assert 0 < document["mean_execution"] <= document["mean_act"]
+
+
+@needs_ray
+def test_ray_burns_what_was_recorded(recorded: Path) -> None:
+    # Given a trace without commands; when Ray replays one of its rollouts
+    workload = replace(OF_FILE, file=recorded, trajectories=1, spread_s=0.0, scale=1.0)
+    argv = [sys.executable, "-m", "bench.ray_replay", "1", *words(workload)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    # Then each command took as long, and used as much of its core, as was recorded
+    document = json.loads(done.stdout)
+    assert (document["actions"], document["failed"]) == (2, 0)
+    assert document["mean_execution"] >= 0.3 and 0.4 <= document["cpu_s"] < 2 * document["mean_execution"]

@@ -17,7 +17,7 @@ def main() -> None:
     environment = sandbox.open(EnvironmentSpec(id="e1"))
     environment.start(ExecRequest(action_id="a1", command=hold)).wait()
     print(environment.container.id, flush=True)
-    environment.start(ExecRequest(action_id="a2", command="sleep 300.2917")).wait()
+    environment.start(ExecRequest(action_id="a2", command="sleep 320.2917")).wait()
 
 
 if __name__ == "__main__":

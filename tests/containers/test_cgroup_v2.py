@@ -12,7 +12,7 @@ import pytest
 from workers.cpu.docker.cgroups import v2
 from workers.cpu.docker.cgroups.files import Mounts
 
-FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.freeze", "cpu.max", "cpuset.cpus")
+FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.freeze", "cpu.idle", "cpu.max", "cpu.weight", "cpuset.cpus")
 
 
 @pytest.fixture
@@ -51,15 +51,15 @@ def test_a_session_begins_parked_and_is_parked_again_after_a_grant(container: v2
     session = container.session("session-1")
     quota, cores = (folder_of(tmp_path) / "session-1" / name for name in ("cpu.max", "cpuset.cpus"))
     assert quota.read_text() == "5000 1000000"
-    # When it is granted three cores, then half of one, then parked
+    # When it is granted three cores, then one, then parked
     said = []
-    for grant in (lambda: session.grant((1, 2, 3), 1.0), lambda: session.grant((2,), 0.5), session.park):
+    for grant in (lambda: session.grant((1, 2, 3)), lambda: session.grant((2,)), session.park):
         quota.write_text("")
         cores.write_text("")
         grant()
         said.append((cores.read_text(), quota.read_text()))
     # Then each is written, and nothing that stands already
-    assert said == [("1-3", "max 1000000"), ("2", "500000 1000000"), ("", "5000 1000000")]
+    assert said == [("1-3", "max 1000000"), ("2", ""), ("", "5000 1000000")]
 
 
 def test_processes_of_a_session_are_told_and_stopped_as_a_whole(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
@@ -85,3 +85,58 @@ def test_use_and_kills_for_want_of_memory_are_read(container: v2.ContainerGroupV
     # When it is read; then it is in seconds, and in processes
     assert session.cpu_s() == 1.5
     assert container.oom_kills() == 2
+
+
+def test_a_container_is_in_the_background_while_no_session_is_granted_cores(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+    # Given two sessions
+    names = ("session-1", "session-2")
+    first, second = map(container.session, names)
+
+    def weights() -> list[str]:
+        return [(folder_of(tmp_path) / name / "cpu.idle").read_text() for name in ("", *names)]
+
+    # When one is granted cores and the other sent back; then that one alone is, on the same cores and without a quota
+    first.grant((1, 2))
+    second.send_back()
+    assert weights() == ["0", "0", "1"]
+    folder = folder_of(tmp_path) / "session-2"
+    assert (folder / "cpuset.cpus").read_text() == "1-2"
+    assert (folder / "cpu.max").read_text().startswith("max 1000000")
+    # When both are back; then the container is, and they may use all cores
+    first.send_back()
+    assert weights() == ["1", "1", "1"]
+    assert (folder / "cpuset.cpus").read_text() == "0-3"
+    # When one is granted a core again; then it and the container are not
+    second.grant((3,))
+    assert weights() == ["0", "1", "0"]
+    # When that is parked; then the container is in the background with what is left
+    second.park()
+    assert weights() == ["1", "1", "0"]
+
+
+def test_a_container_counts_for_the_cores_of_all_its_sessions(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+    # Given two sessions
+    names = ("session-1", "session-2")
+    first, second = map(container.session, names)
+    said = []
+    # When both are granted cores, one gets fewer, one goes to the background, and the other is parked
+    steps = (
+        lambda: first.grant((0, 1, 2)),
+        lambda: second.grant((3,)),
+        lambda: first.grant((1, 2)),
+        first.send_back,
+        second.park,
+        lambda: first.grant((0, 1)),
+    )
+    for step in steps:
+        step()
+        said.append([(folder_of(tmp_path) / name / "cpu.weight").read_text() for name in ("", *names)])
+    # Then each has the weight of its cores, and the container that of all; in the background the flag holds them, not the weight
+    assert said == [
+        ["300", "300", ""],
+        ["400", "300", ""],
+        ["300", "200", ""],
+        ["100", "200", ""],
+        ["100", "200", ""],
+        ["200", "200", ""],
+    ]

@@ -29,10 +29,10 @@ class Moody(Engine):
 
     away = False
 
-    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int) -> None:
+    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int, shares: int) -> None:
         if self.away:
             raise EngineUnavailable("the engine is away")
-        super().update_cores(container_id, cores, quota_us, period_us)
+        super().update_cores(container_id, cores, quota_us, period_us, shares)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from .conftest import NODE, needed
 from .images import make_with_shell
 from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, rss_mb, sandbox_threads
 
-NAP = "300.7341"
+NAP = "322.7341"
 """A time to sleep that no other program here sleeps."""
 
 

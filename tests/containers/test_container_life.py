@@ -50,7 +50,7 @@ def worker(tmp_path: Path, node: str, image: str, hold: str = ":") -> Iterator[t
         process.stdout.close()
 
 
-@pytest.mark.parametrize("hold", [":", "sleep 300.2917 </run/tangram/alive & setsid sleep 300.2917 &"], ids=["idle", "holds alive"])
+@pytest.mark.parametrize("hold", [":", "sleep 320.2917 </run/tangram/alive & setsid sleep 320.2917 &"], ids=["idle", "holds alive"])
 def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
     # Given a worker with an environment that works and one that stands ready
     node = f"{NODE}-killed"
@@ -61,7 +61,7 @@ def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, imag
         # Then both containers go, with all that ran in them
         assert until(lambda: containers(node) == [])
         assert until(lambda: not processes_of(container_id) and not groups_of(container_id))
-        assert processes_with("300.2917") == []
+        assert processes_with("320.2917") == []
     # And the folder can be had again
     with box_of(tmp_path / "box", ContainerOptions(image=image, pull="never"), node) as box:
         assert printed(box.open(of("e1")), "echo again") == "again\n"
@@ -341,15 +341,15 @@ def test_an_environment_of_a_snapshot_has_the_same_files(sandbox: ContainerSandb
 
 def test_a_fence_ends_what_was_left_and_keeps_the_state(env: ContainerEnvironment) -> None:
     # Given processes that earlier commands of two sessions have left, an exported variable and a folder
-    printed(env, "mkdir -p /tmp/here; cd /tmp/here; export kept=yes; sleep 300.4321 & setsid sleep 300.4321 & (sleep 300.4321 &) ; true")
-    printed(env, "setsid sleep 300.4321 & true", session="other")
-    assert until(lambda: len(processes_with("300.4321")) == 4)
+    printed(env, "mkdir -p /tmp/here; cd /tmp/here; export kept=yes; sleep 320.4321 & setsid sleep 320.4321 & (sleep 320.4321 &) ; true")
+    printed(env, "setsid sleep 320.4321 & true", session="other")
+    assert until(lambda: len(processes_with("320.4321")) == 4)
     # When a command comes with a fence
     request = ExecRequest(action_id="a", command="pwd; echo $kept; ps | grep -c '[3]00.4321'", fence=True, timeout_s=20)
     outcome = env.start(request).wait()
     # Then they are gone before it runs, and the state is there
     assert outcome.stdout == b"/tmp/here\nyes\n0\n", outcome
-    assert processes_with("300.4321") == []
+    assert processes_with("320.4321") == []
 
 
 def test_a_fence_spares_what_another_session_is_running(env: ContainerEnvironment) -> None:

@@ -19,17 +19,16 @@ def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) 
     # Given all settings of the order
     for name, value in {
         "TANGRAM_POLICY": "elastic",
-        "TANGRAM_WITHOUT": "fractions, learning",
+        "TANGRAM_WITHOUT": "preemption, learning",
         "TANGRAM_SHARES": "job-a=2, b=0.5,",
         "TANGRAM_ORDER_WINDOW_S": "30",
-        "TANGRAM_TAIL_FIRST": "true",
     }.items():
         monkeypatch.setenv(name, value)
     # When the core is described
     setup = setup_of(Settings())
     # Then they are in it
-    assert (setup.policy, setup.without) == ("elastic", ("fractions", "learning"))
-    assert (dict(setup.limits.weights), setup.limits.window_s, setup.limits.tail_first) == ({"job-a": 2.0, "b": 0.5}, 30.0, True)
+    assert (setup.policy, setup.without) == ("elastic", ("preemption", "learning"))
+    assert (dict(setup.limits.weights), setup.limits.window_s) == ({"job-a": 2.0, "b": 0.5}, 30.0)
 
 
 def test_without_settings_the_order_is_the_usual_one() -> None:
@@ -37,7 +36,7 @@ def test_without_settings_the_order_is_the_usual_one() -> None:
     usual = Limits()
     assert setup.without == ()
     limits = setup.limits
-    assert (limits.weights, limits.window_s, limits.tail_first) == (usual.weights, usual.window_s, usual.tail_first)
+    assert (limits.weights, limits.window_s) == (usual.weights, usual.window_s)
 
 
 @pytest.mark.parametrize("shares", ["a", "a=", "=1", "a=x", "a=0", "a=-1", "a=nan", "a=inf", "a=1,b", "a=1,a=2"])

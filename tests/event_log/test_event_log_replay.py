@@ -47,7 +47,7 @@ STORY: list[events.Event] = [
     submitted("offered", "gpu.score", Cost.of(cells=1), service="late"),
     submitted("unknown", "gpu.score", Cost.of(cells=1), service="nobody's"),
     events.Started(id="one", attempt=1, at=6.0),
-    events.Used(id="one", attempt=1, cpu_s=1.5, at=7.0),
+    events.Used(id="one", attempt=1, background_cpu_s=1.5),
     events.NodeBeat(name="cpu", running=frozenset({"one", "two"})),
     events.Cancelled(job="a", reason="enough"),
     events.Finished(id="one", attempt=1, status="cancelled"),

@@ -123,7 +123,7 @@ def test_a_task_that_no_worker_knows_fails_and_its_node_lives(live: Live, client
 def test_revoking_through_celery_cancels(live: Live, app: Celery) -> None:
     # Given an action that waits for both cores
     with live.client() as client, client.open(trajectory="t") as env:
-        blocker = env.submit("sleep 0.5", units=[2])
+        blocker = env.submit("sleep 0.5", units=[2], preemptible=False)
         live.until(lambda: live.rows(f"select status from actions where id = '{blocker.id}'") == [("running",)])
         result = live_tasks.add.apply_async((1, 2), expires=0.05)
         with pytest.raises((TaskRevokedError, Exception), match="expired"):

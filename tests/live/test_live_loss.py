@@ -72,7 +72,7 @@ def test_a_grant_that_comes_twice_is_dropped(live: Live, tmp_path: Path) -> None
             "epoch": epoch,
             "units": 1,
             "core_ids": [0],
-            "share": 1.0,
+            "background": False,
             "cell_ids": [],
             "evict": [],
             "restore": False,
@@ -99,7 +99,7 @@ def test_grants_of_a_scheduler_that_was_replaced_are_refused(live: Live, tmp_pat
         "epoch": 0,
         "units": 1,
         "core_ids": [0],
-        "share": 1.0,
+        "background": False,
         "cell_ids": [],
         "evict": [],
         "restore": False,
@@ -152,8 +152,8 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own
     path, go = tmp_path / "marks", tmp_path / "go"
     with live.client() as client:
         env = client.open(trajectory="t")
-        command = env.submit("sleep 300.46875 & wait")
-        live.until(lambda: runs("300.46875"))
+        command = env.submit("sleep 319.46875 & wait")
+        live.until(lambda: runs("319.46875"))
         again = client.submit(mark(path, "again", go))
         never = client.submit(mark(path, "never", go, idempotent=False))
         live.until(lambda: words(path) == {"again": 1, "never": 1})
@@ -167,7 +167,7 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own
         with pytest.raises(ActionFailed, match="gone"):
             env.exec("echo")
         # And its processes have not outlived it
-        live.until(lambda: not runs("300.46875"))
+        live.until(lambda: not runs("319.46875"))
         # And the rest runs when the node returns, as its second try
         live.stack.spawn(live.command("cpu-0"))
         live.until(lambda: words(path) == {"again": 2, "never": 1})
@@ -204,8 +204,8 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack
     path, go = tmp_path / "marks", tmp_path / "go"
     with live.client() as client:
         env = client.open(trajectory="t")
-        command = env.submit("sleep 300.484375")
-        live.until(lambda: runs("300.484375"))
+        command = env.submit("sleep 319.484375")
+        live.until(lambda: runs("319.484375"))
         never = client.submit(mark(path, "never", go, idempotent=False))
         live.until(lambda: words(path))
         worker = live.process("cpu-0")
@@ -221,7 +221,7 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack
         finally:
             worker.resume()
         # Then it comes back, what it still runs is stopped, and the environment is closed
-        live.until(lambda: not runs("300.484375"))
+        live.until(lambda: not runs("319.484375"))
         live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("up",)])
         with pytest.raises(ActionFailed, match="gone"):
             env.exec("echo")

@@ -174,7 +174,7 @@ def test_a_node_that_died_between_a_result_and_its_report_has_ended_the_action(
             journal.write(
                 [
                     ActionReceived(id=action_id, header=ACTION.to_header(), message=MESSAGE, submitted_at=now, received_at=now),
-                    ActionGranted(id=action_id, attempt=1, node="n", units=1, core_ids=(), cell_ids=(), granted_at=now, share=1.0),
+                    ActionGranted(id=action_id, attempt=1, node="n", units=1, core_ids=(), cell_ids=(), granted_at=now),
                 ]
             )
         app.backend.store_result("done", "what it returned", "SUCCESS")

@@ -45,8 +45,8 @@ class World:
                 self.started.append(command.id)
                 self.grants[command.id] = command.grant
             elif isinstance(command, commands.Resize):
-                core_ids = command.core_ids
-                self.grants[command.id] = replace(self.grants[command.id], units=len(core_ids), core_ids=core_ids, share=command.share)
+                now = {"units": command.units, "core_ids": command.core_ids, "background": command.background}
+                self.grants[command.id] = replace(self.grants[command.id], **now)
             elif isinstance(command, commands.Requeue):
                 del self.grants[command.id]
             elif isinstance(command, commands.Finish):
@@ -105,9 +105,9 @@ class World:
         again = refused.refuses and may_wait_again(self.core.state.running[id].waiting.action, self.grants[id])
         self.finish(id, answer=refused, waits_again=again)
 
-    def used(self, id: str, cpu_s: float) -> None:
-        """Have the worker report what an action has used so far."""
-        self.handle(events.Used(id=id, attempt=self.grants[id].attempt, cpu_s=cpu_s, at=self.now))
+    def used(self, id: str, background_cpu_s: float) -> None:
+        """Have the worker report what an action has got in the background so far."""
+        self.handle(events.Used(id=id, attempt=self.grants[id].attempt, background_cpu_s=background_cpu_s))
 
     def lose(self, node: str = "n0") -> None:
         """Lose a node."""
@@ -145,6 +145,11 @@ class World:
     def waiting(self) -> list[str]:
         """The ids that wait, in order of arrival."""
         return list(self.core.state.waiting)
+
+    @property
+    def background(self) -> list[str]:
+        """The ids of what runs in the background, in order of id."""
+        return sorted(action_id for action_id, grant in self.grants.items() if grant.background)
 
     @property
     def units(self) -> dict[str, int]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 from scheduler.core import Core
-from scheduler.model import Running
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.ladder import Climber, Ladder
@@ -35,7 +34,7 @@ def check_inside(core: Core, ledger: Ledger) -> None:
 
 
 def check_places(state: State) -> None:
-    """Every waiting action waits in exactly one place; what is parked belongs to its environment."""
+    """Every waiting action waits in exactly one place, as does one in the background; what is parked belongs to its environment."""
     groups = [node.cores for node in state.nodes.values()] + list(state.pods.values())
     queues = [state.floating_cells, state.floating_cores, state.opens, state.unplaced]
     queues += [group.queue for group in groups] + [quota.queue for quota in state.quotas.values()]
@@ -48,7 +47,8 @@ def check_places(state: State) -> None:
         assert set(environment.sessions.values()) <= set(environment.actions)
         assert (environment.node is None) == (environment.state == "waiting")
         assert environment.node is None or environment.id in state.nodes[environment.node].environments
-    assert sorted(places) == sorted(state.waiting)
+    in_background = [action_id for group in groups for action_id in group.background]
+    assert sorted(places) == sorted([*state.waiting, *in_background])
 
 
 def check_shares(state: State, ledger: Ledger) -> None:
@@ -84,32 +84,50 @@ def check_node(state: State, node: Node, ledger: Ledger) -> None:
 
 
 def check_cores(group: CoreGroup) -> list[int]:
-    """Each core of a group is free, held whole by one grant, or shared; return all of them."""
+    """Each core of a group is free or held by one grant; return all of them."""
     running = group.running
     assert group.free_ids == sorted(set(group.free_ids))
     assert group.free == len(group.free_ids)
-    shared: dict[int, float] = defaultdict(float)
-    for one in running.values():
-        if one.grant.share < 1.0:
-            shared[one.grant.core_ids[0]] += one.grant.share
-    assert group.room == {core: 1.0 - borne for core, borne in shared.items()}
-    assert min(group.room.values(), default=0.0) >= 0.0
-    whole = [core for one in running.values() if one.grant.share == 1.0 for core in one.grant.core_ids]
-    assert group.capacity == group.free + len(whole) + len(shared)
-    assert set(group.sharing) == {i for i, one in running.items() if one.grant.share < 1.0}
-    assert set(group.light) == {i for i, one in running.items() if could_share(one)}
+    held = [core for one in running.values() for core in one.grant.core_ids]
+    assert group.capacity == group.free + len(held)
+    check_background(group)
+    check_foreground(group)
     check_ladder(group)
-    used: dict[str, float] = defaultdict(float)
-    for one in running.values():
-        used[one.waiting.action.job] += len(one.grant.core_ids) * one.grant.share
-    assert {job: peak.used for job, peak in group.peaks.items() if peak.used} == used
-    assert all(max(peak.now, peak.before) >= peak.used for peak in group.peaks.values())
-    return [*group.free_ids, *whole, *shared]
+    return [*group.free_ids, *held]
 
 
-def could_share(running: Running) -> bool:
-    """Say whether an action holds a core of its own and needs little of it."""
-    return running.grant.share == 1.0 and running.waiting.share < 1.0 and not running.hungry and len(running.grant.core_ids) == 1
+def check_background(group: CoreGroup) -> None:
+    """Who is in the background holds no core, may be there, and contends for one."""
+    assert set(group.background) == {i for i, one in group.running.items() if one.grant.background}
+    assert not set(group.background) & set(group.climbers)
+    contending = Counter(waiting.id for waiting in group.queue)
+    longest = Counter(waiting.id for waiting in group.queue.longest())
+    assert longest == contending, "each contends once, and its time is known"
+    for action_id, running in group.background.items():
+        assert running is group.running[action_id]
+        assert running.waiting.preemptible
+        assert running.grant.core_ids == ()
+        assert contending[action_id] == 1
+    assert not contending.keys() & (group.running.keys() - group.background.keys()), "who has cores contends for none"
+
+
+def check_foreground(group: CoreGroup) -> None:
+    """Who may lose cores is on offer once, unless it has its turn, is being stopped, or is still to be read."""
+    foreground = group.foreground
+    mine = {i for i, one in group.running.items() if one.waiting.preemptible and one.grant.core_ids}
+    assert not set(foreground.fresh) & set(foreground._holders)
+    assert set(foreground.fresh) | set(foreground._holders) == mine
+    assert set(foreground._turns) <= set(foreground._holders)
+    on_offer = Counter(
+        holder.running.waiting.id for heap in foreground._worst.values() for *_, change, holder in heap if change == holder.change
+    )
+    due = Counter(holder.running.waiting.id for *_, change, holder in foreground._due if change == holder.change)
+    for action_id, holder in foreground._holders.items():
+        assert holder.running is group.running[action_id]
+        if not holder.running.stopping:
+            assert on_offer[action_id] == (action_id not in foreground._turns)
+        assert due[action_id] == 1
+    assert set(on_offer) | set(due) <= set(foreground._holders)
 
 
 def check_ladder(group: CoreGroup) -> None:
@@ -144,15 +162,17 @@ def check_no_idling(state: State, node: Node) -> None:
     """Under `elastic`, the first in the queue of a node waits only where even the extra units of others are too few.
 
     Who is the first may change by what happens elsewhere: by what jobs hold there, or because another node starts the
-    first. A node that is busy is then looked at when next something happens on it, so only idle ones are checked.
+    first. A node that is busy is then looked at when next something happens on it, so only idle ones are checked. Nothing is
+    said of where somebody waits for its turn, for whom cores are kept.
     """
     policy, group = state.policy, node.cores
     elsewhere = len(state.nodes) > 1 or (state.shares.contended and policy.shares)
-    kept_back = any(group in groups for groups in state.kept_back.values())
-    if not isinstance(policy, Elastic) or kept_back or (elsewhere and group.running):
+    if not isinstance(policy, Elastic) or (elsewhere and group.running):
         return
     for waiting in state.in_order([group.queue, state.floating_cores], 0.0):
         action = waiting.action
+        if waiting.id in group.background and group.background[waiting.id].stopping:
+            continue
         if action.environment is None and not (node.offers("cpu", action.requires) and waiting.least <= group.capacity):
             continue
         if own_memory(action) or action.cost.quotas:

@@ -100,11 +100,15 @@ class Ledger:
         book = self._granted(command.id, command.attempt)
         assert command.node == book.grant.node
         assert len(set(command.core_ids)) == len(command.core_ids)
-        assert len(command.core_ids) in book.action.cost.amounts[CORES]
-        assert command.share == 1.0 or (0.0 < command.share < 1.0 and book.action.cost.amounts[CORES] == (1,))
-        held, given = (book.grant.core_ids, book.grant.share), (command.core_ids, command.share)
-        assert held != given, "a resize that changes nothing"
-        book.grant = replace(book.grant, units=len(command.core_ids), core_ids=command.core_ids, share=command.share)
+        assert book.grant.core_ids != command.core_ids, "a resize that changes nothing"
+        assert command.background == (not command.core_ids)
+        assert command.units in book.action.cost.amounts[CORES]
+        if command.background:
+            assert book.action.kind == "cpu.exec" and book.action.preemptible, "only such commands lose their cores"
+            assert command.units == book.grant.units, "what its program was told does not change"
+        else:
+            assert command.units == len(command.core_ids)
+        book.grant = replace(book.grant, units=command.units, core_ids=command.core_ids, background=command.background)
 
     def _granted(self, action_id: str, attempt: int) -> Book:
         book = self.actions[action_id]
@@ -124,8 +128,10 @@ class Ledger:
             self.last_opening = now
         elif CORES in book.action.cost.amounts:
             assert grant.units in book.action.cost.amounts[CORES]
-            assert len(set(grant.core_ids)) == len(grant.core_ids) == grant.units
-            assert grant.share == 1.0 or (0.0 < grant.share < 1.0 and grant.units == 1)
+            if grant.background:
+                assert not grant.core_ids and book.action.kind == "cpu.exec" and book.action.preemptible
+            else:
+                assert len(set(grant.core_ids)) == len(grant.core_ids) == grant.units
         if book.action.environment is None:
             assert set(book.action.requires) <= self.nodes[grant.node].labels
         if grant.cell_ids:
@@ -164,7 +170,7 @@ class Ledger:
             assert book.ends == (book.state not in ("waiting", "running"))
 
     def check_cores(self) -> None:
-        """No core bears more than one whole grant, or shares that add up to more than one."""
+        """No core bears more than one grant."""
         held: defaultdict[tuple[str | None, int], float] = defaultdict(float)
         pods = {e.id: e for e in self.environments.values() if e.pod_core_ids}
         for pod in pods.values():
@@ -178,7 +184,7 @@ class Ledger:
             if pod_of is not None:
                 assert set(book.grant.core_ids) <= set(pod_of.pod_core_ids)
             for core in book.grant.core_ids:
-                (in_pods if pod_of is not None else held)[book.grant.node, core] += book.grant.share
+                (in_pods if pod_of is not None else held)[book.grant.node, core] += 1.0
         for books in (held, in_pods):
             assert max(books.values(), default=0.0) <= 1.0, "a core is granted twice"
         for node, core in held:
@@ -189,7 +195,7 @@ class Ledger:
         held: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         for book in self.running().values():
             of_job = held[book.action.job]
-            of_job[CORES] += len(book.grant.core_ids) * book.grant.share
+            of_job[CORES] += len(book.grant.core_ids)
             of_job[CELLS] += len(book.grant.cell_ids)
             for name in book.action.cost.quotas:
                 of_job[f"quota:{name}"] += book.action.cost.least(f"quota:{name}")

@@ -24,8 +24,8 @@ SELDOM = st.integers(0, 5).map(lambda drawn: drawn == 5)
 """For what would leave little running if it came as often as the rest."""
 
 
-BUSY = {"eighth": 0.05, "quarter": 0.12, "half": 0.2, "busy": 1.0}
-"""Classes of which it is known from the start how much of a core they need: the first three can share one."""
+WORK_S = {"instant": 0.05, "short": 0.7, "medium": 8.0, "endless": 300.0}
+"""Classes of which it is known from the start how long they take."""
 
 
 def history() -> list[Observation]:
@@ -33,14 +33,15 @@ def history() -> list[Observation]:
     seen = []
     for job, kind in product(JOBS, ("cpu.exec", "build")):
         fields: dict[str, Any] = {"job": job, "kind": kind, "service": None, "curve": Amdahl(0.9), "execution_s": 3.0}
-        for name, busy in BUSY.items():
-            seen += [Observation(action_class=name, units=(1,), held_units=1.0, cpu_s=3.0 * busy, **fields)] * 2 * SETTLED
+        for name, work_s in WORK_S.items():
+            taken = {"execution_s": work_s, "cpu_s": work_s}
+            seen += [Observation(action_class=name, units=(1,), held_units=1.0, **{**fields, **taken})] * 2 * SETTLED
         seen += [Observation(action_class="serial", units=(1, 2, 4), held_units=4.0, cpu_s=3.0, **fields)] * 2 * SETTLED
     return seen
 
 
 HISTORY = history()
-CLASSES = st.sampled_from([None, "unknown", "serial", *BUSY, "eighth", "quarter", "half"])
+CLASSES = st.sampled_from([None, "unknown", "serial", *WORK_S])
 
 
 def make_core(policy: str, limits: Limits) -> Core:

@@ -18,44 +18,6 @@ def fill(w: Any, job: str, since: int, until: int) -> None:
         w.run(f"{job}{number}", job=job)
 
 
-def test_a_job_beyond_its_share_starts_nothing_that_others_within_theirs_want_to_grow_into(world: Any) -> None:
-    # Given a node full of one job's commands, with more waiting, and an action of another job that could use four cores
-    w = world()
-    w.node(cores=12)
-    fill(w, "many", 0, 11)
-    build(w, "build", [1, 2, 4], "few")
-    fill(w, "many", 11, 20)
-    assert w.units["build"] == 1
-
-    # When three of the commands end
-    for number in range(3):
-        w.finish(f"many{number}")
-
-    # Then that action has their cores
-    assert w.units["build"] == 4
-    assert "many11" not in w.grants
-    # And after that the job goes on with what falls free
-    w.finish("many3")
-    assert "many11" in w.grants
-
-
-def test_nothing_more_is_kept_once_the_other_job_is_within_its_share(world: Any) -> None:
-    # Given two jobs on twelve cores, one of which could grow without end
-    w = world()
-    w.node(cores=12)
-    fill(w, "many", 0, 11)
-    build(w, "build", [1, 2, 3, 4, 5, 6, 7, 8], "few")
-    fill(w, "many", 11, 30)
-
-    # When commands of the other one end, one by one
-    for number in range(8):
-        w.finish(f"many{number}")
-
-    # Then that one goes on with what a job may have beyond its half before others come first, and nothing is idle
-    assert w.units["build"] == 4
-    assert len(w.units) == 9
-
-
 def test_nothing_is_kept_for_a_step_that_the_share_does_not_allow(world: Any) -> None:
     # Given a job with a half of eight cores, whose action runs on three and could use no fewer than eight next
     w = world()
@@ -118,27 +80,6 @@ def test_one_that_may_take_from_nobody_hides_nobody_who_may(world: Any) -> None:
 
     # Then it takes one
     assert w.units["middle"] == 2
-
-
-def test_what_was_kept_is_used_when_nobody_is_there_for_it_any_more(world: Any) -> None:
-    # Given a job that is present but idle and had four cores lately, and one beyond its share that could use them
-    w = world()
-    w.node(cores=14)
-    w.open("e", job="few")
-    w.exec("peak", "e", 4, job="few")
-    w.run("other", 1, job="other")
-    fill(w, "many", 0, 9)
-    build(w, "wide", [1, 2, 4], "many")
-    w.finish("many0")
-    w.finish("peak")
-    assert w.units["wide"] == 1
-
-    # When minutes pass in which nothing happens
-    while w.now < 300.0 and (at := w.core.next_wake(w.now)) is not None:
-        w.tick(max(0.01, at - w.now))
-
-    # Then what was kept has been given to it
-    assert w.units["wide"] == 4
 
 
 def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its(world: Any) -> None:

@@ -67,27 +67,6 @@ def test_few_observations_are_pulled_towards_the_level_above_them(others: list[f
     assert durations.expect(action(job="mine")).work_s == pytest.approx(pulled([5.0], of_all), rel=0.02)
 
 
-def test_a_new_class_is_ordered_like_what_its_kind_has_taken() -> None:
-    # Given commands that are mostly quick, and a few that are long
-    durations = learned(*[0.1, 0.1, 0.7] * 10)
-
-    # When a class comes of which nothing is known, then it is not kept back for what it might be
-    new = durations.expect(action("new"))
-    assert new.soonest_s < 0.2 < new.work_s
-
-    # And where it may use several cores, those that may are what it is like: none so far
-    assert durations.expect(action("new", cores=[1, 2])).soonest_s == USUAL_S["cpu.exec"]
-
-    # And what is seen of it counts more and more
-    places = []
-    for _ in range(4):
-        places.append(durations.expect(action("new")).soonest_s)
-        observe(durations, action("new"), 0.01)
-    assert places == sorted(places, reverse=True)
-    observe(durations, action("slow"), 20.0)
-    assert durations.expect(action("slow")).soonest_s > 5.0
-
-
 @given(st.lists(st.floats(1.0, 10.0), min_size=1, max_size=200))
 def test_the_mean_is_that_of_fading_observations(work: list[float]) -> None:
     distribution = Distribution()
@@ -215,10 +194,9 @@ def test_without_learning_what_was_declared_is_all_that_counts() -> None:
 
     assert durations.expect(action()).work_s == USUAL_S["cpu.exec"]
     assert durations.expect(action(work_s=3.0)).work_s == 3.0
-    assert durations.expect(action(work_s=3.0)).intensity == 1.0
 
 
-# How many cores are used, and how much of one
+# How many cores are used
 
 
 def test_a_class_that_burns_one_core_of_many_is_not_taken_for_parallel() -> None:
@@ -243,49 +221,6 @@ def test_a_class_on_one_core_says_nothing_of_parallelism() -> None:
     assert durations.expect(one).curve == Amdahl(0.9)
 
 
-def test_the_intensity_is_what_nine_in_ten_do_not_exceed() -> None:
-    durations = Durations(learning=True)
-    observe(durations, action(), 10.0, 90, cpu_s=0.5)
-    observe(durations, action(), 10.0, 9, cpu_s=10.0)
-    assert durations.expect(action()).intensity == 1 / 16
-
-    observe(durations, action(), 10.0, 9, cpu_s=10.0)
-    assert durations.expect(action()).intensity == 1.0
-
-
-def test_nothing_is_said_of_intensity_before_enough_is_seen() -> None:
-    durations = Durations(learning=True)
-    for _ in range(SETTLED - 1):
-        observe(durations, action(), 10.0, cpu_s=0.5)
-        assert durations.expect(action()).intensity == 1.0
-    observe(durations, action(), 10.0, 2, cpu_s=0.5)
-
-    assert durations.expect(action()).intensity == 1 / 16
-
-
-def test_what_ran_on_a_shared_core_says_nothing_of_intensity() -> None:
-    durations = Durations(learning=True)
-    observe(durations, action(), 10.0, 50, held=0.125, cpu_s=0.5)
-
-    assert durations.expect(action()).intensity == 1.0
-
-
-@pytest.mark.parametrize(("kind", "light"), [("cpu.exec", True), ("build", False)])
-def test_only_commands_are_measured(world: Any, kind: str, light: bool) -> None:
-    # Given many actions whose ends bring next to no core-seconds, as those of kinds do that nobody measures
-    w = world()
-    w.node(cores=1)
-    w.open("e0")
-    for number in range(30):
-        w.submit(f"a{number}", kind, cost={"cores": 1}, action_class="c", environment="e0")
-        w.now += 10.0
-        w.finish(f"a{number}", execution_s=10.0, cpu_s=0.1)
-
-    # Then only of commands is it known that they need little
-    w.submit("last", kind, cost={"cores": 1}, action_class="c", environment="e0")
-    assert (w.core.state.running["last"].waiting.share < 1.0) == light
-
-
 # History, and how far off it all was
 
 
@@ -299,7 +234,6 @@ def test_history_counts_like_what_is_seen() -> None:
 
     estimate = durations.expect(action())
     assert estimate.work_s == pytest.approx(20.0, rel=0.1)
-    assert estimate.intensity == 1 / 16
     assert durations.error().predictions == 0
 
 

@@ -180,7 +180,7 @@ def test_files_are_read_without_waiting_for_cores(world: Any) -> None:
 
 
 def test_closing_stops_what_runs_and_fails_what_waits(world: Any) -> None:
-    w = world()
+    w = world(without=["preemption"])
     w.node(cores=1)
     w.open("e0", memory_mb=100)
     w.exec("runs", "e0")
@@ -297,7 +297,7 @@ def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_nod
 
 
 def test_an_environment_that_ends_on_its_own_takes_its_actions_along(world: Any) -> None:
-    w = world()
+    w = world(without=["preemption"])
     w.node(cores=1)
     w.open("e0")
     w.exec("runs", "e0")
@@ -312,7 +312,7 @@ def test_an_environment_that_ends_on_its_own_takes_its_actions_along(world: Any)
 
 
 def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world: Any) -> None:
-    w = world()
+    w = world(without=["preemption"])
     w.node(cores=1)
     for name in ("e0", "e1"):
         w.open(name, trajectory="t", finish=name == "e0")
@@ -336,7 +336,7 @@ def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world
 
 def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any) -> None:
     # Given a read that waits only for the command before it in its session
-    w = world()
+    w = world(without=["preemption"])
     w.node(cores=1)
     w.open("e0", trajectory="t")
     w.run("busy")

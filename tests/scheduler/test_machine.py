@@ -47,7 +47,6 @@ class CoreMachine(RuleBasedStateMachine):
         starts_per_s=st.sampled_from([None, 0.5]),
         weights=st.sampled_from([{}, {"j1": 4.0}]),
         window_s=st.sampled_from([60.0, 0.0]),
-        tail_first=st.booleans(),
         nodes=st.sampled_from([1, 2, 0]),
         cores=st.sampled_from([8, 4]),
         domains=st.sampled_from([0, 2, 3]),
@@ -91,7 +90,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.ledger.actions[action_id] = Book(action)
         self.handle(events.Submitted(id=action_id, action=action, submitted_at=self.now - late_s))
 
-    @rule(seconds=st.sampled_from([0.0, 0.1, 0.5, 1.0, 7.0, 100.0]))
+    @rule(seconds=st.sampled_from([0.0, 0.1, 0.5, 2.0, 7.0, 20.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.handle(events.Tick())
@@ -162,6 +161,7 @@ class CoreMachine(RuleBasedStateMachine):
         priority=st.sampled_from([5, 5, 9]),
         queue_timeout_s=st.sampled_from([None, None, 5.0]),
         idempotent=st.booleans(),
+        preemptible=st.sampled_from([True, True, True, False]),
         action_class=CLASSES,
     )
     def run_in_environment(self, kind: str, cores: tuple[int, ...], memory_mb: int | None, quota: str | None, **fields: Any) -> None:
@@ -208,14 +208,15 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(
         job=st.sampled_from(JOBS),
-        name=st.sampled_from(["eighth", "quarter", "half", "busy"]),
+        name=st.sampled_from(["instant", "short", "medium", "endless"]),
+        cores=st.sampled_from([1, 1, (1, 2, 4)]),
+        priority=st.sampled_from([5, 5, 9]),
         times=st.integers(1, 6),
-        environment=st.sampled_from([None, *ENVIRONMENTS]),
+        environment=st.sampled_from(ENVIRONMENTS),
     )
-    def run_on_a_core(self, job: str, name: str, times: int, environment: str | None) -> None:
-        kind = "build" if environment is None else "cpu.exec"
+    def run_commands(self, cores: Any, name: str, times: int, **fields: Any) -> None:
         for _ in range(times):
-            self.submit(Action(kind=kind, cost=Cost.of(cores=1), job=job, action_class=name, environment=environment, idempotent=True))
+            self.submit(Action(kind="cpu.exec", cost=Cost.of(cores=cores), curve=Amdahl(0.9), action_class=name, idempotent=True, **fields))
 
     @rule(
         job=st.sampled_from(JOBS),
@@ -294,6 +295,7 @@ class CoreMachine(RuleBasedStateMachine):
         status=st.sampled_from(["succeeded", "succeeded", "succeeded", "failed", "timed_out", "cancelled"]),
         execution_s=st.sampled_from([0.0, 0.5, 3.0, 1e9]),
         cpu_s=st.sampled_from([0.0, 0.1, 0.5, 20.0]),
+        waited_s=st.sampled_from([0.0, 0.0, 3.0, 1e9]),
     )
     def finishes(self, pick: int, status: Any, **fields: Any) -> None:
         chosen = self.some_running(pick)
@@ -323,14 +325,21 @@ class CoreMachine(RuleBasedStateMachine):
         else:
             assert book.state == "succeeded"
 
-    @rule(pick=st.integers(0, 50), cpu_s=st.sampled_from([0.0, 0.1, 5.0, 1e9]), stale=st.booleans())
+    @rule(pick=st.integers(0, 50), cpu_s=st.sampled_from([0.0, 0.1, 5.0, 100.0]), stale=st.booleans())
     def has_used(self, pick: int, cpu_s: float, stale: bool) -> None:
-        sharing = sorted((i, b) for i, b in self.ledger.running().items() if b.grant.share < 1.0)
-        chosen = sharing[pick % len(sharing)] if sharing else self.some_running(pick)
+        behind = sorted((i, b) for i, b in self.ledger.running().items() if b.grant.background)
+        chosen = behind[pick % len(behind)] if behind else self.some_running(pick)
         if chosen is not None:
             attempt = chosen[1].grant.attempt + stale
-            self.handle(events.Used(id=chosen[0], attempt=attempt, cpu_s=cpu_s, at=self.now))
+            self.handle(events.Used(id=chosen[0], attempt=attempt, background_cpu_s=cpu_s))
             assert not stale or self.log[-1][2] == []
+
+    @rule(pick=st.integers(0, 50), seldom=SELDOM)
+    def cancel_in_the_background(self, pick: int, seldom: bool) -> None:
+        behind = sorted(i for i, b in self.ledger.running().items() if b.grant.background)
+        if behind and not seldom:
+            self.handle(events.Cancelled(ids=(behind[pick % len(behind)],)))
+            assert self.ledger.actions[behind[pick % len(behind)]].stopped
 
     @rule(pick=st.integers(0, 60), attempt=st.sampled_from([0, 7]))
     def a_stale_report_changes_nothing(self, pick: int, attempt: int) -> None:

@@ -116,7 +116,7 @@ def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None
 
 
 def test_environments_are_lost_with_their_node_and_so_are_their_actions(world: Any) -> None:
-    w = world()
+    w = world(without=["preemption"])
     w.node(cores=1)
     w.open("e0")
     w.exec("runs", "e0", idempotent=True)

@@ -140,7 +140,7 @@ def test_a_model_can_draw_on_a_quota_too(world: Any) -> None:
 
 def test_a_message_for_a_node_that_came_back_is_not_started_for_its_lost_environment(world: Any) -> None:
     # Given an action held by a rate, whose environment is lost with its node
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=0.1)])
+    w = world(without=["preemption"], quotas=[QuotaSpec(name="web", rate_per_s=0.1)])
     w.node("n0")
     w.open("e0")
     for name in ("a", "b"):

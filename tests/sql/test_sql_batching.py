@@ -56,9 +56,9 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
             entries.append(make.received(id, float(draw(st.integers(1, at))), job=draw(st.sampled_from(["j", "k"]))))
         elif id in attempts and what == "resize":
             # One that crosses with the end of its try, or of an earlier one, changes nothing.
-            core_ids = tuple(draw(st.sets(st.integers(0, 3), min_size=1, max_size=3)))
+            core_ids = tuple(draw(st.sets(st.integers(0, 3), max_size=3)))
             tried = draw(st.integers(1, attempts[id]))
-            entries.append(make.resized(id, float(at), attempt=tried, core_ids=core_ids, share=draw(st.sampled_from([1.0, 0.25]))))
+            entries.append(make.resized(id, float(at), attempt=tried, core_ids=core_ids, units=1))
         elif states[id] == "running" and draw(st.booleans()):
             states[id] = "waiting"
             entries.append(make.requeued(id, float(at)))

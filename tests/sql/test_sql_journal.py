@@ -143,25 +143,25 @@ def test_unfinished_actions_come_back_in_order_of_reception_with_what_they_hold(
 
 
 def test_what_a_resized_action_holds_now_is_what_comes_back(engine: Engine, make: Any, tables: Any) -> None:
-    # Given two running actions, of which one was granted a part of a core
+    # Given two running actions, of which one was started in the background
     with SqlJournal(engine) as journal:
-        journal.write([make.received("grows"), make.granted("grows", units=1, core_ids=(4,), share=0.25)])
+        journal.write([make.received("grows"), make.granted("grows", units=1, core_ids=(), background=True)])
         journal.write([make.received("stays"), make.granted("stays")])
-        assert [action.grant.share for action in journal.unfinished().actions] == [0.25, 1.0]
+        assert [action.grant.background for action in journal.unfinished().actions] == [True, False]
         # When that one is resized, more than once in a commit group
         journal.write([make.resized("grows", 102.0, core_ids=(4, 5)), make.resized("grows", 102.5, core_ids=(4, 5, 6))])
-        journal.write([make.resized("grows", 103.0, core_ids=(6,), share=0.5)])
+        journal.write([make.resized("grows", 103.0, core_ids=(), units=3)])
     # Then it comes back with what it holds after the last of them, since the start of its try
     with SqlJournal(engine) as journal:
         found = {action.id: action.grant for action in journal.unfinished().actions}
-        assert found == {"grows": make.granted("grows", units=1, core_ids=(6,), share=0.5), "stays": make.granted("stays")}
+        assert found == {"grows": make.granted("grows", units=3, core_ids=(), background=True), "stays": make.granted("stays")}
         row = tables.rows(engine, "grants")[0]
         assert (row["granted_at"], row["resized_at"]) == (101.0, 103.0)
         # And what it held last is what stays written, whatever crosses with its end
         journal.write([make.ended("grows", at=104.0), make.resized("grows", 105.0, core_ids=(0, 1))])
         journal.write([make.resized("grows", 106.0, core_ids=(0, 1))])
     row = tables.rows(engine, "grants")[0]
-    assert (row["core_ids"], row["units"], row["share"], row["resized_at"], row["released_at"]) == ([6], 1, 0.5, 103.0, 104.0)
+    assert (row["core_ids"], row["units"], row["background"], row["resized_at"], row["released_at"]) == ([], 3, True, 103.0, 104.0)
 
 
 def test_many_resizes_of_an_action_are_one_row_of_a_commit(make: Any) -> None:

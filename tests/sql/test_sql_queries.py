@@ -119,11 +119,27 @@ def test_observations_are_the_last_successes_oldest_first(engine: Engine, make: 
     # When all that is wanted of them is asked for
     found = observations(engine)
     # Then each says what it declared, what it held on average and what it used
-    usual = {"job": "coding", "kind": "cpu.exec", "action_class": None, "service": None, "held_units": 2.0, "execution_s": 2.0}
+    usual = {
+        "job": "coding",
+        "kind": "cpu.exec",
+        "action_class": None,
+        "service": None,
+        "held_units": 2.0,
+        "execution_s": 2.0,
+        "environment": "e1",
+    }
     assert found == [
         Observation(**{**usual, "action_class": "pytest", "units": (1, 2, 4), "curve": Amdahl(0.9), "held_units": 1.5, "cpu_s": 0.0}),
         Observation(
-            **{**usual, "kind": "gpu.score", "service": "rm", "units": (1, 2), "curve": Table(((1, 1.0), (2, 0.75))), "cpu_s": None}
+            **{
+                **usual,
+                "kind": "gpu.score",
+                "service": "rm",
+                "environment": None,
+                "units": (1, 2),
+                "curve": Table(((1, 1.0), (2, 0.75))),
+                "cpu_s": None,
+            }
         ),
         Observation(**{**usual, "job": "other", "units": (1,), "curve": FLAT, "cpu_s": 3.0}),
     ]

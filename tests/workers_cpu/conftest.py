@@ -22,7 +22,6 @@ from workers.cpu.process.sandbox import ProcessSandbox
 from .support import open_one
 
 TAKES_IDS_FOR_THE_HOSTS = {
-    "test_what_was_parked_is_ordinary_again_during_the_next_command",
     "test_children_are_found_without_the_kernels_children_files",
     "test_a_signal_is_not_sent_to_a_later_process_of_the_same_id",
     "test_an_idle_environment_leaves_no_zombies_behind_its_commands",

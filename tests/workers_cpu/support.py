@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from workers.cpu import weight
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding
+from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.weight import Means
 
 
 def admit(
@@ -70,6 +76,47 @@ def processes_with(marker: str) -> list[int]:
         if state != "Z" and (marker in line or marker in folder):
             found.append(int(name))
     return found
+
+
+@contextmanager
+def worker_to_be_killed(base: Path, nap: str, *how: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `killed_worker` with a sandbox in `base`; yield it once both its processes sleep for `nap`."""
+    argv = [sys.executable, "-m", "tests.workers_cpu.killed_worker", str(base), nap, *how]
+    with subprocess.Popen(argv, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"running\n"
+            assert until(lambda: len(processes_with(f"sleep\x00{nap}")) == 2)
+            yield worker
+        finally:
+            worker.kill()
+
+
+def in_background(pid: int, means: Means) -> bool:
+    """Say whether every thread of a process is held in the background by these means."""
+    match means:
+        case "cgroup":
+            lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+            return any(is_low(f"/sys/fs/cgroup/{name}{path}") for _, name, path in lines if name in ("cpu", ""))
+        case "autogroup":
+            idle = all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in tree.threads(pid))
+            return idle and Path(f"/proc/{pid}/autogroup").read_text().split()[-1] == "19"
+        case "affinity":
+            return all(os.sched_getaffinity(thread) == {max(os.sched_getaffinity(0))} for thread in tree.threads(pid))
+
+
+def is_low(folder: str) -> bool:
+    """Say whether a control group has the weight of the background."""
+    low = {weight.IDLE: 1} | {each.name: each.background for each in weight.WEIGHTS}
+    return any(file.exists() and int(file.read_text()) == value for name, value in low.items() if (file := Path(folder, name)))
+
+
+def weight_of(pid: int) -> int:
+    """Return for how many cores the control group of a process counts."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    folders = [f"/sys/fs/cgroup/{name}{path}" for _, name, path in lines if name in ("cpu", "")]
+    files = [(Path(folder, each.name), each) for folder in folders for each in weight.WEIGHTS]
+    return next(int(file.read_text()) // each.core for file, each in files if file.exists())
 
 
 def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:

@@ -16,7 +16,7 @@ from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 
-from .support import admit, printed, processes_with, run, until
+from .support import admit, printed, processes_with, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
@@ -72,11 +72,11 @@ def test_an_empty_grant_leaves_the_mask(env: ProcessEnvironment) -> None:
 @needs_two_cores
 def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment) -> None:
     # Given a tree of processes, one of them out of its session, one with threads, on the first core
-    threaded = "python3 -c 'import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(300.15625,)).start()'"
-    command = f'setsid sleep 300.15625 & sh -c "sleep 300.15625; :" & {threaded} 300.15625 & wait'
+    threaded = "python3 -c 'import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(311.15625,)).start()'"
+    command = f'setsid sleep 311.15625 & sh -c "sleep 311.15625; :" & {threaded} 311.15625 & wait'
     with running(env, command, (HERE[0],)) as execution:
-        assert until(lambda: len(masks(processes_with("300.15625"))) >= 7)
-        pids = processes_with("300.15625")
+        assert until(lambda: len(masks(processes_with("311.15625"))) >= 7)
+        pids = processes_with("311.15625")
         assert all(mask == {HERE[0]} for mask in masks(pids))
         # When it is resized to the second
         execution.resize(Holding((HERE[1],)))  # type: ignore[attr-defined]
@@ -99,38 +99,9 @@ def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironme
                     continue
 
 
-def test_what_a_command_leaves_behind_is_parked(env: ProcessEnvironment) -> None:
-    # Given a command with one core that leaves a process; when it is over
-    admit(env, "sleep 300.1875 >/dev/null 2>&1 &", cores=(HERE[0],)).wait()
-    # Then the process has idle priority, on any core
-    assert until(lambda: bool(processes_with("300.1875")))
-    (pid,) = processes_with("300.1875")
-    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-    assert os.sched_getaffinity(pid) == set(HERE)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="leaving SCHED_IDLE takes CAP_SYS_NICE")
-def test_what_was_parked_is_ordinary_again_during_the_next_command(env: ProcessEnvironment) -> None:
-    # Given a parked process
-    pid = int(printed(env, "sleep 300.21875 >/dev/null 2>&1 & echo $!"))
-    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-    # When another command of its session runs
-    policy = f"python3 -c 'import os; print(os.sched_getscheduler({pid}))'"
-    # Then the process is ordinary, and idle again afterwards
-    assert int(printed(env, policy)) == os.SCHED_OTHER
-    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-
-
-def test_commands_after_a_parked_process_run_at_ordinary_priority(env: ProcessEnvironment) -> None:
-    # Given a session with a parked process
-    run(env, "sleep 300.3125 >/dev/null 2>&1 &")
-    # When a command looks at its own policy; then it is ordinary
-    assert int(printed(env, "python3 -c 'import os; print(os.sched_getscheduler(0))'")) == os.SCHED_OTHER
-
-
 def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a process tree
-    shell = int(printed(env, "sleep 300.34375 >/dev/null 2>&1 & echo $$"))
+    shell = int(printed(env, "sleep 311.34375 >/dev/null 2>&1 & echo $$"))
     with_files = [process.pid for process in tree.descendants(shell)]
     # When it is walked as on a kernel without those files; then it is the same tree
     monkeypatch.setattr(tree, "HAS_CHILDREN_FILES", False)
@@ -140,11 +111,11 @@ def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvir
 
 def test_a_signal_is_not_sent_to_a_later_process_of_the_same_id(env: ProcessEnvironment) -> None:
     # Given a living process, and the record of an earlier one of its id
-    pid = int(printed(env, "sleep 300.40625 >/dev/null 2>&1 & echo $!"))
-    assert until(lambda: processes_with("300.40625") == [pid])
+    pid = int(printed(env, "sleep 311.40625 >/dev/null 2>&1 & echo $!"))
+    assert until(lambda: processes_with("311.40625") == [pid])
     living = tree.read_process(pid)
     assert living is not None
     earlier = tree.Process(pid, living.parent, "S", living.start - 1, 0.0, 0)
     # When the earlier one is signalled; then the living one goes on
     tree.send(earlier, 9)
-    assert processes_with("300.40625") == [pid]
+    assert processes_with("311.40625") == [pid]

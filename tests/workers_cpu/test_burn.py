@@ -50,7 +50,17 @@ def test_a_shared_core_makes_it_take_longer_and_not_do_less() -> None:
     assert time.monotonic() - before >= 0.29
 
 
-@pytest.mark.parametrize(("work_s", "fraction", "processes"), [("300.71875", "1", 3), ("300.71875", "0", 1)])
+@pytest.mark.parametrize("fraction", ["0", "1"])
+def test_work_that_mostly_waits_takes_its_time_and_little_of_a_core(fraction: str) -> None:
+    # Given work of half a second that needs its core for a fifth of that; when it is done
+    before = time.monotonic()
+    cpu_s = used_s("0.5", "1", fraction, "1", "0.2")
+    # Then it took half a second and a tenth of a second of CPU, beside what the program itself needs
+    assert time.monotonic() - before >= 0.5
+    assert 0.1 <= cpu_s < 0.3
+
+
+@pytest.mark.parametrize(("work_s", "fraction", "processes"), [("318.71875", "1", 3), ("318.71875", "0", 1)])
 def test_the_parallel_part_runs_on_as_many_processes_as_the_dop(work_s: str, fraction: str, processes: int) -> None:
     # Given work on a DoP of 3, all, most or none of it parallel; when it burns
     burning = subprocess.Popen(command(work_s, "3", fraction))
@@ -83,7 +93,9 @@ def test_the_parallel_part_runs_on_as_many_processes_as_the_dop(work_s: str, fra
         ["1", "1", "2"],
         ["1", "2", "1", "1"],
         ["1", "1", "1", "x"],
-        ["1"] * 5,
+        ["1", "1", "1", "1", "1.1"],
+        ["1", "1", "1", "1", "nan"],
+        ["1"] * 6,
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: list[str]) -> None:

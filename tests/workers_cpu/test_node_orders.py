@@ -1,86 +1,201 @@
-"""What a node makes of grants, of resizes that come before or after a claim, and of what its commands use."""
+"""What a node makes of grants, of changes that come before or after a claim or out of order, and of what its commands get."""
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
 from celery import Celery
 from redis import Redis
 
+from app.action_task import Call
 from tangram.wire import WireGrant, WireNode
 from workers.cpu.abstract import Holding, Usage
-from workers.node import Node
+from workers.node import Node, holding_of
 
 DESCRIPTION: WireNode = {
     "name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 1, "cells": 0, "cell_memory_mb": 0, "services": {},
     "running": [], "environments": [],
 }  # fmt: skip
 GRANT: WireGrant = {
-    "node": "n", "attempt": 1, "epoch": 1, "units": 1, "core_ids": [2], "share": 0.25, "cell_ids": [], "evict": [], "restore": False,
-    "submitted_at": 1.0, "received_at": 1.0, "granted_at": 1.0,
+    "node": "n", "attempt": 1, "epoch": 1, "units": 1, "most_units": 4, "core_ids": [2], "background": False, "cell_ids": [], "evict": [],
+    "restore": False, "submitted_at": 1.0, "received_at": 1.0, "granted_at": 1.0,
 }  # fmt: skip
+BACK = Holding(background=True)
 
 
-def make_node(store: Redis, usage_s: float) -> Node:
+def make_node(store: Redis) -> Node:
     """Return a node that has not joined: what it would report stays with it."""
-    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=usage_s)
+    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0)
 
 
 @pytest.fixture
 def node(redis_urls: Any) -> Node:
-    """Return a node that says what its commands use as soon as they have begun."""
-    return make_node(redis_urls.client(), 1e-9)
+    """Return a node."""
+    return make_node(redis_urls.client())
 
 
-def held(grant: WireGrant) -> tuple[list[int], int, float]:
-    return grant["core_ids"], grant["units"], grant["share"]
+def held(grant: WireGrant) -> tuple[list[int], int, bool]:
+    return grant["core_ids"], grant["units"], grant["background"]
 
 
-def test_a_running_call_has_the_share_of_its_last_resize(node: Node) -> None:
-    # Given a call on a quarter of a core
-    call = node.claim("a", GRANT, {})
+def claim(node: Node, action_id: str = "a", **other: object) -> Call:
+    """Claim the try of `GRANT`, or of one that is a bit other."""
+    call = node.claim(action_id, {**GRANT, **other}, {})  # type: ignore[typeddict-item]
     assert call is not None
-    asked: list[Holding] = []
-    node.attach(call, lambda reason: None, asked.append)
-    # When it gets two cores, then half of one of them
-    node.resize("a", 1, (2, 3), 1.0)
-    assert held(call.grant) == ([2, 3], 2, 1.0)
-    node.resize("a", 1, (3,), 0.5)
-    # Then it has that, its process tree was told each time, and a resize of another try changes nothing
-    node.resize("a", 2, (0, 1), 1.0)
-    assert held(call.grant) == ([3], 1, 0.5)
-    assert asked == [Holding((2,), 0.25), Holding((2, 3)), Holding((3,), 0.5)]
+    return call
 
 
-def test_a_resize_that_overtakes_the_grant_is_kept_for_it(node: Node) -> None:
-    # Given a resize of a try that has not come yet; when it comes; then it runs as resized
-    node.resize("a", 1, (0,), 0.5)
-    call = node.claim("a", GRANT, {})
-    assert call is not None
-    assert held(call.grant) == ([0], 1, 0.5)
+def run(node: Node, action_id: str = "a", **other: object) -> list[Holding]:
+    """Have the try run; return the list of what its processes are told from then on."""
+    told: list[Holding] = []
+    node.attach(claim(node, action_id, **other), lambda reason: None, told.append)
+    return told
 
 
-def test_only_commands_on_cores_are_reported_while_they_run(node: Node) -> None:
-    # Given calls that were looked at: one on cores, one without; and one that was not looked at yet
-    for action_id, grant, usage in (
-        ("on-cores", GRANT, Usage(cpu_s=1.5, at=9.0)),
-        ("without", {**GRANT, "core_ids": []}, Usage(cpu_s=0.5, at=9.0)),
-        ("fresh", GRANT, None),
-    ):
-        call = node.claim(action_id, grant, {})  # type: ignore[arg-type]
-        assert call is not None
-        node.attach(call, lambda reason: None, None, lambda usage=usage: usage)  # type: ignore[misc]
-    # When the node says what they use; then it says so of the first alone
-    assert node.used() == [{"type": "used", "id": "on-cores", "attempt": 1, "cpu_s": 1.5, "at": 9.0}]
-    # And of none that is over
-    node.finish(node.call("on-cores"))
+def test_a_running_call_has_the_cores_of_its_last_change(node: Node) -> None:
+    # Given a call on a core
+    told = run(node)
+    # When it gets two cores, then another; and one of another try would get some
+    node.regrant(1, 1, [["a", 1, [2, 3], False]])
+    assert held(node.call("a").grant) == ([2, 3], 2, False)
+    node.regrant(1, 2, [["a", 1, [3], False]])
+    node.regrant(1, 3, [["a", 2, [0, 1], False], ["a", 0, [0, 1], False]])
+    # Then it has that, and its process tree was told each time
+    assert held(node.call("a").grant) == ([3], 1, False)
+    assert told == [Holding((2,)), Holding((2, 3)), Holding((3,))]
+
+
+def test_a_message_changes_calls_in_its_order(node: Node) -> None:
+    # Given two calls on a core each
+    asked: list[tuple[str, Holding]] = []
+    for action_id in "ab":
+        call = claim(node, action_id, units=3)
+        node.attach(call, lambda reason: None, lambda holding, action_id=action_id: asked.append((action_id, holding)))  # type: ignore[misc]
+    asked.clear()
+    # When one goes to the background and the other gets its core, among entries that are wrong
+    wrong: list[object] = [["a"], ["b", 1, [-1], False], ["b", 1, [2], True], "b", None, ["c", "one", [0], False], ["a", 2, [0], False]]
+    node.regrant(1, 1, [*wrong, ["b", 1, [], True], *wrong, ["a", 1, [2, 3], False]])
+    # Then they do, in this order, and in the background the DoP stays
+    assert asked == [("b", BACK), ("a", Holding((2, 3)))]
+    assert held(node.call("b").grant) == ([], 3, True)
+    assert held(node.call("a").grant) == ([2, 3], 2, False)
+
+
+def test_within_a_message_the_last_change_of_a_call_stands(node: Node) -> None:
+    # Given a running call; when one message sends it to the background and brings it back; then it is told both, in this order
+    told = run(node)
+    node.regrant(1, 1, [["a", 1, [], True], ["a", 1, [0], False]])
+    assert told[1:] == [BACK, Holding((0,))]
+
+
+def test_an_order_that_fails_does_not_keep_the_next_from_being_carried_out(node: Node) -> None:
+    # Given two calls, the first of which cannot be changed
+    def fail(holding: Holding) -> None:
+        if holding.background:
+            raise OSError("no such group")
+
+    node.attach(claim(node), lambda reason: None, fail)
+    told = run(node, "b")
+    # When both are changed; then the second is
+    node.regrant(1, 1, [["a", 1, [], True], ["b", 1, [], True]])
+    assert told == [Holding((2,)), BACK]
+
+
+MESSAGES: list[tuple[int, int, list[object]]] = [
+    (1, 9, [["a", 1, [0, 1], False]]),
+    (2, 1, [["a", 1, [], True], ["b", 1, [], True]]),
+    (2, 2, [["a", 1, [3], False]]),
+]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+@pytest.mark.parametrize("claimed_after", [0, 1, 2, 3])
+def test_messages_that_pass_each_other_end_in_the_newest_change(node: Node, order: tuple[int, ...], claimed_after: int) -> None:
+    # Given three messages, the first of the scheduler before; when they come in any order, and the call after any of them
+    told: list[Holding] = []
+    for number, index in enumerate(order):
+        if number == claimed_after:
+            told = run(node)
+        node.regrant(*MESSAGES[index])
+    if claimed_after == 3:
+        told = run(node)
+    # Then the newest change stands, and nothing older was told after it
+    assert told[-1] == Holding((3,))
+    assert told.count(Holding((3,))) == 1
+    assert held(node.call("a").grant) == ([3], 1, False)
+    # And a call that the newest message does not name has the newest one that names it
+    assert run(node, "b") == [BACK]
+
+
+def test_a_message_that_comes_twice_changes_nothing(node: Node) -> None:
+    # Given a call that was changed twice; when the first of the messages comes again; then nothing happens
+    told = run(node)
+    messages: list[tuple[int, int, list[object]]] = [(1, 1, [["a", 1, [], True]]), (1, 2, [["a", 1, [3], False]])]
+    for message in messages:
+        node.regrant(*message)
+    node.regrant(*messages[0])
+    assert told == [Holding((2,)), BACK, Holding((3,))]
+
+
+def test_a_change_that_is_older_than_the_grant_is_dropped(node: Node) -> None:
+    # Given a change by a scheduler that has been replaced, of a try whose grant the next one has sent again
+    node.regrant(1, 7, [["a", 1, [], True]])
+    # When that comes, and another such change; then its own cores stand
+    told = run(node, epoch=2)
+    node.regrant(1, 8, [["a", 1, [0, 1], False]])
+    assert told == [Holding((2,))]
+
+
+def test_changes_that_overtake_the_grant_are_kept_for_it(node: Node) -> None:
+    # Given a try that has not come yet, and gets two cores, then none; when it comes and begins
+    node.regrant(1, 1, [["a", 1, [0, 1], False]])
+    node.regrant(1, 2, [["a", 1, [], True]])
+    # Then it is in the background, with the DoP that it had last
+    assert run(node) == [BACK] == [holding_of(node.call("a").grant)]
+    assert node.call("a").grant["units"] == 2
+
+
+def test_a_change_of_the_next_try_is_kept_for_it_while_the_last_one_runs(node: Node) -> None:
+    # Given a running try; when a change of the next one comes; then that one has it
+    told = run(node)
+    node.regrant(1, 1, [["a", 2, [0, 1], False]])
+    assert told == [Holding((2,))]
+    assert run(node, attempt=2) == [Holding((0, 1))]
+
+
+def test_what_a_command_gets_in_the_background_is_reported_as_it_gets_on(node: Node) -> None:
+    # Given a command that has a core of its own, and what it has got in the background
+    got: list[float] = []
+    node.attach(claim(node), lambda reason: None, None, lambda: Usage(cpu_s=100.0 + got[-1], background_cpu_s=got[-1]))
+
+    def told(background_cpu_s: float) -> list[float]:
+        got.append(background_cpu_s)
+        return [report["background_cpu_s"] for report in node.used()]
+
+    # When it is looked at; then that is said whenever it is more by 0.05 s and a fifth
+    assert [told(s) for s in (0.0, 0.04, 0.05, 0.09, 0.11, 0.5, 0.59, 0.61, 0.61)] == [[], [], [0.05], [], [0.11], [0.5], [], [0.61], []]
+
+
+def test_what_a_report_of_use_says(node: Node) -> None:
+    # Given three commands: one that got something in the background, one on whole cores, one that was not looked at yet
+    for action_id, usage in (("a", Usage(cpu_s=2.0, background_cpu_s=1.5)), ("b", Usage(cpu_s=9.0)), ("c", None)):
+        node.attach(claim(node, action_id), lambda reason: None, None, lambda usage=usage: usage)  # type: ignore[misc]
+    # When the node says what they use; then it says so of the first alone, and not of one that is over
+    report = {"type": "used", "id": "a", "attempt": 1, "background_cpu_s": 1.5}
+    assert node.used() == [report]
+    node.finish(claim(node, "d"))
+    node.finish(node.call("a"))
     assert node.used() == []
 
 
-def test_nothing_is_said_of_commands_that_have_just_begun(redis_urls: Any) -> None:
-    node = make_node(redis_urls.client(), 60.0)
-    call = node.claim("a", GRANT, {})
-    assert call is not None
-    node.attach(call, lambda reason: None, None, lambda: Usage(cpu_s=1.0, at=1.0))
-    assert node.used() == []
+def test_the_end_says_what_was_waited(redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a call that has waited; when it is over; then its report says so
+    node = make_node(redis_urls.client())
+    said: list[dict[str, Any]] = []
+    call = claim(node, core_ids=[], background=True)
+    call.waited_s, call.execution_s = 2.5, 0.5
+    monkeypatch.setattr(node._reporter, "put", said.append)
+    node.finish(call)
+    assert (said[0]["type"], said[0]["waited_s"], said[0]["execution_s"]) == ("finished", 2.5, 0.5)

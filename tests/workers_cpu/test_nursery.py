@@ -22,7 +22,7 @@ from .support import until
 # closed, its children are still its own. Here the moment lasts for half a second.
 DYING = """
 import ctypes, os, subprocess, threading, time
-print(subprocess.Popen(["sleep", "300.375"]).pid, flush=True)
+print(subprocess.Popen(["sleep", "313.375"]).pid, flush=True)
 threading.Thread(target=lambda: (time.sleep(0.5), os._exit(0))).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
@@ -46,7 +46,7 @@ HANDED_ON = """
 import os, signal, subprocess
 from workers.cpu.process import ending, keeper, tree
 keeper.prctl(keeper.PR_SET_CHILD_SUBREAPER, 1)
-parent = subprocess.Popen(["sh", "-c", "sleep 300.40625 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+parent = subprocess.Popen(["sh", "-c", "sleep 313.40625 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
 child = int(parent.stdout.readline())
 children = tree.children
 
@@ -76,7 +76,7 @@ def blind(*_):
 
 walk, tree.settled = tree.settled, blind
 if os.fork() == 0:
-    os.execvp("sleep", ["sleep", "300.421875"])
+    os.execvp("sleep", ["sleep", "313.421875"])
 alarm = ending.Alarm()
 
 def reap():
@@ -113,7 +113,7 @@ def test_a_kill_is_over_when_no_child_is_left_not_when_none_is_found() -> None:
 
 def test_only_what_has_begun_to_die_is_exiting() -> None:
     # Given a process; when it lives, is a zombie, and is gone
-    process = subprocess.Popen(["sleep", "300.5"])
+    process = subprocess.Popen(["sleep", "313.5"])
     assert not tree.is_exiting(process.pid)
     process.kill()
     # Then it is exiting from its death to its burial

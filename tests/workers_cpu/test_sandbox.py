@@ -7,11 +7,12 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import astuple
+from glob import glob
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,11 @@ from tangram.errors import InvalidAction
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, SandboxInUse, SessionUnavailable
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.groups import make_group
+from workers.cpu.process.groups import find_groups
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import below_this
-from .support import admit, open_one, printed, processes_with, run, until
+from .support import admit, open_one, printed, processes_with, run, until, worker_to_be_killed
 
 
 def ancestors(pid: int) -> set[int]:
@@ -122,28 +123,26 @@ def test_requests_that_make_no_sense_are_refused(field: str, value: object) -> N
         ExecRequest(**{**good, field: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("cores", "share", "field"), [((-1,), 1.0, "cores"), ((True,), 1.0, "cores"), ((0,), 0.0, "share"), ((0,), 1.5, "share")]
-)
-def test_grants_that_make_no_sense_are_refused(cores: tuple[int, ...], share: float, field: str) -> None:
-    # Given a grant with one wrong value; when it is made; then the error names the field
-    with pytest.raises(InvalidAction, match=f"^{field}: "):
-        Holding(cores, share)
+@pytest.mark.parametrize(("cores", "background"), [((-1,), False), ((True,), False), ((0,), True)])
+def test_grants_that_make_no_sense_are_refused(cores: tuple[int, ...], background: bool) -> None:
+    # Given a grant with a wrong core; when it is made; then the error names the field
+    with pytest.raises(InvalidAction, match="^cores: "):
+        Holding(cores, background)
 
 
 def test_closing_ends_every_process_and_removes_every_file(sandbox: ProcessSandbox) -> None:
     # Given an environment with background processes of all sorts, two sessions and files without permissions
     env = open_one(sandbox)
-    printed(env, "(setsid sh -c 'trap \"\" TERM; sleep 300.53125; sleep 300.53125' >/dev/null 2>&1 &) ; sleep 300.53125 &")
-    printed(env, "nohup sleep 300.53125 >/dev/null 2>&1 &", session="two")
+    printed(env, "(setsid sh -c 'trap \"\" TERM; sleep 315.53125; sleep 315.53125' >/dev/null 2>&1 &) ; sleep 315.53125 &")
+    printed(env, "nohup sleep 315.53125 >/dev/null 2>&1 &", session="two")
     printed(env, "mkdir -p locked/inner; touch locked/inner/file; chmod 0 locked/inner locked; chmod 500 .")
-    assert until(lambda: len(processes_with("300.53125")) >= 3)
+    assert until(lambda: len(processes_with("315.53125")) >= 3)
     root = env.work_folder.parent
     # When it is closed, twice
     env.close()
     env.close()
     # Then no process and no file of it is left, and it takes no command
-    assert not processes_with("300.53125")
+    assert not processes_with("315.53125")
     assert not processes_with(str(root))
     assert not root.exists()
     with pytest.raises(EnvironmentGone):
@@ -153,16 +152,16 @@ def test_closing_ends_every_process_and_removes_every_file(sandbox: ProcessSandb
 def test_closing_cancels_running_and_waiting_commands(sandbox: ProcessSandbox) -> None:
     # Given one running command and one behind it
     env = open_one(sandbox)
-    executions = [admit(env, "sleep 300.5625"), admit(env, "true")]
+    executions = [admit(env, "sleep 315.5625"), admit(env, "true")]
     with ThreadPoolExecutor(2) as pool:
         outcomes = [pool.submit(execution.wait) for execution in executions]
-        assert until(lambda: bool(processes_with("300.5625")))
+        assert until(lambda: bool(processes_with("315.5625")))
         # When the environment is closed
         env.close()
         # Then both are cancelled for that reason
         for outcome in outcomes:
             assert (outcome.result(10).status, outcome.result(10).reason) == ("cancelled", "the environment was closed")
-    assert not processes_with("300.5625")
+    assert not processes_with("315.5625")
 
 
 def test_a_closed_sandbox_opens_nothing(tmp_path: Path) -> None:
@@ -188,28 +187,14 @@ def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
         ProcessSandbox(tmp_path / "box", shell="no-such-shell")
 
 
-def worker_to_be_killed(base: Path) -> subprocess.Popen[bytes]:
-    """Return a worker with a background process and a running command."""
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "tests.workers_cpu.killed_worker", str(base)],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-    )
-    assert worker.stdout is not None
-    with worker.stdout:
-        assert worker.stdout.readline() == b"running\n"
-    assert until(lambda: len(processes_with("300.59375")) == 2)
-    return worker
-
-
 def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path: Path) -> None:
     # Given a killed worker, and processes that would end its commands but do not get to it
-    worker = worker_to_be_killed(tmp_path / "box")
-    heirs = [pid for pid in processes_with("workers.cpu.process.keeper") if worker.pid in ancestors(pid)]
-    for pid in heirs:
-        os.kill(pid, signal.SIGSTOP)
-    worker.kill()
-    worker.wait()
+    with worker_to_be_killed(tmp_path / "box", "315.59375") as worker:
+        heirs = [pid for pid in processes_with("workers.cpu.process.keeper") if worker.pid in ancestors(pid)]
+        for pid in heirs:
+            os.kill(pid, signal.SIGSTOP)
+        worker.kill()
+        worker.wait()
     # When a sandbox takes over the folder
     with ThreadPoolExecutor() as threads:
         taking = threads.submit(ProcessSandbox, tmp_path / "box")
@@ -219,30 +204,28 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
         box = taking.result()
     # Then it does so only once they are done
     assert not early
-    assert not processes_with("300.59375")
+    assert not processes_with("315.59375")
     box.close()
 
 
 def test_the_keepers_of_a_killed_worker_remove_their_groups(tmp_path: Path) -> None:
     # Given a worker with a session, and where its sandbox makes groups for sessions
-    group = make_group(tmp_path / "box") if os.geteuid() == 0 else None
-    worker = worker_to_be_killed(tmp_path / "box")
-    # When it is killed; then the next one finds no group of a session
-    worker.kill()
-    worker.wait()
+    prefixes = [path for path in astuple(find_groups(os.path.realpath(tmp_path / "box"))) if path is not None]
+    with worker_to_be_killed(tmp_path / "box", "315.609375") as worker:
+        # When it is killed; then the next one finds no group of a session
+        worker.kill()
     assert until(lambda: not processes_with(str(tmp_path)))
-    assert group is None or until(lambda: not any(entry.is_dir() for entry in os.scandir(group)))
+    assert until(lambda: not any(glob(f"{prefix}-*") for prefix in prefixes))
     ProcessSandbox(tmp_path / "box").close()
 
 
 def test_a_killed_worker_leaves_no_process_and_its_files_go_with_the_next_sandbox(tmp_path: Path) -> None:
     # Given a worker with a background process and a running command
-    worker = worker_to_be_killed(tmp_path / "box")
-    # When it is killed
-    worker.kill()
-    worker.wait()
+    with worker_to_be_killed(tmp_path / "box", "315.671875") as worker:
+        # When it is killed
+        worker.kill()
     # Then all its processes end, and the next sandbox of that folder starts empty
-    assert until(lambda: not processes_with("300.59375") and not processes_with(str(tmp_path)))
+    assert until(lambda: not processes_with("315.671875") and not processes_with(str(tmp_path)))
     box = ProcessSandbox(tmp_path / "box")
     assert printed(open_one(box), "ls") == ""
     box.close()
@@ -272,10 +255,10 @@ def test_nothing_leaks(tmp_path: Path) -> None:
     def use() -> None:
         box = ProcessSandbox(tmp_path / "box")
         env = open_one(box)
-        run(env, "sleep 300.65625 & echo hi")
+        run(env, "sleep 315.65625 & echo hi")
         run(env, "yes & :")
         run(env, "exit 3")
-        admit(env, "sleep 300.65625", timeout_s=0.05).wait()
+        admit(env, "sleep 315.65625", timeout_s=0.05).wait()
         run(env, "kill -9 $PPID; sleep 1")
         printed(env, "echo on")
         killed = admit(env, "true")
@@ -291,7 +274,7 @@ def test_nothing_leaks(tmp_path: Path) -> None:
     # Then there are as many descriptors and threads as before, and no child, not even a zombie
     assert (descriptors(), threading.active_count()) == (before, threads)
     assert set(psutil.Process().children()) <= children
-    assert not processes_with("300.65625")
+    assert not processes_with("315.65625")
 
 
 def test_an_idle_environment_leaves_no_zombies_behind_its_commands(env: ProcessEnvironment) -> None:

@@ -23,6 +23,7 @@ from typing import Literal
 
 from tangram.errors import InvalidAction
 from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
+from workers.cpu.weight import Means
 
 Status = Literal["succeeded", "timed_out", "cancelled", "failed"]
 
@@ -56,36 +57,39 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a command may use: the ids of cores, and, where it is one that others use too, the share of it, 0 < share ≤ 1.
+    """What a command may use: the ids of cores, or the background.
 
-    No cores at all leaves open which, and how many, are used.
+    In the background it has no cores of its own, and uses what the commands in the foreground leave idle, on any core.
+    Otherwise no cores at all leaves open which, and how many, are used.
     """
 
     cores: tuple[int, ...] = ()
-    share: float = 1.0
+    background: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse ids below 0 and shares outside of (0, 1]."""
+        """Refuse ids below 0, and cores of its own for the background."""
+        if self.background and self.cores:
+            raise InvalidAction("cores", f"must be none in the background, not {self.cores!r}")
         for core in self.cores:
             if isinstance(core, bool) or not isinstance(core, int) or core < 0:
                 raise InvalidAction("cores", f"ids must be whole and at least 0, not {core!r}")
-        if not 0 < self.share <= 1:
-            raise InvalidAction("share", f"must be above 0 and at most 1, not {self.share!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
     """One command for one session of an environment.
 
-    Without cores in `holding`, the program is told a DoP of 1. With `fence`, whatever earlier commands left running in the
+    Without cores in `holding`, the program is told the DoP `dop`. With `fence`, whatever earlier commands left running in the
     environment is ended first; commands that other sessions are running go on.
-    `output_timeout_s` is how long the command may print nothing. `output_limit_bytes` holds for each stream.
+    `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
+    counts for neither. `output_limit_bytes` holds for each stream.
     `variables` are environment variables of this command alone.
     """
 
     action_id: str
     command: str
     holding: Holding = field(default_factory=Holding)
+    dop: int = 1
     session: str = "main"
     fence: bool = False
     timeout_s: float | None = None
@@ -96,6 +100,7 @@ class ExecRequest:
     def __post_init__(self) -> None:
         """Refuse what no shell can be given."""
         _check_name("session", self.session)
+        _check_positive("dop", self.dop)
         _check_positive("timeout_s", self.timeout_s)
         _check_positive("output_timeout_s", self.output_timeout_s)
         if "\0" in self.command:
@@ -114,8 +119,9 @@ class ExecOutcome:
     """How a command ended.
 
     `exit_code` is there for `succeeded` only (128 + n for a shell ended by signal n); the output is what was printed
-    so far in any case. `execution_s` runs from handing the command over to the end of its processes; `cpu_s` are the
-    core-seconds of its process tree; `max_rss_mb` is the largest resident memory of the tree that was seen.
+    so far in any case. `execution_s` runs from handing the command over to the end of its processes, less `waited_s`: the
+    seconds in the background, less the core-seconds that it got there. `cpu_s` are the core-seconds of its process tree;
+    `max_rss_mb` is the largest resident memory of the tree that was seen.
     """
 
     status: Status
@@ -127,14 +133,15 @@ class ExecOutcome:
     execution_s: float
     cpu_s: float
     max_rss_mb: float
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The core-seconds that a command's process tree has used from its start until `at`, in seconds since the epoch."""
+    """The core-seconds that a command's process tree has used since its start, and how many of them it got in the background."""
 
     cpu_s: float
-    at: float
+    background_cpu_s: float = 0.0
 
 
 class Execution(ABC):
@@ -199,6 +206,11 @@ class Environment(ABC):
 
 class Sandbox(ABC):
     """Where environments of one kind live."""
+
+    @property
+    @abstractmethod
+    def background(self) -> Means:
+        """Return by what means commands are held in the background here."""
 
     @abstractmethod
     def open(self, spec: EnvironmentSpec) -> Environment:

@@ -1,4 +1,4 @@
-"""Burn a known amount of CPU: `python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST]]`, or `python -m workers.cpu.burn …`.
+"""Burn a known amount of CPU: `python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY]]]`, or `python -m workers.cpu.burn …`.
 
 It stands in for a command when a trace without commands is replayed, and it is an elastic program. By Amdahl's law, the
 share `1 - PARALLEL_FRACTION` of WORK_S runs on one process first. The rest lies in a shared counter as small chunks, from
@@ -9,7 +9,8 @@ which every process takes one after the other. How many processes there are:
 * once the cores that it may run on are others than at the start, as many as those, and at most MOST.
 
 Each process looks at its cores between two chunks. Work is measured by the CPU time of each process, so on a core that
-is shared it takes longer, and never does less. This file is also run by its path: the standard library only, and no
+is shared it takes longer, and never does less. BUSY, by default 1, is the part of the work that needs a core. In the rest
+of the time the process sleeps, so that bursts and pauses alternate. This file is also run by its path: the standard library only, and no
 import that is slow.
 """
 
@@ -19,9 +20,10 @@ import os
 import sys
 import time
 
-USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION [MOST]]"
+USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY]]]"
 STEPS_BETWEEN_LOOKS = 2_000
 CHUNK_S = 0.01
+LONGEST_CHUNK_S = 0.1
 MOST_CHUNKS = 1_000_000
 UNLIMITED = sys.maxsize
 
@@ -34,12 +36,35 @@ def burn(until_s: float) -> None:
             value = (value * 1_103_515_245 + 12_345) & 0x7FFFFFFF
 
 
-class Crew:
-    """The processes that share `work_s` core-seconds: the one that makes it, numbered 0, and its helpers."""
+def chunks(work_s: float, busy: float) -> int:
+    """Return the number of chunks. Each holds a burst of `CHUNK_S` and its pause, together at most `LONGEST_CHUNK_S`."""
+    chunk_s = LONGEST_CHUNK_S if busy * LONGEST_CHUNK_S <= CHUNK_S else CHUNK_S / busy
+    return min(MOST_CHUNKS, int(work_s / chunk_s) + 1)
 
-    def __init__(self, work_s: float, dop: int, most: int | None) -> None:
-        count = min(MOST_CHUNKS, int(work_s / CHUNK_S) + 1)
+
+class Shift:
+    """The work of one process, which burns CPU for the part `busy` of it and sleeps for the rest."""
+
+    def __init__(self, busy: float) -> None:
+        self._busy = busy
+        self._due_s = time.thread_time()
+
+    def work(self, work_s: float) -> None:
+        """Do that much work."""
+        # What one chunk took too long is taken off the next, so that the sum is right.
+        self._due_s += work_s * self._busy
+        burn(self._due_s)
+        if self._busy < 1.0:
+            time.sleep(work_s * (1.0 - self._busy))
+
+
+class Crew:
+    """The processes that share `work_s` seconds of work: the one that makes it, numbered 0, and its helpers."""
+
+    def __init__(self, work_s: float, dop: int, most: int | None, busy: float = 1.0) -> None:
+        count = chunks(work_s, busy)
         self._chunk_s = work_s / count
+        self._busy = busy
         # As a semaphore, its every read takes 1, in one step also between processes.
         self._chunks = os.eventfd(count, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._most = UNLIMITED if most is None else most
@@ -62,7 +87,7 @@ class Crew:
 
     def _take_chunks(self, number: int) -> None:
         """Take chunks as long as there are any and this process is wanted."""
-        due_s = time.thread_time()
+        shift = Shift(self._busy)
         while True:
             wanted = self._wanted()
             if number == 0:
@@ -73,9 +98,7 @@ class Crew:
                 os.eventfd_read(self._chunks)
             except BlockingIOError:
                 return
-            # What one chunk took too long is taken off the next, so that the sum is right.
-            due_s += self._chunk_s
-            burn(due_s)
+            shift.work(self._chunk_s)
 
     def _call(self, wanted: int) -> None:
         """Fork the helpers that are wanted and not there."""
@@ -97,21 +120,27 @@ class Crew:
         return bool(ended)
 
 
-def burn_elastic(work_s: float, dop: int, parallel_fraction: float, most: int | None = None) -> bool:
-    """Use `work_s` core-seconds on `dop` processes, or as many as there come to be cores; return False when one was killed."""
-    burn(time.thread_time() + work_s * (1.0 - parallel_fraction))
-    shared_s = work_s * parallel_fraction
-    return shared_s <= 0 or Crew(shared_s, dop, most).work()
+def burn_elastic(work_s: float, dop: int, parallel_fraction: float, most: int | None = None, busy: float = 1.0) -> bool:
+    """Do `work_s` seconds of work on `dop` processes, or as many as there come to be cores; return False when one was killed.
+
+    A process burns CPU for the part `busy` of its work.
+    """
+    serial_s, shared_s = work_s * (1.0 - parallel_fraction), work_s * parallel_fraction
+    shift, count = Shift(busy), chunks(serial_s, busy)
+    for _ in range(count):
+        shift.work(serial_s / count)
+    return shared_s <= 0 or Crew(shared_s, dop, most, busy).work()
 
 
-def parse(arguments: list[str]) -> tuple[float, int, float, int | None]:
-    """Return work in core-seconds, DoP, parallel fraction and the most processes. Raises `ValueError` with one clear line."""
-    if len(arguments) not in (2, 3, 4):
+def parse(arguments: list[str]) -> tuple[float, int, float, int | None, float]:
+    """Return work in seconds, DoP, parallel fraction, the most processes and the busy part. Raises `ValueError` with one clear line."""
+    if len(arguments) not in (2, 3, 4, 5):
         raise ValueError(USAGE)
     try:
         work_s, dop = float(arguments[0]), int(arguments[1])
         parallel_fraction = float(arguments[2]) if len(arguments) > 2 else 1.0
         most = int(arguments[3]) if len(arguments) > 3 else None
+        busy = float(arguments[4]) if len(arguments) > 4 else 1.0
     except ValueError as error:
         raise ValueError(f"{USAGE}: {error}") from None
     if not 0.0 <= work_s < float("inf"):
@@ -122,17 +151,19 @@ def parse(arguments: list[str]) -> tuple[float, int, float, int | None]:
         raise ValueError(f"PARALLEL_FRACTION must be between 0 and 1, not {arguments[2]}")
     if most is not None and most < dop:
         raise ValueError(f"MOST must be at least DOP, {dop}, not {most}")
-    return work_s, dop, parallel_fraction, most
+    if not 0.0 <= busy <= 1.0:
+        raise ValueError(f"BUSY must be between 0 and 1, not {arguments[4]}")
+    return work_s, dop, parallel_fraction, most, busy
 
 
 def main(arguments: list[str]) -> int:
     """Burn what the arguments ask for; return the exit code."""
     try:
-        work_s, dop, parallel_fraction, most = parse(arguments)
+        order = parse(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0 if burn_elastic(work_s, dop, parallel_fraction, most) else 1
+    return 0 if burn_elastic(*order) else 1
 
 
 if __name__ == "__main__":

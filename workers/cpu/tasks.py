@@ -16,8 +16,9 @@ from app.celery import app
 from tangram.errors import ActionCancelled, ActionFailed
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
-from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest, Holding
+from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.dop import MOST_VARIABLE
+from workers.node import holding_of
 
 
 @app.task(name="cpu.open", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
@@ -84,7 +85,8 @@ def execute(
         request = ExecRequest(
             action_id=call.id,
             command=cpu().blobs.get_text(command),
-            holding=Holding(tuple(call.grant["core_ids"]), call.grant["share"]),
+            holding=holding_of(call.grant),
+            dop=max(1, call.grant["units"]),
             fence=fence,
             session=session,
             timeout_s=limits.get("timeout_s") or cpu().settings.timeout_s,
@@ -95,7 +97,7 @@ def execute(
         execution = cpu().sandbox.get(environment).start(request)
         node.attach(call, execution.kill, execution.resize, execution.used)
         outcome = execution.wait()
-    call.execution_s, call.cpu_s = outcome.execution_s, outcome.cpu_s
+    call.execution_s, call.waited_s, call.cpu_s = outcome.execution_s, outcome.waited_s, outcome.cpu_s
     call.status, call.reason = outcome.status, outcome.reason
     if outcome.status == "cancelled":
         raise ActionCancelled(outcome.reason)

@@ -222,10 +222,10 @@ class Engine:
             return None
         return code
 
-    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int) -> None:
-        """Hold a container to cores and to a quota of time on them."""
+    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int, shares: int) -> None:
+        """Hold a container to cores and to a quota of time on them, and weigh it against others."""
         with _refusals("the cores of a container"):
-            self._api.update_container(container_id, cpuset_cpus=cores, cpu_quota=quota_us, cpu_period=period_us)
+            self._api.update_container(container_id, cpuset_cpus=cores, cpu_quota=quota_us, cpu_period=period_us, cpu_shares=shares)
 
     def update_memory(self, container_id: str, memory_mb: int) -> None:
         """Hold a container to another amount of memory."""

@@ -9,7 +9,6 @@ import contextlib
 import math
 import time
 
-from workers.cpu.abstract import Usage
 from workers.cpu.docker.cgroups.abstract import SessionGroup
 from workers.cpu.docker.container import Container
 from workers.cpu.process import tree
@@ -35,12 +34,13 @@ class GroupMeter(Meter):
         self._interval_s = min(interval_s * SAMPLE_GROWTH, LONGEST_SAMPLE_S)
         return interval_s
 
-    def sample(self) -> None:
-        """Look once; a group that has gone is as it was at the last look."""
+    def look(self) -> float | None:
+        """Look once; a group that has gone is as it was at the last look. See the base class."""
         with contextlib.suppress(OSError):
             found = (tree.read_process(pid) for pid in self._group.processes())
             self.note_rss(sum(process.rss_bytes for process in found if process is not None) / (1 << 20))
-            self.usage = Usage(cpu_s=max(self.last_s, self._group.cpu_s() - self._before_s), at=time.time())
+            return self._group.cpu_s() - self._before_s
+        return None
 
     def remark(self) -> str:
         """Say that the kernel has ended processes for want of memory; see the base class."""

@@ -3,7 +3,7 @@
 What it gives: everything that the process sandbox gives, and besides
 
 * an image for each environment; its container stands idle, at half a per cent of a core at most, until an action runs;
-* grants that hold: cores by cpuset, shares of a core by quota, for each session's processes as a group, changed in flight;
+* grants that hold: cores by cpuset, for each session's processes as a group, changed in flight;
 * limits for each container on memory (without swap), processes, open files and disk;
 * no root, no capabilities, no new privileges, the engine's filter of system calls, no network, a process tree, mounts,
   IPC and users' memory of its own;
@@ -46,6 +46,7 @@ from workers.cpu.docker.watch import Watch
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageMissing, ProcessesLeft, SandboxError, SnapshotUnsupported
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
+from workers.cpu.weight import Means
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,11 @@ class ContainerSandbox(Sandbox):
         self._lock = threading.Lock()
         self._environments: dict[str, Future[ContainerEnvironment]] = {}
         self._closed = False
+
+    @property
+    def background(self) -> Means:
+        """See the base class; the engine writes control groups, too."""
+        return "cgroup"
 
     def _open_network(self) -> AllowedNetwork | None:
         """Return the network that holds containers to the allow-list; None without one. A refusal gives the folder back."""

@@ -77,7 +77,7 @@ class ContainerWarden(Warden):
             start = self._prepare(control, cwd)
             inside = f"{control.inside}/{LAUNCH}"
             # Until the first command its start is on nobody's account. With a parked session's time it could take seconds.
-            self._group.grant((), 1.0)
+            self._group.grant(())
             self._started, self._shell = self._container.engine.run(self._container.id, ["/bin/sh", inside])
             self._take_in(start)
         except (SandboxError, OSError) as error:
@@ -186,7 +186,10 @@ class ContainerWarden(Warden):
         """Write the grant; see the base class."""
         assert self._group is not None, "a shell was started"
         with self._lock, contextlib.suppress(FileNotFoundError):
-            self._group.grant(self._core_map.real(holding.cores), holding.share)
+            if holding.background:
+                self._group.send_back()
+            else:
+                self._group.grant(self._core_map.real(holding.cores))
 
     def park(self) -> None:
         """Take the cores back, and have the dead collected; see the base class."""

@@ -42,18 +42,13 @@ HARDENING = ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bubblewrap:
-    """The `bwrap` of this host, and what every session of a sandbox with the folder `base` is started with.
-
-    `groups` is where control groups bound the number of processes, for a worker whose user no resource limit binds.
-    """
+    """The `bwrap` of this host, and what every session of a sandbox with the folder `base` is started with."""
 
     program: str
     base: Path
     has_disable_userns: bool
     has_size: bool
     shown: tuple[str, ...]
-    processes: int
-    groups: str | None
 
     def arguments(self) -> list[str]:
         """Return the part of bwrap's arguments that is the same for all environments."""
@@ -83,12 +78,10 @@ class Apart:
         return {
             "program": self.bubblewrap.program,
             "arguments": [*self.bubblewrap.arguments(), *own, *protocol, *closed],
-            "processes": self.bubblewrap.processes,
-            "groups": self.bubblewrap.groups,
         }
 
 
-def find_bubblewrap(base: Path, search_path: str, shell: str, processes: int, groups: str | None) -> Bubblewrap | None:
+def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | None:
     """Return the `bwrap` of this host, for commands with PATH `search_path`; None where there is none that runs."""
     program = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
     if program is None:
@@ -104,8 +97,6 @@ def find_bubblewrap(base: Path, search_path: str, shell: str, processes: int, gr
         has_disable_userns="--disable-userns" in told,
         has_size="--size " in told,
         shown=folders_of_programs(search_path, SYSTEM, private, [shell]),
-        processes=processes,
-        groups=groups,
     )
 
 

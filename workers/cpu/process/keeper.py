@@ -40,9 +40,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from workers.cpu.process import tree
+from workers.cpu.process.background import Background, background_of
 from workers.cpu.process.ending import KILL_LIMIT_S, Alarm, kill_below
-from workers.cpu.process.groups import bounded_group, write_text
+from workers.cpu.process.groups import Groups, join, remove_folder
 from workers.cpu.process.holder import Holder, HolderFailed, enter, reset_signals, start_holder
+from workers.cpu.process.members import Members
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 MESSAGE_BYTES = 1 << 18
@@ -80,7 +82,8 @@ class Keeper:
         self.alarm = Alarm()
         self.shell = 0
         self.holder: Holder | None = None
-        self.group: str | None = None
+        self.background: Background | None = None
+        self.folders: list[str] = []
         self.max_rss_mb = 0.0
         # A forked shell starts its record of memory with that of this process.
         self.own_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -89,13 +92,16 @@ class Keeper:
     def serve(self) -> None:
         """Answer until the worker closes its end; then leave no process."""
         attend(self.channel, self.alarm, self.reap, self.answer)
+        if self.background is not None:
+            # A process without CPU time cannot handle a signal, nor die of one.
+            holder = self.holder.pids if self.holder is not None else ()
+            self.background.recall(Members(os.getpid(), self.shell, holder), self.background.cores)
         left = kill_below(set(), CLOSE_GRACE_S, self.alarm, self.reap, self.holder)
         if self.holder is not None:
             self.holder.end()
             left = kill_below(set(), 0.0, self.alarm, self.reap)
-        if self.group is not None:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.group)
+        for folder in self.folders:
+            remove_folder(folder)
         if not left:
             self.say("ended")
 
@@ -152,6 +158,7 @@ class Keeper:
     def spawn(self, asked: dict[str, Any]) -> None:
         """Start the shell, inside of the holder if it is to be set apart."""
         try:
+            self.make_group(asked["background"])
             self.shell = self.fork_inside(asked, asked["apart"]) if asked["apart"] else self.fork_shell(asked, os.getpid())
         except OSError as error:
             self.say("refused", reason=f"cannot start the shell: {error}")
@@ -160,6 +167,13 @@ class Keeper:
         else:
             self.say("spawned", pid=self.shell, keeper=os.getpid(), holder=self.holder.pids if self.holder is not None else ())
 
+    def make_group(self, asked: dict[str, Any]) -> None:
+        """Make the session's control group, unless it is there or there are none. Raises `OSError`."""
+        if self.background is None:
+            groups = Groups(asked["pids"], asked["cpu"])
+            self.folders = groups.make(os.getpid(), asked["processes"])
+            self.background = background_of(asked["means"], asked["cores"], groups)
+
     def fork_shell(self, asked: dict[str, Any], parent: int | None) -> int:
         """Fork the shell and return its id; it goes with `parent`, unless what it is born in sees to that."""
         shell = os.fork()
@@ -167,6 +181,8 @@ class Keeper:
             return shell
         try:
             self.alarm.close()
+            if parent is not None:
+                join(self.folders)
             become_shell(asked, parent)
         except BaseException as error:
             self.say("refused", reason=f"cannot run {asked['argv'][0]}: {error}")
@@ -182,7 +198,6 @@ class Keeper:
                 self.holder.end()
                 self.holder = None
             if self.holder is None:
-                self.group = self.group or bounded_group(apart["groups"], os.getpid(), apart["processes"])
                 self.holder = start_holder(apart["program"], apart["arguments"])
             shell, reason = self.try_inside(asked, self.holder)
             if shell:
@@ -198,8 +213,7 @@ class Keeper:
         if messenger == 0:
             said = "0 "
             try:
-                if self.group is not None:
-                    write_text(f"{self.group}/cgroup.procs", "0")
+                join(self.folders)
                 enter(holder)
                 said = f"{self.fork_shell(asked, None)} "
             except OSError as error:

@@ -1,4 +1,4 @@
-"""The processes of a session, as the worker finds them from the host."""
+"""The processes of a session, as they are found from the host."""
 
 from __future__ import annotations
 
@@ -32,14 +32,6 @@ class Members:
         """Return the same, also where a process dies at this moment and its children are handed on."""
         return tree.settled(self.roots, (), self.holder)[0]
 
-    def pin(self, cores: Collection[int]) -> None:
-        """Hold every thread to `cores`."""
-        tree.pin(self.roots, cores, self.holder)
-
-    def park(self, cores: Collection[int]) -> None:
-        """Leave all but the shell only time that nobody else wants, on any of `cores`."""
-        tree.park(self.roots, self.shell, cores, self.holder)
-
-    def unpark(self) -> None:
-        """Give every thread ordinary time again, where the kernel allows it."""
-        tree.unpark(self.roots, self.holder)
+    def threads(self) -> list[int]:
+        """Return the ids of all threads of these."""
+        return tree.threads_below(self.roots, self.holder)

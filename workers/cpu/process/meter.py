@@ -9,10 +9,8 @@ now and then, the first time after `FIRST_SAMPLE_S`; a peak of memory between tw
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
-from workers.cpu.abstract import Usage
 from workers.cpu.process import tree
 from workers.cpu.process.members import Members
 from workers.cpu.shell.warden import Meter
@@ -23,11 +21,16 @@ LONGEST_SAMPLE_S = 0.5
 
 
 class TreeMeter(Meter):
-    """Counts what runs in `members`, apart from `spared` processes of earlier commands."""
+    """Counts what runs in `members`, apart from `spared` processes of earlier commands; `seen` is told what it finds."""
 
-    def __init__(self, members: Members, spared: Collection[tree.Identity]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        spared: Collection[tree.Identity],
+        seen: Callable[[Iterable[tree.Process]], None] = lambda living: None,
+    ) -> None:
         super().__init__()
-        self._members = members
+        self._members, self._seen = members, seen
         self._spared = dict.fromkeys(spared, 0.0)
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
@@ -39,12 +42,13 @@ class TreeMeter(Meter):
         self._interval_s = min(interval_s * SAMPLE_GROWTH, LONGEST_SAMPLE_S)
         return interval_s
 
-    def sample(self) -> None:
-        """Look at every living process once."""
+    def look(self) -> float:
+        """Look at every living process once; see the base class."""
         living = self._members.living(self._spared)
+        self._seen(living)
         self.note_rss(sum(process.rss_bytes for process in living) / (1 << 20))
         # A child that has ended is in nobody's count until its parent has waited for it.
-        self.usage = Usage(cpu_s=max(self.last_s, self._total_s(living)), at=time.time())
+        return self._total_s(living)
 
     def _total_s(self, living: Collection[tree.Process]) -> float:
         buriers = map(tree.read_process, self._members.roots)

@@ -19,8 +19,8 @@ disk, and none on the number of processes of one environment: a fork bomb reache
 In both, core affinity is a convention that a program can undo for itself. Run code that is meant to do harm in containers
 of a runtime of its own kernel, or on a machine that holds nothing else.
 
-Between two actions, processes that a command left behind are *parked*: they get only time that nobody else wants
-(SCHED_IDLE), on any core. See `tree.unpark` for what happens at the next action.
+A command in the background, and between two actions what commands have left running, gets only time that no command in
+the foreground wants. How far that holds depends on what the worker may do here, see `background.py`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,25 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
 from workers.cpu.base import await_heirs, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SessionUnavailable
+from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
-from workers.cpu.process.groups import make_group, remove_group
+from workers.cpu.process.groups import Groups, find_groups
 from workers.cpu.process.isolation import PROCESSES, Apart, Bubblewrap, Isolation, Wish, counts_by_namespace, find_bubblewrap
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.nursery import Nursery
+from workers.cpu.process.trial import find_means, works
 from workers.cpu.process.warden import KeeperWardens, ShellSetup
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
+from workers.cpu.weight import Means
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
 TRIAL_LIMIT_S = 10.0
@@ -64,10 +68,11 @@ class ProcessSandbox(Sandbox):
         core_map: the cores that environments may use; by default those of this process.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
         isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `none`.
+        background: by what means processes are held in the background. `auto` is the best that works here.
 
     Raises:
         SandboxInUse: another living sandbox has `base`.
-        SessionUnavailable: there is no such shell, or `bubblewrap` is asked for and does not work here.
+        SessionUnavailable: there is no such shell, or an isolation or background that is asked for does not work here.
 
     """
 
@@ -83,6 +88,7 @@ class ProcessSandbox(Sandbox):
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
         core_map: CoreMap | None = None,
         isolation: Wish = "auto",
+        background: Means | Literal["auto"] = "auto",
     ) -> None:
         self._dialect = Dialect.find(shell)
         self._search_path = search_path or os.environ.get("PATH", os.defpath)
@@ -98,10 +104,21 @@ class ProcessSandbox(Sandbox):
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
+        self._groups = find_groups(self._base)
+        self._groups.remove()
+        if background != "auto" and not works(background, self._groups):
+            self.close()
+            raise SessionUnavailable(f"processes cannot be held in the background by {background} here")
+        self._means: Means = find_means(self._groups) if background == "auto" else background
         self._bubblewrap: Bubblewrap | None = None
         self.isolation_reason = "as it was asked for"
         if isolation != "none":
             self._set_apart(isolation)
+
+    @property
+    def background(self) -> Means:
+        """Return by what means processes are held in the background; see the base class."""
+        return self._means
 
     @property
     def isolation(self) -> Isolation:
@@ -110,15 +127,11 @@ class ProcessSandbox(Sandbox):
 
     def _set_apart(self, isolation: Wish) -> None:
         """Use bubblewrap where it works."""
-        groups = make_group(self._base) if os.geteuid() == 0 else None
-        processes = self._limits.processes or PROCESSES
-        found = find_bubblewrap(self._base, self._search_path, self._dialect.program, processes, groups)
+        found = find_bubblewrap(self._base, self._search_path, self._dialect.program)
         problem = "there is no program bwrap" if found is None else self._try(found)
         if not problem:
             self._bubblewrap, self.isolation_reason = found, "a trial of it worked"
             return
-        if groups is not None:
-            remove_group(groups)
         self.isolation_reason = f"bubblewrap does not work here: {problem}"
         if isolation == "bubblewrap":
             self.close()
@@ -168,13 +181,18 @@ class ProcessSandbox(Sandbox):
         for folder in (files.work, root / "tmp"):
             folder.mkdir(mode=0o700)
         home, control, limits = str(files.work), self._base / "control", self._limits
+        processes = limits.processes or PROCESSES
         if bubblewrap is not None and counts_by_namespace():
-            limits = replace(limits, processes=bubblewrap.processes)
+            limits = replace(limits, processes=processes)
+        groups = self._groups_of(bubblewrap)
         shells = ShellSetup(
             dialect=dialect,
             home=home,
             variables=self._shell_variables(root),
             limits=limits.as_rlimits(spec.memory_mb),
+            background=background_of(self._means, self._core_map.available, groups),
+            groups=groups,
+            processes=processes,
             apart=Apart(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
         )
         setup = SessionSetup(
@@ -187,6 +205,11 @@ class ProcessSandbox(Sandbox):
             start_timeout_s=self._start_timeout_s,
         )
         return ProcessEnvironment(spec, files, setup, self._forget)
+
+    def _groups_of(self, bubblewrap: Bubblewrap | None) -> Groups:
+        """Return the control groups of sessions; those that bound processes are for a worker whose user no resource limit binds."""
+        is_bounded = bubblewrap is not None and os.geteuid() == 0
+        return Groups(self._groups.pids if is_bounded else None, self._groups.cpu if self._means == "cgroup" else None)
 
     def _shell_variables(self, root: Path) -> dict[str, str]:
         return {
@@ -239,8 +262,7 @@ class ProcessSandbox(Sandbox):
                 problems.append(str(error))
         self._nursery.close()
         self._drain.close()
-        if self._bubblewrap is not None and self._bubblewrap.groups is not None:
-            remove_group(self._bubblewrap.groups)
+        self._groups.remove()
         os.close(self._heirs_lock)
         os.close(self._base_lock)
         if problems:

@@ -1,7 +1,8 @@
 """The warden of a process session: a keeper, which owns the processes, and what is done to them from here.
 
-Messages to the keeper and its answers are in `keeper.py`. A grant is the affinity of the process tree; a share of a core
-is that core's affinity, and the kernel's fair scheduling divides it.
+Messages to the keeper and its answers are in `keeper.py`. A grant is the affinity of the process tree, and its weight where the
+kernel divides cores by weights. `background.py` holds what is in the background: a command that was sent there, and what
+commands have left running.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import json
 import os
 import select
 import socket
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
+from workers.cpu.process.background import Background
+from workers.cpu.process.groups import Groups
 from workers.cpu.process.isolation import Apart
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
@@ -35,7 +39,16 @@ class ShellSetup:
     home: str
     variables: Mapping[str, str]
     limits: Mapping[str, int]
+    background: Background
+    groups: Groups
+    processes: int
     apart: Apart | None = None
+
+    def group(self) -> dict[str, object]:
+        """Return what the keeper needs to know of the control group of its session, and of the background."""
+        background, groups = self.background, self.groups
+        named = {"means": background.means, "cores": background.cores, "cpu": groups.cpu, "pids": groups.pids}
+        return {**named, "processes": self.processes}
 
 
 class KeeperWarden(Warden):
@@ -43,6 +56,8 @@ class KeeperWarden(Warden):
 
     def __init__(self, channel: socket.socket, setup: ShellSetup, core_map: CoreMap) -> None:
         self._channel, self._setup, self._core_map = channel, setup, core_map
+        self._background, self._is_back, self._weighed = setup.background, False, 1
+        self._lock = threading.Lock()
         self._members = Members()
         self._spared: frozenset[tree.Identity] = frozenset()
         self._in_order = False
@@ -54,6 +69,8 @@ class KeeperWarden(Warden):
 
     def spawn(self, control: Control, cwd: str) -> None:
         """Ask for a shell; see the base class."""
+        # What was left behind shares its group with the shell, which would not come up in time.
+        self.hold(Holding())
         setup = self._setup
         apart = setup.apart.message(control) if setup.apart is not None else None
         self._say(
@@ -63,6 +80,7 @@ class KeeperWarden(Warden):
             cwd=cwd,
             home=setup.home,
             limits=dict(setup.limits),
+            background=setup.group(),
             apart=apart,
         )
 
@@ -70,28 +88,51 @@ class KeeperWarden(Warden):
         """Apply a grant; see the base class."""
         before = [process for process in self._members.settled() if process.pid != self._members.shell]
         self._spared = frozenset(process.identity for process in before)
-        cores = self._core_map.real(holding.cores)
-        if before:
-            self._members.unpark()
+        if before or self._is_back or holding.background:
+            self.hold(holding)
+        else:
+            self._hold_shell(self._core_map.real(holding.cores))
+
+    def _hold_shell(self, cores: Collection[int]) -> None:
+        """Apply a grant where only the shell is there: it waits, has one thread and starts nothing, so that no walk is needed."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            self._weigh(len(cores) or 1)
             if cores:
-                self._members.pin(cores)
-        elif cores:
-            # A shell that waits has one thread and starts nothing: no walk is needed.
-            with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(self._members.shell, cores)
 
     def hold(self, holding: Holding) -> None:
-        """Change the affinity of the whole tree; see the base class."""
-        if holding.cores:
-            self._members.pin(self._core_map.real(holding.cores))
+        """Send the whole tree to the background, or change its affinity; see the base class."""
+        cores = self._core_map.real(holding.cores)
+        with self._lock:
+            if holding.background:
+                self._background.send(self._members)
+            elif self._is_back:
+                self._background.recall(self._members, cores or self._core_map.available)
+                self._weighed = 1
+            elif cores:
+                self._background.pin(self._members, cores)
+            self._is_back = holding.background
+            if not holding.background:
+                self._weigh(len(cores) or 1)
+
+    def _weigh(self, cores: int) -> None:
+        if cores != self._weighed:
+            self._background.weigh(self._members, cores)
+            self._weighed = cores
 
     def park(self) -> None:
-        """Leave what has outlived the command only time that nobody else wants; see the base class."""
-        self._members.park(self._core_map.available)
+        """Send what has outlived the command to the background, the shell with it; see the base class."""
+        self.hold(Holding(background=self._background.has_others(self._members)))
+
+    def follow(self, living: Iterable[tree.Process]) -> None:
+        """Send `living` processes that have left the background after the others, while the session is there."""
+        with self._lock:
+            if self._is_back:
+                self._background.follow(living)
 
     def meter(self) -> TreeMeter:
         """Return a meter of the tree; see the base class."""
-        return TreeMeter(self._members, self._spared)
+        return TreeMeter(self._members, self._spared, self.follow)
 
     def kill(self, grace_s: float) -> None:
         """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""

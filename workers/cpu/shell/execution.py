@@ -61,6 +61,8 @@ class ShellExecution(Execution):
             self._holding = holding
             if self._phase == "running" and self._warden is not None:
                 self._warden.hold(holding)
+                if self._meter is not None:
+                    self._meter.stand(holding.background)
 
     def used(self) -> Usage | None:
         """Return what the command has used; see the base class."""
@@ -119,8 +121,10 @@ class ShellExecution(Execution):
         self._begin(shell.warden)
         try:
             with Run(self._session, self._request, shell, (lambda: self._killed, self._note_ending)) as run:
-                self._meter = run.meter
-                run.hand_over(len(self._holding.cores))
+                with self._lock:
+                    self._meter = run.meter
+                    self._meter.stand(self._holding.background)
+                run.hand_over(len(self._holding.cores) or self._request.dop)
                 return run.pump(self._wake)
         finally:
             with self._lock:
@@ -138,9 +142,12 @@ class ShellExecution(Execution):
             warden.begin(self._holding)
 
     def _note_ending(self) -> None:
-        """Note that the command is being killed; a resize has no effect any more."""
+        """Note that the command is being killed: a resize has no effect any more, and it has the time to end."""
         with self._lock:
             self._phase = "ending"
+            if self._holding.background and self._warden is not None and self._meter is not None:
+                self._warden.hold(Holding())
+                self._meter.stand(background=False)
 
     def _not_run(self, status: Status, reason: str) -> ExecOutcome:
         return ExecOutcome(

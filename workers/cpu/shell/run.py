@@ -22,7 +22,7 @@ from workers.cpu.shell.output import Capture
 from workers.cpu.shell.session import Session, Shell
 from workers.cpu.shell.warden import Event, Exited, Gone, HungUp
 
-GRACE_S = 0.2
+GRACE_S, CHECK_S = 0.2, 0.1
 LONGEST_REPORT = 64
 _CODE = re.compile(rb"[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]")
 NEVER = float("inf")
@@ -69,7 +69,8 @@ class Run:
         self._kill: tuple[Status, str] | None = None
         self._ending: Ending | None = None
         self._began = time.monotonic()
-        self._printed = self._began
+        self._printed = self._checked = self._began
+        self._waited_until_printed_s = 0.0
         self._sample_at = self._began + self.meter.next_interval_s()
 
     def _capture(self, path: str) -> Capture:
@@ -84,7 +85,7 @@ class Run:
     def hand_over(self, dop: int) -> None:
         """Give the command to the shell, told that its DoP is `dop`."""
         out, err = (self._session.control.seen(fifo.path) for fifo in self._session.streams)
-        variables = with_dop(max(1, dop), self._request.variables)
+        variables = with_dop(dop, self._request.variables)
         with open(self._session.control.text, "wb", buffering=0) as file:
             file.write(self._session.setup.dialect.text(self._request.command, variables, out, err))
         self._began = self._printed = time.monotonic()
@@ -119,14 +120,20 @@ class Run:
     def _patience_ms(self) -> float:
         """Return how long nothing needs doing."""
         now = time.monotonic()
-        wanted = self._sample_at if self._kill else min(self._sample_at, self._deadline()[0])
+        deadline = self._deadline()[0]
+        if self.meter.in_background:
+            # The deadline of a command that waits moves on with the clock: it is not to be run after at every step.
+            deadline = max(deadline, self._checked + CHECK_S)
+        wanted = self._sample_at if self._kill else min(self._sample_at, deadline)
         # A millisecond is the resolution of poll: rounding down would spin just before a deadline.
         return max(0.0, (wanted - now) * 1000 + 1)
 
     def _deadline(self) -> tuple[float, str]:
-        request = self._request
-        execution = self._began + request.timeout_s if request.timeout_s else NEVER
-        silence = self._printed + request.output_timeout_s if request.output_timeout_s else NEVER
+        """Return when the command is out of time, and why; what it has waited in the background does not count."""
+        request, waited_s = self._request, self.meter.waited_s
+        execution = self._began + waited_s + request.timeout_s if request.timeout_s else NEVER
+        silent_s = waited_s - self._waited_until_printed_s
+        silence = self._printed + silent_s + request.output_timeout_s if request.output_timeout_s else NEVER
         if execution <= silence:
             return execution, f"ran longer than {request.timeout_s:g} s" if request.timeout_s else ""
         return silence, f"printed nothing for {request.output_timeout_s:g} s"
@@ -136,6 +143,10 @@ class Run:
             return
         now = time.monotonic()
         at, reason = self._deadline()
+        if now >= at and self._kill is None and self.meter.in_background:
+            self.meter.sample()
+            self._checked = now
+            at, reason = self._deadline()
         if now >= at and self._kill is None:
             self._end("timed_out", reason)
         elif now >= self._sample_at:
@@ -146,7 +157,7 @@ class Run:
 
     def _pull(self, capture: Capture, events: int) -> None:
         if capture.pull():
-            self._printed = time.monotonic()
+            self._printed, self._waited_until_printed_s = time.monotonic(), self.meter.waited_s
         elif events & select.POLLHUP:
             self._poller.unregister(capture.descriptor)
 
@@ -221,7 +232,8 @@ class Run:
         return Ending("failed", None, reason or "what held the session's processes was killed", self.meter.last_s)
 
     def _outcome(self, ending: Ending) -> ExecOutcome:
-        execution_s = time.monotonic() - self._began
+        waited_s = self.meter.waited_s
+        execution_s = max(0.0, time.monotonic() - self._began - waited_s)
         self._session.remember_folder()
         held = [capture.finish() for capture in self._captures]
         self._hand_on(held)
@@ -236,6 +248,7 @@ class Run:
             execution_s=execution_s,
             cpu_s=ending.cpu_s,
             max_rss_mb=self.meter.max_rss_mb,
+            waited_s=waited_s,
         )
 
     def _hand_on(self, held: list[bool]) -> None:

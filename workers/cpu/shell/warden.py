@@ -9,7 +9,7 @@ remembers which of them an earlier command left behind: a kill spares those.
 | `begin`     | the grant holds for all processes of the session from now on                   |
 | `hold`      | another grant holds, while the command runs                                    |
 | `kill`      | `Gone` once the command's processes have ended                                 |
-| `park`      | what is left has only time that nobody else wants, until the next `begin`      |
+| `park`      | what is left is in the background until the next `begin`                        |
 | `hang_up`   | everything ends, then `HungUp`                                                 |
 | (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the warden was ended |
 
@@ -18,12 +18,17 @@ Threading: one thread at a time asks and reads events; `hold` and `hang_up` may 
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workers.cpu.abstract import Holding, Usage
 from workers.cpu.shell.dialect import Control
+
+TICKS_S = 0.02
+"""By how much a figure of used time may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +73,18 @@ Event = Spawned | Refused | Exited | Gone | HungUp
 
 
 class Meter(ABC):
-    """Counts what one command uses. `usage` is what the last look found, None before the first; any thread may read it."""
+    """Counts what one command uses, what it gets in the background, and how long it waits there.
+
+    `usage` is what the last look found, None before the first. In the background a command waits for as many seconds as it
+    gets fewer core-seconds: `waited_s`, as of the last look. Any thread may ask and look.
+    """
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        self.max_rss_mb = 0.0
+        self.max_rss_mb = self.waited_s = 0.0
+        self._lock = threading.Lock()
+        self._background = False
+        self._looked_at, self._ahead_s = 0.0, 0.0
 
     @property
     def last_s(self) -> float:
@@ -88,8 +100,38 @@ class Meter(ABC):
         """Return how long to wait for the next look."""
 
     @abstractmethod
+    def look(self) -> float | None:
+        """Return the core-seconds so far, None where there is no telling; take note of memory."""
+
     def sample(self) -> None:
         """Look once."""
+        with self._lock:
+            self._look()
+
+    @property
+    def in_background(self) -> bool:
+        """Whether the command is in the background."""
+        return self._background
+
+    def stand(self, background: bool) -> None:
+        """Take note that the command is in the background from now on, or in the foreground."""
+        with self._lock:
+            if background or self._background:
+                self._look()
+            self._background = background
+
+    def _look(self) -> None:
+        found_s, before = self.look(), self.usage or Usage(cpu_s=0.0)
+        now, used_s = time.monotonic(), max(before.cpu_s, found_s or 0.0)
+        got_s = used_s - before.cpu_s if self._background else 0.0
+        if self._background:
+            # What is counted in ticks of the clock can be a moment behind or ahead.
+            behind_s = now - self._looked_at - got_s - self._ahead_s
+            self._ahead_s = min(-min(0.0, behind_s), TICKS_S)
+            self.waited_s += max(0.0, behind_s)
+        self._looked_at = now
+        if found_s is not None:
+            self.usage = Usage(cpu_s=used_s, background_cpu_s=before.background_cpu_s + got_s)
 
     def over(self, ended_rss_mb: float = 0.0) -> float:
         """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been buried."""
@@ -131,7 +173,7 @@ class Warden(ABC):
 
     @abstractmethod
     def park(self) -> None:
-        """Take the grant back from whatever has outlived the command."""
+        """Send whatever has outlived the command to the background."""
 
     @abstractmethod
     def meter(self) -> Meter:

@@ -3,25 +3,31 @@
 | state   | cores                                   | core-seconds a second                          |
 |---------|-----------------------------------------|------------------------------------------------|
 | parked  | those of the last grant                 | `PARKED_QUOTA_US` of a second, 0.5 %           |
-| granted | the cores of the grant                  | all of them, or the share of the one           |
+| granted | the cores of the grant                  | all of them                                    |
+| back    | any; where a session of the same        | what no group in the foreground wants          |
+|         | container is granted some, these        |                                                |
 
-Quotas count over one second, the longest that kernels take: a command that needs less than its share of a second in all
-is not slowed down at all.
+A core is divided among containers first, and then among the sessions of each (`workers/cpu/weight.py`). So a container has the
+weight of all cores that its sessions are granted, and is in the background while none is granted any and one is back. What is
+back stays on the cores of its container's granted sessions: elsewhere it would have the weight of these.
+
+What commands leave running is parked by a quota and not by a weight: a weight lets a process have all of an idle core, and
+an environment that nobody uses must cost next to nothing. Quotas count over one second, the longest that kernels take.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+
+from workers.cpu import weight
 
 PERIOD_US = 1_000_000
 PARKED_QUOTA_US = 5_000
 UNLIMITED = -1
-
-
-def quota_us(share: float, cores: int) -> int:
-    """Return the core-microseconds a second of a grant; whole cores need no quota, their number is the limit."""
-    return UNLIMITED if share >= 1.0 or not cores else max(1_000, round(share * cores * PERIOD_US))
+BACK = 0
+"""In place of the number of cores that a group counts for: it is in the background."""
 
 
 def core_list(cores: Collection[int]) -> str:
@@ -35,6 +41,14 @@ def core_list(cores: Collection[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
+def weigh(folder: str, cores: int) -> None:
+    """Have the group `folder` count for so many cores, or be in the background. Raises `OSError`."""
+    if cores == BACK:
+        weight.set_background(folder)
+    else:
+        weight.set_foreground(folder, cores)
+
+
 class SessionGroup(ABC):
     """The group of one session's processes: its shell and whatever comes from it, however it hides."""
 
@@ -43,8 +57,12 @@ class SessionGroup(ABC):
         """Take a process in; what it starts from now on is in, too."""
 
     @abstractmethod
-    def grant(self, cores: Collection[int], share: float) -> None:
+    def grant(self, cores: Collection[int]) -> None:
         """Let the processes use these cores, or any where there are none."""
+
+    @abstractmethod
+    def send_back(self) -> None:
+        """Send the processes to the background, on any core."""
 
     @abstractmethod
     def park(self) -> None:
@@ -71,39 +89,6 @@ class SessionGroup(ABC):
         """Remove the group, which must have no process; nothing where it is gone."""
 
 
-class WrittenGroup(SessionGroup):
-    """A session's group whose cores and quota are control files; what stands there already is not written again."""
-
-    def __init__(self, all_cores: str, cores: str, quota_us: int) -> None:
-        """Take note of all cores there are, and of the cores and the quota that stand."""
-        self._all_cores, self._cores, self._quota_us = all_cores, cores, quota_us
-
-    @abstractmethod
-    def write_cores(self, cores: str) -> None:
-        """Write the cores. Raises `OSError`."""
-
-    @abstractmethod
-    def write_quota(self, quota_us: int) -> None:
-        """Write the core-microseconds of each period, or `UNLIMITED`. Raises `OSError`."""
-
-    def grant(self, cores: Collection[int], share: float) -> None:
-        """Write cores, then quota; see the base class."""
-        wanted = core_list(cores) or self._all_cores
-        if wanted != self._cores:
-            self.write_cores(wanted)
-            self._cores = wanted
-        self._set_quota(quota_us(share, len(cores)))
-
-    def park(self) -> None:
-        """Leave next to no quota; see the base class."""
-        self._set_quota(PARKED_QUOTA_US)
-
-    def _set_quota(self, quota_us: int) -> None:
-        if quota_us != self._quota_us:
-            self.write_quota(quota_us)
-            self._quota_us = quota_us
-
-
 class ContainerGroup(ABC):
     """The group that the engine has made for a container."""
 
@@ -118,3 +103,102 @@ class ContainerGroup(ABC):
     @abstractmethod
     def processes(self) -> list[int]:
         """Return the ids of all of the container's processes, as the worker sees them."""
+
+
+class WrittenContainer(ContainerGroup):
+    """A container whose sessions' groups are control files; its own weight is in `folder`."""
+
+    def __init__(self, folder: str, all_cores: str) -> None:
+        self.folder, self.all_cores = folder, all_cores
+        self.lock = threading.Lock()
+        self._granted: dict[WrittenGroup, frozenset[int]] = {}
+        self._back: set[WrittenGroup] = set()
+        self._weighed = 1
+
+    def stand(self, session: WrittenGroup, cores: Collection[int] | None, *, back: bool = False) -> None:
+        """Take note of what a session holds, None for nothing, and whether it is back; weigh the container by that."""
+        self._granted.pop(session, None)
+        self._back.discard(session)
+        if cores is not None:
+            self._granted[session] = frozenset(cores)
+        if back:
+            self._back.add(session)
+        if self._granted:
+            self._weigh(sum(max(1, len(cores)) for cores in self._granted.values()))
+        elif self._back:
+            self._weigh(BACK)
+        held = self._granted.values()
+        shared = core_list(frozenset[int]().union(*held)) if all(held) else ""
+        for each in self._back:
+            each.set_cores(shared or self.all_cores)
+
+    def _weigh(self, cores: int) -> None:
+        if cores != self._weighed:
+            weigh(self.folder, cores)
+            self._weighed = cores
+
+
+class WrittenGroup(SessionGroup):
+    """A session's group whose cores, quota and weight are control files; what stands there already is not written again."""
+
+    def __init__(self, container: WrittenContainer, folder: str, cores: str, quota_us: int) -> None:
+        """Take note of the `folder` with its weight, and of the cores and the quota that stand."""
+        self._container, self._cpu = container, folder
+        self._cores, self._quota_us, self._weighed = cores, quota_us, 1
+
+    @abstractmethod
+    def write_cores(self, cores: str) -> None:
+        """Write the cores. Raises `OSError`."""
+
+    @abstractmethod
+    def write_quota(self, quota_us: int) -> None:
+        """Write the core-microseconds of each period, or `UNLIMITED`. Raises `OSError`."""
+
+    @abstractmethod
+    def remove_folders(self) -> None:
+        """Remove the group, which must have no process."""
+
+    def grant(self, cores: Collection[int]) -> None:
+        """Write cores, then quota and weight; see the base class."""
+        with self._container.lock:
+            self.set_cores(core_list(cores) or self._container.all_cores)
+            self._set_quota(UNLIMITED)
+            self._weigh(max(1, len(cores)))
+            self._container.stand(self, cores)
+
+    def send_back(self) -> None:
+        """Take the weight, then lift quota and cores; see the base class."""
+        with self._container.lock:
+            self._weigh(BACK)
+            self._container.stand(self, None, back=True)
+            self._set_quota(UNLIMITED)
+
+    def park(self) -> None:
+        """Leave next to no quota; see the base class."""
+        with self._container.lock:
+            self._set_quota(PARKED_QUOTA_US)
+            self._container.stand(self, None)
+
+    def remove(self) -> None:
+        """Remove the group, and hold nothing; see the base class."""
+        with self._container.lock:
+            try:
+                self.remove_folders()
+            finally:
+                self._container.stand(self, None)
+
+    def set_cores(self, cores: str) -> None:
+        """Write the cores unless they stand."""
+        if cores != self._cores:
+            self.write_cores(cores)
+            self._cores = cores
+
+    def _weigh(self, cores: int) -> None:
+        if cores != self._weighed:
+            weigh(self._cpu, cores)
+            self._weighed = cores
+
+    def _set_quota(self, quota_us: int) -> None:
+        if quota_us != self._quota_us:
+            self.write_quota(quota_us)
+            self._quota_us = quota_us

@@ -14,8 +14,8 @@ from workers.cpu.docker.cgroups.v1 import CONTROLLERS, ContainerGroupV1
 from workers.cpu.docker.cgroups.v2 import ContainerGroupV2
 
 Way = Literal["cgroup v1", "cgroup v2", "docker update"]
-Update = Callable[[str, str, int, int], None]
-"""Tells the engine a container's cores, quota and period."""
+Update = Callable[[str, str, int, int, int], None]
+"""Tells the engine a container's cores, quota, period and weight."""
 
 
 class CgroupsOf:
@@ -46,8 +46,8 @@ class CgroupsOf:
         if way == "cgroup v2":
             return ContainerGroupV2(self._mounts, pid, self._all_cores)
 
-        def update(cores: str, quota_us: int, period_us: int) -> None:
-            self._update(container_id, cores, quota_us, period_us)
+        def update(cores: str, quota_us: int, period_us: int, shares: int) -> None:
+            self._update(container_id, cores, quota_us, period_us, shares)
 
         return ContainerGroupEngine(self._mounts, pid, self._all_cores, update)
 

@@ -2,7 +2,8 @@
 
 It is slower (a request to the engine for each grant and take-back) and coarser: a container has one grant, the union of
 those of its running commands, and what belongs to a session is told by descent and not by group. Orphans, which have no descent,
-are ended with a session's command only while no other session runs one.
+are ended with a session's command only while no other session runs one. A container is in the background while all its
+commands are; else those in the background run beside the others, on the cores of these.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
-from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, UNLIMITED, ContainerGroup, SessionGroup, core_list, quota_us
+from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, SessionGroup, core_list
 from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids_below
 from workers.cpu.process import tree
+from workers.cpu.weight import V1
 
-Update = Callable[[str, int, int], None]
-"""Tells the engine a container's cores, quota and period."""
+Update = Callable[[str, int, int, int], None]
+"""Tells the engine a container's cores, quota, period and weight."""
 
 
 class ContainerGroupEngine(ContainerGroup):
@@ -31,24 +33,29 @@ class ContainerGroupEngine(ContainerGroup):
             self._folder = f"{mounts.by_controller['cpu']}{paths['cpu']}"
             self._oom = (f"{mounts.by_controller['memory']}{paths['memory']}/memory.oom_control", "oom_kill")
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[frozenset[int], int]] = {}
-        self._told: tuple[str, int] | None = None
-        self.tell(None, None)
+        self._held: dict[str, frozenset[int]] = {}
+        self._back: set[str] = set()
+        self._told: tuple[str, int, int, int] | None = None
+        self.tell("", None)
 
-    def tell(self, session: str | None, holding: tuple[frozenset[int], int] | None) -> None:
-        """Take note of what a session holds, None for nothing, and tell the engine what the container holds in all."""
+    def tell(self, session: str, holding: frozenset[int] | None, *, back: bool = False) -> None:
+        """Take note of what a session holds, None for nothing, and whether it is back; tell the engine what that is in all."""
         with self._lock:
-            if session is not None:
-                self._held.pop(session, None)
-                if holding is not None:
-                    self._held[session] = holding
-            cores = frozenset[int]().union(*(held for held, _ in self._held.values())) or self._all_cores
-            quotas = [quota for _, quota in self._held.values()]
-            quota = PARKED_QUOTA_US if not quotas else UNLIMITED if UNLIMITED in quotas else sum(quotas)
+            self._held.pop(session, None)
+            self._back.discard(session)
+            if holding is not None:
+                self._held[session] = holding
+            if back:
+                self._back.add(session)
+            held = frozenset[int]().union(*self._held.values())
+            cores = held or self._all_cores
             # The engine takes 0 for "as it was", so that no quota is said as all the time there is.
-            wanted = (core_list(cores), quota if quota != UNLIMITED else len(cores) * PERIOD_US)
+            quota = len(cores) * PERIOD_US if self._held or self._back else PARKED_QUOTA_US
+            # Weights are those of version 1 for the engine, whatever the version of control groups.
+            shares = V1.background if self._back and not self._held else V1.of(len(held))
+            wanted = (core_list(cores), quota, PERIOD_US, shares)
             if wanted != self._told:
-                self._update(*wanted, PERIOD_US)
+                self._update(*wanted)
                 self._told = wanted
 
     def session(self, name: str) -> SessionGroupEngine:
@@ -58,7 +65,7 @@ class ContainerGroupEngine(ContainerGroup):
     def is_alone(self, session: str) -> bool:
         """Say whether no session but this one holds anything."""
         with self._lock:
-            return not self._held.keys() - {session}
+            return not (self._held.keys() | self._back) - {session}
 
     def orphans(self) -> list[int]:
         """Return what process 1 has been handed, whichever session it came from."""
@@ -82,15 +89,20 @@ class SessionGroupEngine(SessionGroup):
     def __init__(self, container: ContainerGroupEngine, name: str) -> None:
         self._container, self._name = container, name
         self._shells: list[int] = []
-        self._used_s = 0.0
+        self._used_s = self._ended_s = 0.0
 
     def add(self, pid: int) -> None:
-        """Take a shell in; see the base class."""
+        """Take a shell in; what an earlier one has used counts on. See the base class."""
+        self._ended_s = self._used_s
         self._shells = [shell for shell in self._shells if tree.read_process(shell) is not None] + [pid]
 
-    def grant(self, cores: Collection[int], share: float) -> None:
+    def grant(self, cores: Collection[int]) -> None:
         """Have the engine grant it; see the base class."""
-        self._container.tell(self._name, (frozenset(cores), quota_us(share, len(cores))))
+        self._container.tell(self._name, frozenset(cores))
+
+    def send_back(self) -> None:
+        """Have the engine weigh it less; see the base class."""
+        self._container.tell(self._name, None, back=True)
 
     def park(self) -> None:
         """Have the engine take it back; see the base class."""
@@ -105,7 +117,7 @@ class SessionGroupEngine(SessionGroup):
     def cpu_s(self) -> float:
         """Return the core-seconds of living processes and of those that their parents have waited for; never less than before."""
         found = (tree.read_process(pid) for pid in self.processes())
-        self._used_s = max(self._used_s, sum(process.cpu_s for process in found if process is not None))
+        self._used_s = max(self._used_s, self._ended_s + sum(process.cpu_s for process in found if process is not None))
         return self._used_s
 
     def freeze(self) -> None:

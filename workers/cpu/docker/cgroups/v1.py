@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, WrittenGroup, core_list
+from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, WrittenContainer, WrittenGroup, core_list
 from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, pids_below, read, remove_group, write
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "freezer")
@@ -15,16 +15,16 @@ NS_PER_S = 1e9
 class SessionGroupV1(WrittenGroup):
     """A child group in each of `CONTROLLERS`, whose folders are in `parents`."""
 
-    def __init__(self, parents: dict[str, str], name: str, all_cores: str) -> None:
+    def __init__(self, container: WrittenContainer, parents: dict[str, str], name: str) -> None:
         self._folders = {controller: f"{parents[controller]}/{name}" for controller in CONTROLLERS}
-        super().__init__(all_cores, all_cores, PARKED_QUOTA_US)
+        super().__init__(container, self._folders["cpu"], container.all_cores, PARKED_QUOTA_US)
         for folder in dict.fromkeys(self._folders.values()):
             os.mkdir(folder)
         cpu, cpuset = self._folders["cpu"], self._folders["cpuset"]
         write(f"{cpuset}/cpuset.mems", read(f"{parents['cpuset']}/cpuset.mems").strip())
         # Without this, each change of cores would have the kernel rebuild its scheduling domains.
         write(f"{cpuset}/cpuset.sched_load_balance", "0")
-        self.write_cores(all_cores)
+        self.write_cores(container.all_cores)
         write(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
         self.write_quota(PARKED_QUOTA_US)
 
@@ -57,23 +57,23 @@ class SessionGroupV1(WrittenGroup):
         """Let them go on; see the base class."""
         write(f"{self._folders['freezer']}/freezer.state", "THAWED")
 
-    def remove(self) -> None:
+    def remove_folders(self) -> None:
         """Remove the folders; see the base class."""
         for folder in dict.fromkeys(self._folders.values()):
             remove_group(folder)
 
 
-class ContainerGroupV1(ContainerGroup):
+class ContainerGroupV1(WrittenContainer):
     """The groups that the engine has made for the container whose process 1 is `pid`."""
 
     def __init__(self, mounts: Mounts, pid: int, all_cores: Collection[int]) -> None:
         paths = paths_of(pid)
         self._folders = {name: f"{mounts.by_controller[name]}{paths[name]}" for name in (*CONTROLLERS, "memory")}
-        self._all_cores = core_list(all_cores)
+        super().__init__(self._folders["cpu"], core_list(all_cores))
 
     def session(self, name: str) -> SessionGroupV1:
         """Make the group of a session; see the base class."""
-        return SessionGroupV1(self._folders, name, self._all_cores)
+        return SessionGroupV1(self, self._folders, name)
 
     def oom_kills(self) -> int:
         """Return the kernel's count; see the base class."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from workers.cpu.docker.cgroups.abstract import PERIOD_US, UNLIMITED, ContainerGroup, WrittenGroup, core_list
+from workers.cpu.docker.cgroups.abstract import PERIOD_US, UNLIMITED, WrittenContainer, WrittenGroup, core_list
 from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, pids_below, remove_group, write
 
 ATTENDANT = "attendant"
@@ -13,11 +13,11 @@ US_PER_S = 1e6
 
 
 class SessionGroupV2(WrittenGroup):
-    """The child group `folder`."""
+    """The child group `name`."""
 
-    def __init__(self, folder: str, all_cores: str) -> None:
-        super().__init__(all_cores, "", UNLIMITED)
-        self._folder = folder
+    def __init__(self, container: WrittenContainer, name: str) -> None:
+        self._folder = folder = f"{container.folder}/{name}"
+        super().__init__(container, folder, "", UNLIMITED)
         os.mkdir(folder)
         self.park()
 
@@ -49,33 +49,32 @@ class SessionGroupV2(WrittenGroup):
         """Let them go on; see the base class."""
         write(f"{self._folder}/cgroup.freeze", "0")
 
-    def remove(self) -> None:
+    def remove_folders(self) -> None:
         """Remove the folder; see the base class."""
         remove_group(self._folder)
 
 
-class ContainerGroupV2(ContainerGroup):
+class ContainerGroupV2(WrittenContainer):
     """The group that the engine has made for the container whose process 1 is `pid`."""
 
     def __init__(self, mounts: Mounts, pid: int, all_cores: Collection[int]) -> None:
         assert mounts.unified is not None, "the caller has found version 2"
-        self._folder = f"{mounts.unified}{paths_of(pid)['']}"
-        self._all_cores = core_list(all_cores)
-        leaf = f"{self._folder}/{ATTENDANT}"
+        super().__init__(f"{mounts.unified}{paths_of(pid)['']}", core_list(all_cores))
+        leaf = f"{self.folder}/{ATTENDANT}"
         os.mkdir(leaf)
         # A group whose children have controllers may have no process of its own.
-        for each in pids(self._folder):
+        for each in pids(self.folder):
             write(f"{leaf}/cgroup.procs", str(each))
-        write(f"{self._folder}/cgroup.subtree_control", "+cpu +cpuset")
+        write(f"{self.folder}/cgroup.subtree_control", "+cpu +cpuset")
 
     def session(self, name: str) -> SessionGroupV2:
         """Make the group of a session; see the base class."""
-        return SessionGroupV2(f"{self._folder}/{name}", self._all_cores)
+        return SessionGroupV2(self, name)
 
     def oom_kills(self) -> int:
         """Return the kernel's count, that of sessions' groups included; see the base class."""
-        return keyed(f"{self._folder}/memory.events", "oom_kill")
+        return keyed(f"{self.folder}/memory.events", "oom_kill")
 
     def processes(self) -> list[int]:
         """Return all processes; see the base class."""
-        return pids_below(self._folder)
+        return pids_below(self.folder)

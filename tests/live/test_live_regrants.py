@@ -1,7 +1,8 @@
-"""A share of a core on its way: from the core's command to the node, and from the journal to the next scheduler."""
+"""A change of cores on its way: from the core's command to the node, and from the journal to the next scheduler."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -45,26 +46,32 @@ def sent(redis_urls: Any) -> list[dict[str, Any]]:
         return [json.loads(message) for message in client.lrange("node.n", 0, -1)[::-1]]
 
 
-def test_a_share_reaches_the_node_and_the_next_scheduler(engine: Engine, transport: KombuTransport, redis_urls: Any) -> None:
+def test_a_change_of_cores_reaches_the_node_and_the_next_scheduler(engine: Engine, transport: KombuTransport, redis_urls: Any) -> None:
     core = Core(make_policy("fcfs"))
     with SqlJournal(engine) as journal:
-        # Given an action that is started on a quarter of a core
+        # Given an action that is started on two cores
         orders = Orders(core, transport, journal, epoch=1)
         orders.keep("a", MESSAGE, 1.0)
         orders.note_received("a", ACTION, 1.0)
         journal.write([NodeChanged(name="n", state="up", description=NODE, at=1.0)])
-        orders.carry_out(commands.Start(id="a", grant=Grant(node="n", core_ids=(3,), share=0.25)), 2.0)
+        orders.carry_out(commands.Start(id="a", grant=Grant(node="n", core_ids=(2, 3), units=2)), 2.0)
         orders.commit([])
-        # When it gets half of another
-        orders.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(1,), share=0.5), 3.0)
+        # When it goes to the background, and then gets one
+        orders.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(), units=2, background=True), 3.0)
         orders.commit([])
-        # Then its node was told both
-        start, resize = sent(redis_urls)
+        orders.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(1,), units=1), 3.5)
+        orders.commit([])
+        # Then its node was told each, in an order that it can tell
+        start, *regrants = sent(redis_urls)
         grant = start["headers"][GRANT_HEADER]
-        assert (grant["core_ids"], grant["units"], grant["share"]) == ([3], 1, 0.25)
-        assert resize["headers"]["task"] == "tangram.resize"
+        assert (grant["core_ids"], grant["units"], grant["background"]) == ([2, 3], 2, False)
+        assert [regrant["headers"]["task"] for regrant in regrants] == ["tangram.regrant"] * 2
+        assert [json.loads(base64.b64decode(regrant["body"]))[1] for regrant in regrants] == [
+            {"epoch": 1, "serial": 1, "grants": [["a", 1, [], True]]},
+            {"epoch": 1, "serial": 2, "grants": [["a", 1, [1], False]]},
+        ]
         # And a scheduler that starts over goes on with what it has now
         service = Service(core, transport, journal, epoch=2, clock=lambda: 4.0)
         assert service.recover() == 1
     resumed = core.state.running["a"].grant
-    assert (resumed.core_ids, resumed.units, resumed.share) == ((1,), 1, 0.5)
+    assert (resumed.core_ids, resumed.units, resumed.background) == ((1,), 1, False)

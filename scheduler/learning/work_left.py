@@ -1,0 +1,113 @@
+"""How much work is expected to be left: of an action's trajectory, and of the action itself.
+
+Each job has two life tables, one for its actions and one for its trajectories. Work is in seconds on one core. A trajectory's work
+is that of all its actions on cores; the table takes an environment for a trajectory.
+
+| of an action  | when                                   | what the tables take in         |
+|---------------|----------------------------------------|---------------------------------|
+| it begins     | it gets a core, or the background      | it has reached the first bin    |
+| it goes on    | `note`, whenever its work is asked for | it has reached some more bins   |
+| it ends       | its worker says so                     | it has ended in its bin         |
+| it is lost    | cancelled, its node lost               | nothing: it reached its bin     |
+
+The same holds of a trajectory, which begins with its first action and ends when its environment is closed. Of earlier actions
+(`history`) nobody says which environments still stand, so all of them count as ended; one that is taken over has not (`resume`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from scheduler.durations import MEASURED, Observation, speed_on
+from scheduler.learning.life_table import LifeTable, bin_ends_at, bin_of
+
+ACTION_PART: Final = 0.1
+"""Part of the work left of the action that counts beside that of its trajectory, of which it is a part already.
+
+A trajectory whose present action turns out to be long is longer than others of its age, so some of it must count. Counted in full,
+the action weighs twice: where each trajectory ends in one long action, all of those pile up. Mean and p95 of ACT for 0, 0.1, 0.25
+and 1 are in docs/scheduling.md.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One action or one trajectory: the work that it has had, and the bin that its table knows of; -1 before it begins."""
+
+    work_s: float = 0.0
+    bin: int = -1
+
+    def advance(self, work_s: float, table: LifeTable) -> None:
+        """Note work; a table counts the bins that it has reached since."""
+        self.work_s = max(self.work_s, work_s)
+        reached = bin_of(self.work_s)
+        if reached > self.bin:
+            table.reach(self.bin + 1, reached)
+            self.bin = reached
+
+
+class WorkLeft:
+    """The life tables of all jobs."""
+
+    def __init__(self, history: Sequence[Observation] = ()) -> None:
+        self._actions: dict[str, LifeTable] = {}
+        self._trajectories: dict[str, LifeTable] = {}
+        self._earlier: dict[tuple[str, str], Life] = {}
+        for seen in history:
+            if seen.kind == MEASURED:
+                self._take_history(seen)
+        for (job, _), life in self._earlier.items():
+            self.trajectory_ended(job, life)
+
+    def expected_s(self, job: str, action: Life, trajectory: Life | None) -> float:
+        """Return the work by which an action is ranked, in seconds; outside an environment it is its own trajectory."""
+        of_action_s = _table(self._actions, job).left_s(max(0, action.bin))
+        if trajectory is None:
+            return of_action_s
+        return _table(self._trajectories, job).left_s(max(0, trajectory.bin)) + ACTION_PART * of_action_s
+
+    def note(self, job: str, action: Life, work_s: float, trajectory: Life | None, trajectory_work_s: float) -> None:
+        """Take in that an action has had `work_s` so far, and its trajectory `trajectory_work_s`, this action included."""
+        action.advance(work_s, _table(self._actions, job))
+        if trajectory is not None:
+            trajectory.advance(trajectory_work_s, _table(self._trajectories, job))
+
+    def action_ended(self, job: str, action: Life) -> None:
+        """Take in that an action has ended."""
+        _table(self._actions, job).end(max(0, action.bin))
+
+    def trajectory_ended(self, job: str, trajectory: Life) -> None:
+        """Take in that a trajectory has ended; one that never began says nothing."""
+        if trajectory.bin >= 0:
+            _table(self._trajectories, job).end(trajectory.bin)
+
+    def resume(self, job: str, environment: str) -> Life:
+        """Return what is known of a trajectory that goes on, and has not ended after all."""
+        life = self._earlier.pop((job, environment), None)
+        if life is None:
+            return Life()
+        _table(self._trajectories, job).end(life.bin, -1)
+        return life
+
+    def _take_history(self, seen: Observation) -> None:
+        work_s = seen.execution_s * speed_on(seen.curve, seen.held_units)
+        action, trajectory = Life(), None
+        if seen.environment is not None:
+            trajectory = self._earlier.setdefault((seen.job, seen.environment), Life())
+        before_s = trajectory.work_s if trajectory is not None else 0.0
+        self.note(seen.job, action, work_s, trajectory, before_s + work_s)
+        self.action_ended(seen.job, action)
+
+
+def next_bin_s(life: Life) -> float:
+    """Return the seconds of work until a life reaches its next bin."""
+    return bin_ends_at(max(0, life.bin)) - life.work_s
+
+
+def _table(tables: dict[str, LifeTable], job: str) -> LifeTable:
+    table = tables.get(job)
+    if table is None:
+        table = tables[job] = LifeTable()
+    return table

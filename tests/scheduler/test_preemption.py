@@ -1,0 +1,341 @@
+"""Cores that are taken back: who loses them, who gets them, and what becomes of those in the background."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler import commands, events
+from scheduler.lanes.elastic import STARTS_PER_CORE
+
+
+def node(w: Any, cores: int = 1, environments: str = "efgh", **jobs: str) -> None:
+    w.node(cores=cores)
+    for environment in environments:
+        w.open(environment, job=jobs.get(environment, "default"))
+
+
+def queued(w: Any) -> list[str]:
+    return [waiting.id for waiting in w.core.state.nodes["n0"].cores.queue]
+
+
+# Who takes cores from whom
+
+
+def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
+    # Given a core, on which a command has run for ten seconds
+    w = world()
+    node(w)
+    w.exec("long", "e")
+    w.tick(10.0)
+
+    # When another one comes
+    w.exec("newcomer", "f")
+
+    # Then it has that core, and the long one goes on in the background
+    assert w.grants["newcomer"].core_ids == (0,)
+    assert (w.background, w.grants["long"].core_ids, w.grants["long"].attempt) == (["long"], (), 1)
+    assert queued(w) == ["long"]
+
+    # And when the core falls free, that one returns
+    w.tick(1.0)
+    w.finish("newcomer")
+    assert (w.background, w.grants["long"].core_ids) == ([], (0,))
+    assert queued(w) == []
+
+
+def test_who_loses_its_cores_is_told_before_who_gets_them(world: Any) -> None:
+    w = world()
+    node(w, cores=2)
+    w.exec("long", "e", 2)
+    w.tick(10.0)
+    before = len(w.out)
+
+    w.exec("newcomer", "f")
+
+    lost, got = w.out[before:][:2]
+    assert (lost.id, lost.core_ids, lost.units, lost.background) == ("long", (), 2, True)
+    assert got == commands.Start(id="newcomer", grant=w.grants["newcomer"])
+
+
+def test_of_several_the_one_whose_environment_has_had_most_goes(world: Any) -> None:
+    # Given two actions that have run for as long, one of them in an environment that has had much before
+    w = world()
+    node(w, cores=2)
+    w.exec("before", "f")
+    w.tick(50.0)
+    w.finish("before")
+    w.exec("young", "e")
+    w.exec("old", "f")
+    w.tick(5.0)
+
+    w.exec("newcomer", "h")
+
+    assert w.background == ["old"]
+
+
+@pytest.mark.parametrize("kind", ["not preemptible", "a task"])
+def test_what_is_not_preemptible_keeps_its_core_and_the_newcomer_starts_in_the_background(world: Any, kind: str) -> None:
+    w = world()
+    node(w)
+    if kind == "a task":
+        w.submit("firm", "build", cost={"cores": 1})
+    else:
+        w.exec("firm", "e", preemptible=False)
+    w.tick(100.0)
+
+    w.exec("newcomer", "f", priority=9)
+
+    assert w.grants["firm"].core_ids == (0,)
+    assert w.background == ["newcomer"]
+    # nor does such a one start in the background itself
+    w.exec("firm too", "g", preemptible=False)
+    w.run("task", 1)
+    assert w.waiting == ["firm too", "task"]
+
+
+def test_priority_comes_before_expectation(world: Any) -> None:
+    # Given a command of high priority that has run for long
+    w = world()
+    node(w)
+    w.exec("long", "e", priority=8)
+    w.tick(100.0)
+
+    # When one of usual priority comes, then it gets no core; one that is as high does
+    w.exec("usual", "f")
+    assert w.background == ["usual"]
+    w.exec("high", "g", priority=8)
+    assert w.background == ["long", "usual"]
+
+    # And what is of higher priority takes the core at once, however much is expected of it
+    w.finish("high")
+    w.exec("highest", "e", priority=9)
+    assert w.grants["highest"].core_ids == (0,)
+
+
+def test_a_job_beyond_its_share_loses_its_cores_first(world: Any) -> None:
+    # Given a full node of one job's commands, of which next to nothing is expected, and a trajectory of another job that is old
+    def run(**options: Any) -> Any:
+        w = world(**options)
+        node(w, cores=4, e="few", f="many")
+        w.exec("old", "e", job="few")
+        w.tick(100.0)
+        w.finish("old")
+        for number in range(4):
+            w.exec(f"many{number}", "f", job="many")
+        # When it wants a core
+        w.exec("more", "e", job="few")
+        return w
+
+    # Then it has one; without shares it has none
+    assert [name[:4] for name in run().background] == ["many"]
+    assert run(without=["shares"]).background == ["more"]
+
+
+def test_a_job_beyond_its_share_takes_no_core_of_one_within_its_own(world: Any) -> None:
+    # Given a job within its share whose command has run for long, and one beyond its share
+    w = world()
+    node(w, cores=4, e="few", f="many")
+    w.exec("few", "e", job="few")
+    w.tick(100.0)
+    for number in range(3):
+        w.exec(f"many{number}", "f", job="many", preemptible=False)
+
+    w.exec("short", "f", job="many")
+
+    assert w.background == ["short"]
+
+
+def test_extra_units_go_before_cores(world: Any) -> None:
+    # Given a command that has grown over the whole node, and has run for long
+    w = world()
+    node(w, cores=4)
+    w.exec("wide", "e", [1, 2, 4], parallel=0.99, work_s=1000.0)
+    assert w.units["wide"] == 4
+    w.tick(100.0)
+
+    w.exec("newcomer", "f")
+    assert (w.units, w.background) == ({"wide": 2, "newcomer": 1}, [])
+    for number in range(3):
+        w.exec(f"next{number}", "g")
+    assert w.background == ["wide"]
+
+
+def test_a_wide_command_takes_as_many_holders_as_it_needs_or_none(world: Any) -> None:
+    # Given a node with two commands that have run for long, and one that keeps its core
+    w = world()
+    node(w, cores=3)
+    w.exec("firm", "h", preemptible=False)
+    w.exec("long0", "e")
+    w.exec("long1", "f")
+    w.tick(100.0)
+
+    w.exec("too wide", "g", 3)
+    assert (w.background, w.grants["long0"].core_ids, w.grants["long1"].core_ids) == (["too wide"], (1,), (2,))
+    w.exec("wide", "g", 2)
+    assert w.background == ["long0", "long1", "too wide"]
+
+
+# Not to and fro
+
+
+def test_who_is_expected_to_need_a_little_less_takes_nothing(world: Any) -> None:
+    # Given two trajectories of the same age, of which one has run one action all the time
+    w = world()
+    node(w, cores=2)
+    w.exec("first", "f")
+    w.exec("long", "e")
+    w.tick(10.0)
+    w.finish("first")
+    w.exec("firm", "g", preemptible=False)
+
+    # When the other one comes with its next action, of which a tenth less is expected
+    w.exec("second", "f")
+
+    assert w.background == ["second"]
+
+
+def test_two_that_are_alike_hand_over_seldom(world: Any) -> None:
+    # Given two endless commands on one core
+    w = world()
+    node(w)
+    w.exec("one", "e")
+    w.exec("other", "f")
+
+    # When they run for two hundred seconds
+    while w.now < 200.0:
+        w.wake()
+
+    # Then they hand over when one comes into its next bin of work, of which there are few, and for turns
+    handed_over = [one for one in w.of(commands.Resize) if one.background]
+    assert 10 <= len(handed_over) <= 60
+    # and looking again moves nothing
+    before = len(w.out)
+    for _ in range(5):
+        w.core.state.touch(w.core.state.nodes["n0"].cores)
+        w.tick()
+    assert len(w.out) == before
+
+
+# In the background
+
+
+def test_what_finds_all_cores_taken_starts_in_the_background_up_to_so_many_per_core(world: Any) -> None:
+    w = world()
+    node(w)
+    w.exec("firm", "e", preemptible=False)
+
+    for number in range(STARTS_PER_CORE + 3):
+        w.exec(f"a{number:02}", "f")
+
+    assert w.background == [f"a{number:02}" for number in range(STARTS_PER_CORE)]
+    assert w.waiting == [f"a{number:02}" for number in range(STARTS_PER_CORE, STARTS_PER_CORE + 3)]
+    w.finish("a03")
+    assert w.grants[f"a{STARTS_PER_CORE:02}"].background
+
+
+def test_who_has_got_on_in_the_background_comes_after_who_has_not(world: Any) -> None:
+    # Given two in the background, one of which has got much of what others left idle
+    w = world()
+    node(w)
+    w.exec("firm", "e", preemptible=False)
+    w.exec("lucky", "f")
+    w.exec("other", "g")
+    assert queued(w) == ["lucky", "other"]
+    w.tick(5.0)
+    w.used("lucky", 5.0)
+    assert queued(w) == ["other", "lucky"]
+
+    w.finish("firm")
+
+    assert w.background == ["lucky"]
+
+
+def test_the_core_of_a_newcomer_that_turns_out_to_be_long_is_taken_back_in_time(world: Any) -> None:
+    # Given a command of five seconds in the background of a newcomer
+    w = world()
+    node(w)
+    w.exec("five", "e")
+    w.tick(5.0)
+    w.exec("newcomer", "f")
+    assert w.background == ["five"]
+
+    # When nothing else happens, then the newcomer loses its core once clearly more is expected of it
+    while w.background == ["five"]:
+        w.wake()
+    assert 5.5 < w.now < 10.0
+
+
+def test_a_stop_reaches_the_background(world: Any) -> None:
+    w = world()
+    node(w)
+    w.exec("long", "e")
+    w.tick(10.0)
+    w.exec("newcomer", "f")
+
+    w.handle(events.Cancelled(ids=("long",)))
+
+    assert [(stop.id, stop.node, stop.attempt) for stop in w.of(commands.Stop)] == [("long", "n0", 1)]
+    w.finish("newcomer")
+    assert w.background == ["long"], "what is being stopped gets no core any more"
+    w.finish("long", "cancelled")
+    assert (w.ended("long")[0], queued(w), w.core.state.nodes["n0"].cores.running) == ("cancelled", [], {})
+
+
+@pytest.mark.parametrize("end", ["node", "environment"])
+def test_what_is_in_the_background_ends_with_its_node_and_its_environment(world: Any, end: str) -> None:
+    w = world()
+    node(w)
+    w.exec("firm", "e", preemptible=False)
+    w.exec("behind", "f")
+
+    if end == "node":
+        w.lose()
+    else:
+        w.handle(events.EnvironmentClosed(id="f", reason="it is no more"))
+        w.finish("behind", "failed")
+        assert (queued(w), list(w.core.state.nodes["n0"].cores.running)) == ([], ["firm"])
+
+    assert "behind" in w.ends
+    assert "behind" not in w.core.state.running
+
+
+def test_the_time_in_the_background_counts_as_queueing(world: Any) -> None:
+    # Given a command that has run for ten seconds, and then been in the background for five, where it got two
+    w = world()
+    node(w)
+    w.tick(1.0)
+    w.exec("long", "e")
+    w.tick(10.0)
+    w.exec("newcomer", "f", priority=9)
+    w.tick(5.0)
+
+    w.finish("long", execution_s=12.0, waited_s=3.0)
+
+    end = w.ends["long"]
+    assert (end.queue_s, end.execution_s, end.overhead_s, end.unit_s) == (3.0, 12.0, 0.0, 10.0)
+
+
+# Without
+
+
+def test_without_preemption_who_comes_waits(world: Any) -> None:
+    w = world(without=["preemption"])
+    node(w)
+    w.exec("long", "e")
+    w.tick(100.0)
+
+    w.exec("newcomer", "f", priority=9)
+    w.tick(100.0)
+
+    assert (w.waiting, w.background, w.grants["long"].core_ids) == (["newcomer"], [], (0,))
+
+
+def test_what_fits_needs_no_background(world: Any) -> None:
+    w = world()
+    node(w, cores=4)
+    for number in range(4):
+        w.exec(f"a{number}", "e")
+
+    assert (w.background, w.of(commands.Resize)) == ([], [])

@@ -1,0 +1,249 @@
+"""Turns: whoever wants cores gets them in bounded time, whatever the others are expected to need, and keeps them for a while."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import commands
+from scheduler.lanes.elastic import SOONEST_S, TURN_AFTER_S, TURN_PART, TURN_S
+
+JOBS = "abc"
+
+
+@dataclass
+class Contention:
+    """Since when an action wants cores, and how many wanted some for longer then."""
+
+    since: float
+    ahead: int
+
+
+@dataclass
+class Node:
+    """A node on which commands run as long as they need; what each of them has had to wait for, and for how long."""
+
+    world: Any
+    cores: int
+    takes_s: dict[str, float] = field(default_factory=dict)
+    wants: dict[str, Contention] = field(default_factory=dict)
+    had: dict[str, tuple[Contention, float]] = field(default_factory=dict)
+    """Who has had cores since when, and how they had waited; those that have ended, too."""
+    turn_since: dict[str, float] = field(default_factory=dict)
+    waits: list[tuple[float, int]] = field(default_factory=list)
+    """The seconds of each wait that is over, and how many were ahead."""
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        self.world.node(cores=self.cores)
+        for job in JOBS:
+            self.world.open(f"e-{job}", job=job)
+
+    def submit(self, action_id: str, takes_s: float, job: str = "a", **fields: Any) -> None:
+        self.takes_s[action_id] = takes_s
+        self.wants[action_id] = Contention(self.world.now, self.ahead(self.world.now))
+        self.world.exec(action_id, f"e-{job}", job=job, **fields)
+        self.read()
+
+    def run_until(self, until: float) -> None:
+        """Let time pass; commands end when they have had what they need."""
+        while True:
+            ends = [(self.end_of(running), action_id) for action_id, running in self.world.core.state.running.items()]
+            end, action_id = min(ends, default=(math.inf, ""))
+            wake = self.world.core.next_wake(self.world.now)
+            at = min(end, math.inf if wake is None else wake)
+            if at > until:
+                self.world.now = until
+                return
+            self.world.now = max(self.world.now, at)
+            if end <= at:
+                self.world.finish(action_id)
+            else:
+                self.world.tick()
+            self.read()
+
+    def end_of(self, running: Any) -> float:
+        left_s = self.takes_s[running.waiting.id] - running.done_at(self.world.now)
+        return float(self.world.now + left_s / running.speed if running.speed else math.inf)
+
+    def read(self) -> None:
+        """Note who has got cores, and who has lost them."""
+        now = self.world.now
+        for command in self.world.out[self.seen :]:
+            match command:
+                case commands.Start(id=action_id, grant=grant) if grant.core_ids and action_id in self.wants:
+                    self._got(action_id, now)
+                case commands.Resize(id=action_id, background=False) if action_id in self.wants:
+                    self._got(action_id, now)
+                case commands.Resize(id=action_id, background=True):
+                    got = self.turn_since.pop(action_id, None)
+                    assert got is None or now >= got + TURN_S, "a turn was cut short"
+                    self._lost(action_id, now)
+                case _:
+                    pass
+        self.seen = len(self.world.out)
+
+    def ahead(self, now: float) -> int:
+        """Return how many want cores by now: those without any, and those who have not had theirs for long enough."""
+        return len(self.wants) + sum(now < got + TURN_S for _, got in self.had.values())
+
+    def _lost(self, action_id: str, now: float) -> None:
+        wait, got = self.had.pop(action_id, (None, -math.inf))
+        self.wants[action_id] = wait if wait is not None and now < got + TURN_S else Contention(now, self.ahead(now))
+
+    def _got(self, action_id: str, now: float) -> None:
+        wait = self.wants.pop(action_id)
+        self.had[action_id] = (wait, now)
+        self.waits.append((now - wait.since, wait.ahead))
+        # Where there are other cores than those of turns, who waits for its turn may be handed one of them, and lose it at any moment.
+        if now >= wait.since + TURN_AFTER_S and self.cores == 1:
+            self.turn_since[action_id] = now
+        else:
+            self.turn_since.pop(action_id, None)
+
+    def all_waits(self) -> list[tuple[float, int]]:
+        """Return all waits, those that are not over as long as they have lasted."""
+        return self.waits + [(self.world.now - wait.since, wait.ahead) for wait in self.wants.values()]
+
+
+def bound_s(ahead: int, at_a_time: int) -> float:
+    """Return the longest that anybody waits; two looks at a node are a moment apart, which counts once for each turn."""
+    turns = math.ceil((ahead + 1) / at_a_time)
+    return TURN_AFTER_S + turns * (TURN_S + SOONEST_S) + SOONEST_S
+
+
+def stream(node: Node, seed: int, count: int, mean_s: float, *, widths: tuple[Any, ...], priorities: tuple[int, ...]) -> None:
+    """Have commands of all lengths come, mostly short ones that go before all others."""
+    draw = random.Random(seed)
+    for number in range(count):
+        work_s = draw.choice([0.05, 0.5, 0.5, 3.0, 1000.0])
+        fields: dict[str, Any] = {"action_class": str(work_s), "work_s": work_s} if draw.random() < 0.7 else {}
+        cores, priority, job = draw.choice(widths), draw.choice(priorities), draw.choice(JOBS)
+        node.submit(f"a{number}", work_s, job, cores=cores, priority=priority, **fields)
+        node.run_until(node.world.now + draw.expovariate(1 / mean_s))
+    node.run_until(node.world.now + 60.0)
+
+
+STREAMS = {
+    "seed": st.integers(0, 100_000),
+    "count": st.integers(10, 60),
+    "mean_s": st.sampled_from([0.05, 0.3, 1.0]),
+    "priorities": st.sampled_from([(5,), (5, 9), (0, 5, 9)]),
+    "without": st.sampled_from([(), (), ("learning",), ("shares",), ("resizing",)]),
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(cores=st.sampled_from([1, 2, 8, 16, 24]), **STREAMS)
+def test_who_wants_a_core_gets_one_when_those_ahead_have_had_their_turn(
+    world: Any, cores: int, without: tuple[str, ...], **fields: Any
+) -> None:
+    # Given commands on one core of all lengths, jobs and priorities, more than the node can do
+    node = Node(world(without=without), cores)
+
+    stream(node, widths=(1,), **fields)
+
+    # Then nobody has waited longer than for those that were ahead, an eighth of the cores at a time
+    assert all(waited_s <= bound_s(ahead, max(1, cores // TURN_PART)) for waited_s, ahead in node.all_waits())
+
+
+@settings(max_examples=20, deadline=None)
+@given(cores=st.sampled_from([2, 8, 16]), **STREAMS)
+def test_who_wants_many_cores_gets_them_when_those_ahead_have_had_their_turn_one_by_one(
+    world: Any, cores: int, without: tuple[str, ...], **fields: Any
+) -> None:
+    # Given commands some of which need the whole node, and some of which can use more than they need
+    node = Node(world(without=without), cores)
+
+    stream(node, widths=(1, 1, 2, cores // 2, cores, [1, 2]), **fields)
+
+    # Then nobody has waited longer than for those that were ahead; two that need the whole node cannot have it at once
+    assert all(waited_s <= bound_s(ahead, 1) for waited_s, ahead in node.all_waits())
+
+
+@pytest.mark.parametrize("priority", [5, 9])
+def test_a_long_command_beside_an_endless_stream_of_short_ones_ends_in_bounded_time(world: Any, priority: int) -> None:
+    # Given one core, short commands that keep it busy, and a long one of six seconds
+    node = Node(world(), 1)
+    node.submit("long", 6.0)
+    for number in range(1000):
+        node.submit(f"short{number}", 0.5, job="b", priority=priority)
+        node.run_until(node.world.now + 0.5)
+        if "long" in node.world.ends:
+            break
+
+    # Then it has its turns, of two seconds every twenty or so, until it is done
+    assert "long" in node.world.ends
+    assert node.world.now <= 3 * (bound_s(0, 1) + TURN_S)
+
+
+def test_a_turn_lasts_two_seconds_and_then_the_better_claim_counts_again(world: Any) -> None:
+    # Given one core with a command of high priority, and one of low priority in the background
+    node = Node(world(), 1)
+    node.submit("high", 1000.0, priority=9)
+    node.submit("low", 1000.0, priority=0)
+    began = node.world.now
+
+    # When it has contended for twenty seconds
+    node.run_until(began + TURN_AFTER_S)
+    assert node.world.background == ["high"]
+
+    # Then it keeps the core for two, and no longer
+    node.run_until(began + TURN_AFTER_S + TURN_S - 0.001)
+    assert node.world.background == ["high"]
+    node.run_until(began + TURN_AFTER_S + TURN_S)
+    assert node.world.background == ["low"]
+
+
+@pytest.mark.parametrize("came", [0.1, 0.3, 5.7, 1e9 + 1 / 3])
+def test_a_turn_comes_on_time_whenever_it_began_to_wait(world: Any, came: float) -> None:
+    node = Node(world(), 1)
+    node.world.now = came
+    node.submit("high", 1000.0, priority=9)
+    node.submit("low", 1000.0, priority=0)
+
+    node.run_until(came + TURN_AFTER_S + 1.0)
+
+    assert node.world.background == ["high"]
+
+
+def test_what_is_bound_to_no_node_takes_turns_with_what_is_in_the_background(world: Any) -> None:
+    # Given so many commands in the background that somebody has always waited for long
+    node = Node(world(), 8)
+    for number in range(100):
+        node.submit(f"a{number}", 1000.0)
+
+    # When an action that is bound to no node, and of lower priority, comes
+    node.takes_s["build"] = 1000.0
+    node.world.run("build", 1, priority=0)
+    node.run_until(node.world.now + bound_s(100, 1))
+
+    assert "build" in node.world.grants
+
+
+def test_turns_take_no_more_memory_than_there_is(world: Any) -> None:
+    # Given a node with memory for one build, full of commands of higher priority
+    node = Node(world(), 1)
+    w = node.world
+    w.lose()
+    w.node("small", cores=16, memory_mb=100)
+    w.open("e")
+    for number in range(16):
+        node.takes_s[f"a{number}"] = 1000.0
+        w.exec(f"a{number}", "e", priority=9)
+    for name in ("b0", "b1"):
+        node.takes_s[name] = 1000.0
+        w.submit(name, "build", cost={"cores": 1, "memory_mb": 60})
+
+    # When both have waited for long
+    node.run_until(w.now + TURN_AFTER_S + 1.0)
+
+    # Then one of them has its turn
+    assert ("b0" in w.grants, "b1" in w.grants) == (True, False)
+    assert w.core.state.nodes["small"].memory_free == 40

@@ -1,0 +1,169 @@
+"""The work that is left of an action and of its trajectory: what the tables of a job take in, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.durations import Observation
+from scheduler.learning.life_table import EDGES, FIRST_S, bin_of
+from scheduler.learning.work_left import ACTION_PART, Life, WorkLeft, next_bin_s
+from tangram.elasticity import FLAT, Amdahl
+
+
+def ended(work: WorkLeft, job: str, *lengths_s: float) -> None:
+    """Have actions without an environment run for so long, and end."""
+    for work_s in lengths_s:
+        life = Life()
+        work.note(job, life, work_s, None, 0.0)
+        work.action_ended(job, life)
+
+
+def at(work_s: float) -> Life:
+    return Life(work_s, bin_of(work_s))
+
+
+def seen(**fields: Any) -> Observation:
+    given = {"job": "a", "kind": "cpu.exec", "action_class": None, "service": None, "units": (1,), "curve": FLAT}
+    return Observation(**{**given, "held_units": 1.0, "execution_s": 8.0, "cpu_s": 8.0, **fields})
+
+
+def test_of_an_action_outside_an_environment_only_its_own_life_counts() -> None:
+    work = WorkLeft()
+
+    assert work.expected_s("a", Life(), None) == FIRST_S
+    assert work.expected_s("a", at(EDGES[10]), None) == EDGES[10]
+
+
+def test_of_an_action_in_an_environment_that_of_its_trajectory_counts_and_a_part_of_its_own() -> None:
+    work = WorkLeft()
+
+    expected_s = work.expected_s("a", at(EDGES[5]), at(EDGES[10]))
+    assert expected_s == pytest.approx(EDGES[10] + ACTION_PART * EDGES[5])
+
+
+def test_of_alike_actions_less_is_expected_the_longer_they_have_run() -> None:
+    work = WorkLeft()
+    ended(work, "a", *[10.0] * 300)
+
+    assert work.expected_s("a", Life(), None) == pytest.approx(10.0, rel=0.3)
+    assert work.expected_s("a", at(8.0), None) < work.expected_s("a", at(3.0), None) < work.expected_s("a", Life(), None)
+
+
+def test_jobs_learn_apart() -> None:
+    work = WorkLeft()
+    ended(work, "a", *[100.0] * 30)
+
+    assert work.expected_s("b", Life(), None) == FIRST_S
+
+
+def test_one_that_still_runs_says_that_it_has_lasted_so_long() -> None:
+    # Given a job of which many short actions have ended, and one runs
+    work, long = WorkLeft(), Life()
+    ended(work, "a", *[1.0] * 20)
+    before_s = work.expected_s("a", Life(), None)
+
+    # When that one goes on and on
+    for work_s in (2.0, 20.0, 200.0):
+        work.note("a", long, work_s, None, 0.0)
+
+    # Then more is expected of those that come, though it has not ended
+    assert work.expected_s("a", Life(), None) > before_s
+
+
+def test_an_action_that_is_asked_for_often_counts_once() -> None:
+    often, once = WorkLeft(), WorkLeft()
+    for work, notes in ((often, 50), (once, 1)):
+        life = Life()
+        for number in range(notes):
+            work.note("a", life, 5.0 * (number + 1) / notes, None, 0.0)
+        work.action_ended("a", life)
+
+    assert [often.expected_s("a", at(edge), None) for edge in EDGES] == [once.expected_s("a", at(edge), None) for edge in EDGES]
+
+
+def test_work_never_becomes_less() -> None:
+    work, life = WorkLeft(), Life()
+    work.note("a", life, 5.0, None, 0.0)
+    work.note("a", life, 1.0, None, 0.0)
+
+    assert (life.work_s, life.bin) == (5.0, bin_of(5.0))
+
+
+def test_a_trajectory_goes_on_from_action_to_action() -> None:
+    # Given a trajectory of three actions of four seconds
+    work, trajectory = WorkLeft(), Life()
+    for number in range(3):
+        action = Life()
+        work.note("a", action, 4.0, trajectory, 4.0 * (number + 1))
+        work.action_ended("a", action)
+    work.trajectory_ended("a", trajectory)
+
+    # Then it is as old as all of them
+    assert trajectory.work_s == 12.0
+    for _ in range(200):
+        alike = Life()
+        work.note("a", Life(), 4.0, alike, 12.0)
+        work.trajectory_ended("a", alike)
+    assert work.expected_s("a", Life(), Life()) > work.expected_s("a", Life(), at(11.0))
+
+
+def test_a_trajectory_that_never_began_says_nothing() -> None:
+    work = WorkLeft()
+    for _ in range(50):
+        work.trajectory_ended("a", Life())
+
+    assert work.expected_s("a", Life(), Life()) == pytest.approx((1 + ACTION_PART) * FIRST_S)
+
+
+@pytest.mark.parametrize("work_s", [0.0, 0.05, 0.1, 3.0, 1000.0])
+def test_the_next_bin_is_as_far_as_its_edge(work_s: float) -> None:
+    life = at(work_s)
+
+    assert next_bin_s(life) > 0.0
+    assert bin_of(work_s + next_bin_s(life) * 1.0001) == life.bin + 1
+
+
+# History
+
+
+def test_history_counts_like_what_has_run() -> None:
+    lived = WorkLeft()
+    ended(lived, "a", *[8.0] * 40)
+
+    told = WorkLeft([seen(environment=None)] * 40)
+
+    assert [told.expected_s("a", at(edge), None) for edge in EDGES] == [lived.expected_s("a", at(edge), None) for edge in EDGES]
+
+
+def test_history_on_many_cores_is_work_on_one_and_other_kinds_say_nothing() -> None:
+    wide = seen(environment=None, units=(1, 4), curve=Amdahl(1.0), held_units=4.0, execution_s=2.0)
+    other = seen(environment=None, kind="build", execution_s=1000.0)
+
+    told, alike = WorkLeft([wide, other] * 40), WorkLeft([seen(environment=None)] * 40)
+
+    assert told.expected_s("a", Life(), None) == alike.expected_s("a", Life(), None)
+
+
+def test_trajectories_of_history_have_ended_but_for_those_that_are_taken_over() -> None:
+    # Given a hundred environments of two actions each
+    history = [seen(environment=f"e{number}") for number in range(100) for _ in range(2)]
+    work = WorkLeft(history)
+    before_s = work.expected_s("a", Life(), at(15.0))
+
+    # When half of them turn out to stand still
+    lives = [work.resume("a", f"e{number}") for number in range(50)]
+
+    # Then they are as old as they were, and more is expected of those of their age
+    assert {life.work_s for life in lives} == {16.0}
+    assert work.expected_s("a", Life(), at(15.0)) > before_s
+
+
+def test_an_environment_that_history_does_not_know_begins_anew() -> None:
+    work = WorkLeft([seen(environment="e0")])
+
+    assert work.resume("a", "other").bin == -1
+    assert work.resume("b", "e0").bin == -1
+    assert work.resume("a", "e0").work_s == 8.0
+    assert work.resume("a", "e0").bin == -1, "it is taken over once"

@@ -1,0 +1,53 @@
+"""What is written to a control group for its weight, in folders made to look like groups of each kind of kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.cpu import weight
+
+
+def group(folder: Path, *names: str) -> str:
+    """Make a group with these control files."""
+    for name in names:
+        (folder / name).touch()
+    return str(folder)
+
+
+@pytest.mark.parametrize(("name", "one", "four", "most"), [("cpu.shares", "1024", "4096", "262144"), ("cpu.weight", "100", "400", "10000")])
+def test_a_group_in_the_foreground_counts_for_its_cores(tmp_path: Path, name: str, one: str, four: str, most: str) -> None:
+    # Given a group; when it has no cores in particular, one, four, and more than the kernel takes a weight for
+    folder = group(tmp_path, name)
+    said = []
+    for cores in (0, 1, 4, 100_000):
+        weight.set_foreground(folder, cores)
+        said.append((tmp_path / name).read_text())
+    # Then its weight is that of so many cores, and at least of one
+    assert said == [one, one, four, most]
+
+
+@pytest.mark.parametrize(("name", "low"), [("cpu.shares", "2"), ("cpu.weight", "1")])
+def test_the_background_is_a_flag_where_there_is_one_else_the_least_weight(tmp_path: Path, name: str, low: str) -> None:
+    # Given a group of an earlier kernel; when it is sent to the background; then it has the least weight
+    folder = group(tmp_path, name)
+    weight.set_background(folder)
+    assert (tmp_path / name).read_text() == low
+    # Given the flag; when it is sent there again; then the flag is set, and the weight is left alone, as the kernel demands
+    group(tmp_path, name, weight.IDLE)
+    (tmp_path / name).write_text("")
+    weight.set_background(folder)
+    assert ((tmp_path / weight.IDLE).read_text(), (tmp_path / name).read_text()) == ("1", "")
+    # When it is brought back; then neither is left
+    weight.set_foreground(folder)
+    assert (tmp_path / weight.IDLE).read_text() == "0"
+    assert int((tmp_path / name).read_text()) > 2
+
+
+def test_a_group_without_control_files_is_refused(tmp_path: Path) -> None:
+    # Given a folder that is no group of `cpu`; then it has no weight, and setting one fails
+    assert not weight.has_weight(str(tmp_path))
+    for set_weight in (weight.set_background, weight.set_foreground):
+        with pytest.raises(FileNotFoundError):
+            set_weight(str(tmp_path))

@@ -1,0 +1,182 @@
+"""How the processes of a session are held in the background: they get only time that no command in the foreground wants.
+
+| means       | in the background, a session's processes                               | needs                                        |
+|-------------|------------------------------------------------------------------------|----------------------------------------------|
+| `cgroup`    | are in a control group of next to no weight, on any core               | a control group that the worker may write    |
+| `autogroup` | are SCHED_IDLE, their autogroups (sched(7)) have nice 19, on any core  | CAP_SYS_ADMIN and CAP_SYS_NICE, or, where    |
+|             |                                                                        | autogroups are off, RLIMIT_NICE of 20        |
+| `affinity`  | share the last core                                                    | nothing                                      |
+
+Weights count level by level: first a core is divided among groups, then each group's part among its processes. Each call
+of setsid(2) makes an autogroup. So the policy SCHED_IDLE alone has no effect between two sessions, and a group's weight has.
+A process that calls setsid(2) in the background leaves its autogroup; it is found when the session is looked at next.
+
+What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
+`trial.py` finds what works.
+Rules: the standard library only; the keeper process imports this file too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from typing import ClassVar
+
+from workers.cpu import weight
+from workers.cpu.process import tree
+from workers.cpu.process.groups import Groups, write_text
+from workers.cpu.process.members import Members
+from workers.cpu.weight import Means
+
+MEANS: tuple[Means, ...] = ("cgroup", "autogroup", "affinity")
+LOW, ORDINARY = "19", "0"
+
+
+class Background(ABC):
+    """One means. `cores` are all that commands may use."""
+
+    means: ClassVar[Means]
+
+    def __init__(self, cores: Iterable[int]) -> None:
+        self.cores = tuple(sorted(cores))
+
+    @abstractmethod
+    def send(self, members: Members) -> None:
+        """Leave all processes of a session only time that nobody else wants."""
+
+    @abstractmethod
+    def recall(self, members: Members, cores: Collection[int]) -> None:
+        """Bring all processes of a session to the foreground, on `cores` and with the weight of one."""
+
+    def pin(self, members: Members, cores: Collection[int]) -> None:
+        """Hold every thread of a session to `cores`."""
+        tree.apply(members.threads, lambda thread: os.sched_setaffinity(thread, cores))
+
+    def weigh(self, members: Members, cores: int) -> None:
+        """Have a session in the foreground count for so many cores, where cores are divided by weights; by default nothing."""
+        return
+
+    def follow(self, living: Iterable[tree.Process]) -> None:
+        """Send those of `living` processes after the others that have left the background since; by default none can."""
+        return
+
+    def has_others(self, members: Members) -> bool:
+        """Return whether anything but the shell is left of a session."""
+        return any(process.pid != members.shell for process in members.settled())
+
+
+class GroupBackground(Background):
+    """By the weight of the session's control group, called `prefix` and the keeper's id."""
+
+    means = "cgroup"
+
+    def __init__(self, cores: Iterable[int], prefix: str) -> None:
+        super().__init__(cores)
+        self._prefix = prefix
+
+    def send(self, members: Members) -> None:
+        """Take the weight, then widen the mask; see the base class."""
+        with contextlib.suppress(OSError):
+            weight.set_background(self._folder(members))
+        self.pin(members, self.cores)
+
+    def recall(self, members: Members, cores: Collection[int]) -> None:
+        """Narrow the mask, then give the weight back; see the base class."""
+        self.pin(members, cores)
+        self.weigh(members, 1)
+
+    def weigh(self, members: Members, cores: int) -> None:
+        """Write the weight of so many cores; see the base class."""
+        with contextlib.suppress(OSError):
+            weight.set_foreground(self._folder(members), cores)
+
+    def pin(self, members: Members, cores: Collection[int]) -> None:
+        """Hold what is in the group; see the base class."""
+        folder = self._folder(members)
+        name = "cgroup.threads" if os.path.exists(f"{folder}/cgroup.threads") else "tasks"
+        tree.apply(lambda: _ids_in(f"{folder}/{name}"), lambda thread: os.sched_setaffinity(thread, cores))
+
+    def has_others(self, members: Members) -> bool:
+        """Look into the group; see the base class."""
+        return any(pid != members.shell for pid in _ids_in(f"{self._folder(members)}/cgroup.procs"))
+
+    def _folder(self, members: Members) -> str:
+        return f"{self._prefix}-{members.keeper}"
+
+
+class AutogroupBackground(Background):
+    """By the policy of each thread, and the weight of each autogroup."""
+
+    means = "autogroup"
+
+    def send(self, members: Members) -> None:
+        """See the base class; a policy is inherited, so each look finds what appeared since the one before."""
+        self._each(members, os.SCHED_IDLE, LOW, self.cores)
+
+    def recall(self, members: Members, cores: Collection[int]) -> None:
+        """See the base class; a policy that is not idle was chosen by the program, and stays."""
+        self._each(members, os.SCHED_OTHER, ORDINARY, cores)
+
+    def _each(self, members: Members, policy: int, nice: str, cores: Collection[int]) -> None:
+        sessions: set[int] = set()
+
+        def look() -> list[int]:
+            found = members.settled()
+            for process in found:
+                if process.session not in sessions:
+                    sessions.add(process.session)
+                    _set_autogroup(process.pid, nice)
+            return [thread for process in found for thread in _threads_of(process)]
+
+        def place(thread: int) -> None:
+            os.sched_setaffinity(thread, cores)
+            if policy == os.SCHED_IDLE or os.sched_getscheduler(thread) == os.SCHED_IDLE:
+                os.sched_setscheduler(thread, policy, os.sched_param(0))
+
+        tree.apply(look, place)
+
+    def follow(self, living: Iterable[tree.Process]) -> None:
+        """Take the weight of each autogroup; see the base class."""
+        for process in {process.session: process for process in living}.values():
+            _set_autogroup(process.pid, LOW)
+
+
+class AffinityBackground(Background):
+    """By the last core, which whatever is in the background shares with each other and with a command that holds it."""
+
+    means = "affinity"
+
+    def send(self, members: Members) -> None:
+        """Hold it to the last core; see the base class."""
+        self.pin(members, self.cores[-1:])
+
+    def recall(self, members: Members, cores: Collection[int]) -> None:
+        """Hold it to `cores`; see the base class."""
+        self.pin(members, cores)
+
+
+def background_of(means: Means, cores: Iterable[int], groups: Groups) -> Background:
+    """Return the background by one means; `cgroup` needs a group for `cpu`."""
+    if means == "cgroup":
+        assert groups.cpu is not None, "the caller has found one"
+        return GroupBackground(cores, groups.cpu)
+    return AutogroupBackground(cores) if means == "autogroup" else AffinityBackground(cores)
+
+
+def _set_autogroup(pid: int, nice: str) -> None:
+    with contextlib.suppress(OSError):
+        write_text(f"/proc/{pid}/autogroup", nice)
+
+
+def _threads_of(process: tree.Process) -> list[int]:
+    return [process.pid] if process.thread_count == 1 else tree.threads(process.pid)
+
+
+def _ids_in(path: str) -> list[int]:
+    """Return the ids in a file of a group, none where that is gone; those that this process cannot see are left out."""
+    try:
+        return [number for number in map(int, tree.read_bytes(path).split()) if number]
+    except OSError:
+        return []

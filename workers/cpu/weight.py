@@ -1,0 +1,83 @@
+"""How much a control group's processes count against those of other groups: as much as its cores do, or next to nothing.
+
+The kernel divides a core among the groups that want it, level by level, by these weights. It spreads the weight of a group over
+the cores on which the group runs, so a group in the foreground has the weight of one core for each of its cores. A group in
+the background has at most 1 part in 300 of that: this is what it gets of a core that a group in the foreground wants.
+
+| kernel                      | background        | foreground, n cores                     |
+|-----------------------------|-------------------|-----------------------------------------|
+| Linux 5.15 or later         | `cpu.idle` 1      | `cpu.idle` 0, and one of the next two   |
+| control groups v1           | `cpu.shares` 2    | `cpu.shares` 1024 n, at most 262144     |
+| control groups v2           | `cpu.weight` 1    | `cpu.weight` 100 n, at most 10000       |
+
+Rules: the standard library only; the keeper process imports this file too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+Means = Literal["cgroup", "autogroup", "affinity"]
+"""By what processes are held in the background, best first: control groups, the kernel's own groups of sessions, or affinity."""
+
+IDLE = "cpu.idle"
+"""The control file that holds a group in the background by itself; with 0 the group has the weight of one core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A control file with the weight of a group: in the background, of each core, and the most that the kernel takes."""
+
+    name: str
+    background: int
+    core: int
+    most: int
+
+    def of(self, cores: int) -> int:
+        """Return the weight of a group with so many cores; one that has none in particular counts as one core does."""
+        return min(self.most, self.core * max(1, cores))
+
+
+V1, V2 = Weight("cpu.shares", 2, 1024, 262_144), Weight("cpu.weight", 1, 100, 10_000)
+WEIGHTS = (V1, V2)
+
+
+def has_weight(folder: str) -> bool:
+    """Return whether the group `folder` has one of the control files."""
+    return any(os.path.exists(f"{folder}/{weight.name}") for weight in WEIGHTS)
+
+
+def set_background(folder: str) -> None:
+    """Leave the group only time that no group in the foreground wants. Raises `OSError`."""
+    try:
+        _write(f"{folder}/{IDLE}", 1)
+    except FileNotFoundError:
+        _set(folder, {weight.name: weight.background for weight in WEIGHTS})
+
+
+def set_foreground(folder: str, cores: int = 1) -> None:
+    """Have the group count as much as its cores do. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        # First, since the kernel refuses a weight while this is 1.
+        _write(f"{folder}/{IDLE}", 0)
+    _set(folder, {weight.name: weight.of(cores) for weight in WEIGHTS})
+
+
+def _set(folder: str, values: dict[str, int]) -> None:
+    """Write the weight that is there."""
+    for name, value in values.items():
+        with contextlib.suppress(FileNotFoundError):
+            _write(f"{folder}/{name}", value)
+            return
+    raise FileNotFoundError(f"{folder} has no weight")
+
+
+def _write(path: str, value: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
