@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -51,7 +52,7 @@ REST_S: Final = 0.5
 """Seconds until an action that is not worth growing is looked at again: it may run on longer than expected."""
 
 TRIES: Final = 8
-"""Rungs that are passed over for want of units before a look is over."""
+"""Rungs of a job that are passed over for want of units before a round is done with that job."""
 
 TURN_AFTER_S: Final = 20.0
 """Seconds without a core after which an action gets a turn."""
@@ -216,13 +217,23 @@ class ElasticCores:
 
     def _give_turns(self, look: Look) -> bool:
         """Give cores to those that have contended for long; False where one of them needs more than anybody can give up."""
-        most = max(1, look.group.capacity // TURN_PART)
+        group, foreground, most = look.group, look.group.foreground, max(1, look.group.capacity // TURN_PART)
         longest = [queue.longest(look.now, TURN_AFTER_S) for queue in self._queues(look)]
-        for waiting in heapq.merge(*longest, key=lambda waiting: waiting.contends_since):
-            if look.group.foreground.turns + len(look.turns) >= most:
-                return True
+        # Who has got cores, but not for long enough yet, stands in the same line and only has to keep them.
+        unsettled = [running.waiting for running in foreground.unsettled(look.now, TURN_S)]
+        holders = sorted((one for one in unsettled if look.now >= one.contends_since + TURN_AFTER_S), key=_contends_since)
+        coming = list[Waiting]()
+        for waiting in heapq.merge(*longest, holders, key=_contends_since):
+            if foreground.turns + len(coming) >= most:
+                break
+            running = group.running.get(waiting.id)
+            if running is not None and not running.grant.background:
+                foreground.protect(running, running.on_cores_since + TURN_S)
+            elif self._may_start(look, waiting, _memory_left(look)):
+                coming.append(waiting)
+        for waiting in coming:
             if not self._may_start(look, waiting, _memory_left(look)):
-                continue
+                continue  # another one's turn has taken the memory
             if not self._find_room_for_turn(look, waiting):
                 return False
             self._begin(look, waiting)
@@ -241,20 +252,20 @@ class ElasticCores:
         """Give what is free to whom it is worth most."""
         ladder = look.group.ladder
         ladder.wake(look.now)
-        aside, passed = list[Entry](), set[str]()
-        while len(aside) < TRIES:
-            climber = ladder.best_up(passed)
-            if climber is None:
-                break
-            rung = climber.rungs[climber.at]
+        aside, tries, passed = list[Entry](), Counter[str](), set[str]()
+        while (climber := ladder.best_up(passed)) is not None:
+            rung, job = climber.rungs[climber.at], climber.waiting.action.job
             if not self._saves(climber, rung, look.now):
                 ladder.rest(climber, look.now + REST_S)
             elif self._affords(look, climber, rung):
                 look.climb(climber)
-            elif not look.free and look.fairness.comes_last(climber.waiting.action.job):
-                passed.add(climber.waiting.action.job)  # none of its actions may take anything
+            elif not look.free and look.fairness.comes_last(job):
+                passed.add(job)  # none of its actions may take anything
             else:
                 aside.append(ladder.set_aside(climber))
+                tries[job] += 1
+                if tries[job] == TRIES:
+                    passed.add(job)
         for entry in aside:
             ladder.put_back(entry)
 
@@ -414,6 +425,10 @@ def _memory_left(look: Look) -> int:
     """Return the memory that is free once all that is decided so far is carried out; an action of the background holds its own already."""
     background = look.group.background
     return look.node.memory_free - sum(own_memory(one.waiting.action) for one in look.entering if one.waiting.id not in background)
+
+
+def _contends_since(waiting: Waiting) -> float:
+    return waiting.contends_since
 
 
 def _whoever(holder: Holder) -> bool:

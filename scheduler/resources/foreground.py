@@ -69,6 +69,11 @@ class Foreground:
         self._turns[running.waiting.id] = None
         heapq.heappush(self._due, (until, running.waiting.seq, holder.change, holder))
 
+    def unsettled(self, now: float, turn_s: float) -> list[Running]:
+        """Return the holders without a turn that have had their cores for less than a turn by now."""
+        running = (holder.running for holder in self._holders.values() if holder.running.waiting.id not in self._turns)
+        return [one for one in running if one.on_cores_since + turn_s > now and not one.stopping]
+
     def leave(self, action_id: str) -> None:
         """Forget a holder, if it is one."""
         self.fresh.pop(action_id, None)
