@@ -329,6 +329,7 @@ def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
         received_at=row.received_at,
         grant=grant,
         attempts=row.attempts,
+        resized_at=row.resized_at,
     )
 
 

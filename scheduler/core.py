@@ -205,11 +205,13 @@ class Core:
             running.started_at = event.at
 
     def _used(self, event: events.Used, now: float) -> None:
-        """Rank an action anew that has got on in the background."""
+        """Take in what an action has got in the background, and rank it anew."""
         state, running = self.state, self.state.running.get(event.id)
         if running is None or running.grant.attempt != event.attempt:
             return
-        running.note_background(event.background_cpu_s)
+        node = state.nodes.get(running.grant.node)
+        most_s = (now - running.granted_at) * (node.spec.cores if node is not None else 1)
+        running.note_background(min(event.background_cpu_s, most_s))
         environment = state.environments.get(running.waiting.action.environment or "")
         group = state.core_group(environment) if environment is not None else None
         if group is not None and event.id in group.background:
@@ -222,7 +224,9 @@ class Core:
         if running is None or running.grant.attempt != event.attempt:
             return
         note_answer(self.state, running, event, now)
-        self.state.end_work(running, now, counts=event.status != "cancelled")
+        if event.told_by == "worker" and (in_background_s := running.background_s_at(now)):
+            running.note_background(in_background_s - event.waited_s)
+        self.state.end_work(running, now, counts=event.status not in ("cancelled", "lost"))
         self._ends.release(running, now)
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
             self._wait_again(running, event.reason or "the API refused it", now)

@@ -61,10 +61,10 @@ class Ends:
     def learn(self, running: Running, finished: events.Finished) -> None:
         """Have the durations learn from an action that succeeded."""
         waiting, execution_s = running.waiting, finished.execution_s
-        held_s = max(running.held_since - running.granted_at, 1e-9)
+        held_s = max(running.held_since - running.granted_at - running.background_s_at(running.held_since), 1e-9)
         held_units = waiting.unit_s / held_s if waiting.attempt == 1 and waiting.unit_s else float(running.grant.units)
         # Once resized, what was done is the sum over its grants; else it is what the worker timed.
-        resized = running.since > running.granted_at and running.done_s > 0
+        resized = (running.since > running.granted_at or running.grant.background) and running.done_s > 0
         work_s = running.done_at(running.held_since) if resized else execution_s * running.speed
         cpu_s = finished.cpu_s if waiting.action.kind == MEASURED else None
         self._state.durations.observe(

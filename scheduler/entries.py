@@ -149,7 +149,8 @@ Entry = (
 class UnfinishedAction:
     """An action as the journal knew it when the scheduler before this one stopped.
 
-    `grant` is what it holds, after all resizes, since the time at which its try began; `attempts` counts its grants.
+    `grant` is what it holds, after all resizes, since the time at which its try began; the last resize was `resized_at`.
+    `attempts` counts its grants.
     """
 
     id: str
@@ -159,6 +160,7 @@ class UnfinishedAction:
     received_at: float
     grant: ActionGranted | None
     attempts: int = 0
+    resized_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

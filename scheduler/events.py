@@ -30,7 +30,10 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """An action that an earlier scheduler had granted is, as far as its journal knows, still running."""
+    """An action that an earlier scheduler had granted is, as far as its journal knows, still running.
+
+    It holds what `grant` says since `resized_at`, or from the start where that is None.
+    """
 
     id: str
     action: Action
@@ -38,6 +41,7 @@ class Resumed:
     received_at: float
     granted_at: float
     grant: Grant
+    resized_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,7 @@ class Finished:
     """A worker has ended an action: its processes are gone and its result is stored.
 
     With `waits_again` no result is stored: an outside API has refused it, and its grant said that it may wait again.
-    `waited_s` is the time in the background, less the core-seconds got there; it is no part of `execution_s`.
+    `waited_s` are the seconds in the background, less the core-seconds got there. They count as queueing; `execution_s` excludes them.
     What no worker has reported may be `told_by` the result that one has stored, or else the scheduler has to store one.
     """
 

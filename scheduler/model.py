@@ -147,7 +147,8 @@ class Waiting:
 
     `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`); `estimate` is what is expected
     of it beyond durations; `refused` counts the tries that an API refused or that never arrived. `life` is the work that it has
-    had. What is `preemptible` may go to the background. `contends_since` is when it last held a core, or when it came in.
+    had. What is `preemptible` may go to the background. `contends_since` is since when its wait for a turn counts: less than a turn
+    on cores does not end it. `reserved_on` is the node whose cores are kept for it, where it may run on any.
     """
 
     id: str
@@ -166,6 +167,7 @@ class Waiting:
     life: Life = field(default_factory=Life)
     preemptible: bool = False
     contends_since: float = 0.0
+    reserved_on: str = ""
     alike: tuple[object, ...] = ()
     """What actions for models have in common that can take each other's place (lanes/services.py); empty until that is asked for."""
     least: int = field(init=False)
@@ -187,8 +189,8 @@ class Waiting:
 class Running:
     """An action that holds a grant. `done_s` is the work, in seconds on one unit, done until `since`.
 
-    `background_cpu_s` are the core-seconds that it has got in the background, as its worker said last. It has had
-    cores of its own since `on_cores_since`.
+    It was in the background for `background_s` before its present grant, and has got `background_cpu_s` core-seconds
+    there, as its worker said last. It has had cores of its own since `on_cores_since`.
     """
 
     waiting: Waiting
@@ -201,6 +203,7 @@ class Running:
     done_s: float = 0.0
     since: float = 0.0
     held_since: float = 0.0
+    background_s: float = 0.0
     background_cpu_s: float = 0.0
     on_cores_since: float = 0.0
     sent_at: float | None = None
@@ -226,6 +229,10 @@ class Running:
         """Return the work done by `now`, in seconds on one unit."""
         return self.done_s + max(0.0, now - self.since) * self.speed
 
+    def background_s_at(self, now: float) -> float:
+        """Return the seconds for which it has been in the background by `now`."""
+        return self.background_s + (max(0.0, now - self.since) if self.grant.background else 0.0)
+
     def left_s(self, now: float) -> float:
         """Return the work that is expected to be left, in seconds on one unit."""
         return self.waiting.estimate.left_s(self.done_at(now))
@@ -239,6 +246,7 @@ class Running:
     def regrant(self, grant: Grant, now: float) -> None:
         """Go on under another grant of the same action."""
         self.done_s = self.done_at(now)
+        self.background_s = self.background_s_at(now)
         self.since = now
         self.held(now)
         self.grant = grant

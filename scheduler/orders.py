@@ -190,7 +190,8 @@ class Orders:
         """Return what a grant may grow to on its node."""
         state = self._core.state
         running, node = state.running.get(action_id), state.nodes.get(grant.node)
-        if running is None or node is None or not state.policy.resizes or not grant.core_ids:
+        grows = state.policy.resizes and bool(grant.core_ids or grant.background)
+        if running is None or node is None or not grows or not running.waiting.action.preemptible:
             return grant.units
         waiting = running.waiting
         return max((amount for amount in waiting.units if amount <= min(waiting.best, node.spec.cores)), default=grant.units)

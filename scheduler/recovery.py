@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler import events
+from scheduler.commands import Resize
 from scheduler.environments import Environments
 from scheduler.model import Environment, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.nodes import Nodes
@@ -56,7 +57,8 @@ class Recovery:
         draws = state.draws(action)
         if draws:  # the journal does not know when it was told to go
             grant = replace(grant, not_before=event.granted_at + max(account.spec.lead_s for account, _, _ in draws))
-        running = Running(waiting, grant, event.granted_at, expected_end, since=event.granted_at, held_since=event.granted_at)
+        since = event.granted_at if event.resized_at is None else event.resized_at
+        running = Running(waiting, grant, event.granted_at, expected_end, since=since, held_since=since)
         state.running[waiting.id] = running
         state.count(running, 1)
         for account, requests, tokens in draws:
@@ -106,6 +108,10 @@ class Recovery:
             self._state.touch(group)
             return
         running.grant = replace(grant, core_ids=group.claim(grant.core_ids), background=False)
+        if grant.background:  # this policy knows none: it runs beside what has cores, as if it had been granted none to begin with
+            self._state.out.append(
+                Resize(id=waiting.id, node=grant.node, attempt=grant.attempt, core_ids=(), units=grant.units, background=False)
+            )
         self._state.shares.hold(waiting.action.job, CORES, len(running.grant.core_ids) - len(grant.core_ids))
         group.adopt(running, resizes=self._state.policy.resizes)
         self._state.touch(group)

@@ -115,7 +115,7 @@ class RollCall:
                 self._count_beat(name, now)
         if self._excused_until == float("inf") and self._transport.caught_up:
             self._excused_until = now + RETURN_S
-            self._repeat_orders()
+            self.repeat_orders()
         self._looked_at = now
 
     def lose_the_silent(self, now: float) -> None:
@@ -269,12 +269,12 @@ class RollCall:
                 log.warning("node %s holds %s, which is not known here: %s", name, orphan, task)
                 self._transport.send_control(name, task, {"id": orphan, "attempt": 0, "reason": "not known to the scheduler"})
 
-    def _repeat_orders(self) -> None:
+    def repeat_orders(self) -> None:
         """Send again what may have been lost with a broker's connection; each is harmless when it comes twice."""
         for running in self._core.state.running.values():
             grant, action_id = running.grant, running.waiting.id
             if running.stopping:
                 arguments = {"id": action_id, "attempt": grant.attempt, "reason": running.stopping}
                 self._transport.send_control(grant.node, "tangram.stop", arguments)
-            elif (grant.core_ids or grant.background) and running.started_at is not None:
+            elif grant.core_ids or grant.background:
                 self._orders.regrant(grant.node, action_id, grant)

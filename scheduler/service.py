@@ -93,6 +93,7 @@ class Service:
         # What holds units already takes them up before what waits could be given them.
         for kept_action in sorted(unfinished.actions, key=lambda one: one.grant is None):
             self._resume(kept_action, now)
+        self._roll_call.repeat_orders()  # the journal knows what the one before decided, which may have died before it told anybody
         self._commit([])
         return len(unfinished.actions)
 
@@ -120,6 +121,7 @@ class Service:
                 background=grant.background,
                 cell_ids=grant.cell_ids,
             ),
+            resized_at=kept.resized_at,
         )
         self._handle(resumed, now)
 
@@ -163,8 +165,11 @@ class Service:
         if received.sort == "action":
             self._take_action(received, now)
         elif received.sort == "events":
-            for event in received.body["events"]:
-                self._take_report(event, now)
+            for report in received.body["events"]:
+                try:
+                    self._take_report(report, now)
+                except (LookupError, TypeError, ValueError, AttributeError) as error:
+                    log.warning("a report that makes no sense is dropped: %s: %s", type(error).__name__, error)
         else:
             self._take_wish(received.body, now)
 

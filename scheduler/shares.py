@@ -24,7 +24,6 @@ class Shares:
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
         self._actions: dict[str, int] = {}
-        self._environments: dict[str, int] = {}
         self._held: dict[str, dict[str, float]] = {}
         self._offered: dict[str, float] = {}
         self._dominant: dict[str, float] = {}
@@ -56,18 +55,6 @@ class Shares:
             self._held.pop(job, None)
             self._dominant.pop(job, None)
             self._active_weight = sum(self._weight(active) for active in self._actions)
-
-    def settle(self, job: str, environments: int) -> None:
-        """Count environments that a job has opened; negative for those that are gone."""
-        count = self._environments.get(job, 0) + environments
-        if count:
-            self._environments[job] = count
-        else:
-            self._environments.pop(job, None)
-
-    def present(self, job: str) -> bool:
-        """Say whether a job is active or may be again at any moment: it has environments."""
-        return job in self._actions or job in self._environments
 
     def hold(self, job: str, resource: str, amount: float) -> None:
         """Count units that a job was granted; negative for those it gave back."""

@@ -295,16 +295,13 @@ class State:
 
     def keep_environment(self, environment: Environment) -> None:
         """Take in an environment."""
-        if environment.id not in self.environments:
-            self.shares.settle(environment.job, 1)
         self.environments[environment.id] = environment
 
     def forget_environment(self, environment: Environment) -> None:
         """Forget an environment that is gone."""
-        if self.environments.pop(environment.id, None) is not None:
-            self.shares.settle(environment.job, -1)
-            if self.policy.ranks and self.policy.learns and not environment.cut_short:
-                self.work_left.trajectory_ended(environment.job, environment.life)
+        known = self.environments.pop(environment.id, None) is not None
+        if known and self.policy.ranks and self.policy.learns and not environment.cut_short:
+            self.work_left.trajectory_ended(environment.job, environment.life)
 
     def note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""

@@ -64,7 +64,8 @@ TURN_PART: Final = 8
 """Turns take one core in so many at a time, and at least one."""
 
 MOST_STARTED: Final = 1000
-"""Actions that may be under way on a node, on cores or in the background, for another one to start: each is a thread of the worker."""
+"""Actions that may be under way on a node, on cores or in the background, for another one to start: each is a thread of the worker.
+With half as many none starts in the background, so that there is room for those that are to start on cores."""
 
 STARTS_PER_CORE: Final = 8
 """Actions that may be in the background, for each core, for another one to start there."""
@@ -87,15 +88,12 @@ class ElasticCores:
     def look(self, group: CoreGroup, node: Node, now: float) -> None:
         """Give out the cores of a group anew."""
         fairness = Fairness(self._state.shares, counts=self._policy.shares)
-        look = Look(group, node, now, group.free, self._state.shares, fairness)
+        look = Look(group, node, now, group.free, node.memory_free, self._state.shares, fairness)
         contended = any(len(queue) for queue in self._queues(look))
-        kept = False
         if contended:
             self._read_again(look)
-            kept = not self._give_turns(look)
-            if not kept:
-                self._hand_over(look)
-        if not kept and (self._policy.resizes or look.entering):
+            self._hand_over(look, reserved=self._give_turns(look))
+        if self._policy.resizes or look.entering:
             self._spread(look)
         self._carry_out(look)
         if contended:
@@ -109,9 +107,9 @@ class ElasticCores:
         group, now = look.group, look.now
         for running in group.foreground.take_due(now):
             self._offer(group, running, now)
-        if now >= group.rank_again_at:
-            group.rank_again_at = now + RANK_AGAIN_S
-            for queue in self._queues(look):
+        for queue in self._queues(look):
+            if now >= queue.rank_again_at:
+                queue.rank_again_at = now + RANK_AGAIN_S
                 for waiting in [*queue]:
                     self._state.rank_again(waiting, queue)
 
@@ -129,16 +127,18 @@ class ElasticCores:
 
     # Handing over
 
-    def _hand_over(self, look: Look) -> None:
-        memory, narrower = _memory_left(look), dict[str, int]()
+    def _hand_over(self, look: Look, *, reserved: bool) -> None:
+        narrower = dict[str, int]()
         walk = self._contenders(look)
         for waiting in walk:
+            if reserved and not waiting.preemptible:
+                continue  # what can be taken back at any moment may use the cores until the wide action has its turn
             if waiting.id in look.turns or waiting.least >= narrower.get(waiting.action.job, waiting.least + 1):
                 continue
-            if not self._may_start(look, waiting, memory):
+            if not self._may_start(look, waiting):
                 continue
             if self._find_room(look, waiting):
-                memory -= self._begin(look, waiting)
+                self._begin(look, waiting)
                 continue
             # Whoever comes later has no better claim, so only those that need less may have room.
             narrower[waiting.action.job] = waiting.least
@@ -148,24 +148,23 @@ class ElasticCores:
                 break
             walk.skip(waiting.action.job)
 
-    def _may_start(self, look: Look, waiting: Waiting, memory: int) -> bool:
+    def _may_start(self, look: Look, waiting: Waiting) -> bool:
         if waiting.id in look.group.background:
             return not look.group.background[waiting.id].stopping
         if len(look.group.running) + len(look.entering) >= MOST_STARTED:
             return False
         if waiting.action.environment is None and not could_run(waiting, look.node, "cpu", look.group):
             return False
-        if own_memory(waiting.action) > memory:
+        if own_memory(waiting.action) > look.memory_free:
             return False
         return not (waiting.action.cost.quotas and self._holds.held(waiting, look.group, look.now))
 
-    def _begin(self, look: Look, waiting: Waiting) -> int:
-        """Give an action its least amount, for which there is room; return the memory that this takes."""
+    def _begin(self, look: Look, waiting: Waiting) -> None:
+        """Give an action its least amount, for which there is room."""
         look.enter(Climber(waiting, rungs_within(waiting, look.group.capacity)))
-        if waiting.id in look.group.background:
-            return 0
-        self._holds.take(waiting, look.now)
-        return own_memory(waiting.action)
+        if waiting.id not in look.group.background:
+            self._holds.take(waiting, look.now)
+            look.memory_free -= own_memory(waiting.action)
 
     def _find_room(self, look: Look, waiting: Waiting) -> bool:
         """Have an action's least amount free, as far as its claim goes; False, and nothing taken, where there is not enough."""
@@ -174,7 +173,7 @@ class ElasticCores:
             return True
         if self._shrink_for(look, least, lambda: self._spared(look, job, least)):
             return True
-        return self._preempt(look, least, lambda holder: look.fairness.may_take(waiting, left_s, holder))
+        return self._preempt(look, least, lambda holder, lost: look.fairness.may_take(waiting, left_s, holder, lost))
 
     def _shrink_for(self, look: Look, units: int, spared: Callable[[], Collection[str]]) -> bool:
         """Take extra units back until `units` are free, of no `spared` job; False, and nothing taken, where there are not enough."""
@@ -193,15 +192,17 @@ class ElasticCores:
             look.climb(undone)
         return False
 
-    def _preempt(self, look: Look, units: int, may_take: Callable[[Holder], bool]) -> bool:
+    def _preempt(self, look: Look, units: int, may_take: Callable[[Holder, int], bool]) -> bool:
         """Send holders to the background, the worst first, until `units` are free; False, and nobody sent, where that is not enough."""
         foreground, found, free = look.group.foreground, list[Holder](), look.free
+        lost = dict[str, int]()
         while free < units:
-            holder = foreground.worst(look.fairness.comes_last)
-            if holder is None or not may_take(holder):
+            holder = foreground.worst(look.fairness.comes_last, lambda one: may_take(one, lost.get(one.job, 0)))
+            if holder is None:
                 break
             foreground.leave(holder.running.waiting.id)
             found.append(holder)
+            lost[holder.job] = lost.get(holder.job, 0) + self._units_of(look, holder.running)
             free += self._units_of(look, holder.running)
         enough = free >= units
         for holder in found:
@@ -216,29 +217,35 @@ class ElasticCores:
         return climber.units if climber is not None else running.units
 
     def _give_turns(self, look: Look) -> bool:
-        """Give cores to those that have contended for long; False where one of them needs more than anybody can give up."""
+        """Give cores to those that have contended for long; say whether what is left is reserved for one that needs more than is left."""
         group, foreground, most = look.group, look.group.foreground, max(1, look.group.capacity // TURN_PART)
-        longest = [queue.longest(look.now, TURN_AFTER_S) for queue in self._queues(look)]
+        overdue = [queue.overdue(look.now, TURN_AFTER_S) for queue in self._queues(look)]
         # Who has got cores, but not for long enough yet, stands in the same line and only has to keep them.
         unsettled = [running.waiting for running in foreground.unsettled(look.now, TURN_S)]
         holders = sorted((one for one in unsettled if look.now >= one.contends_since + TURN_AFTER_S), key=_contends_since)
-        coming = list[Waiting]()
-        for waiting in heapq.merge(*longest, holders, key=_contends_since):
-            if foreground.turns + len(coming) >= most:
+        for waiting in heapq.merge(*overdue, holders, key=_contends_since):
+            if foreground.turns + len(look.turns) >= most:
                 break
             running = group.running.get(waiting.id)
             if running is not None and not running.grant.background:
-                foreground.protect(running, running.on_cores_since + TURN_S)
-            elif self._may_start(look, waiting, _memory_left(look)):
-                coming.append(waiting)
-        for waiting in coming:
-            if not self._may_start(look, waiting, _memory_left(look)):
-                continue  # another one's turn has taken the memory
-            if not self._find_room_for_turn(look, waiting):
-                return False
-            self._begin(look, waiting)
-            look.turns[waiting.id] = None
-        return True
+                if waiting.id not in look.leaving:
+                    foreground.protect(running, running.on_cores_since + TURN_S)
+            elif self._may_start(look, waiting):
+                if self._find_room_for_turn(look, waiting):
+                    self._begin(look, waiting)
+                    look.turns[waiting.id] = None
+                elif self._reserves(look, waiting):
+                    return True
+        return False
+
+    def _reserves(self, look: Look, waiting: Waiting) -> bool:
+        """Say whether an action has this group reserved for it; one that can run on any node has one of them at a time."""
+        if waiting.action.environment is not None:
+            return True
+        node = self._state.nodes.get(waiting.reserved_on)
+        if node is None or not could_run(waiting, node, "cpu", node.cores):
+            waiting.reserved_on = look.node.spec.name
+        return waiting.reserved_on == look.node.spec.name
 
     def _find_room_for_turn(self, look: Look, waiting: Waiting) -> bool:
         """Have an action's least amount free, whoever has it: as for any other action if that will do, else from all."""
@@ -293,7 +300,7 @@ class ElasticCores:
             return [other for other, last in lasts.items() if last is None or not fairness.gives_up(other, last.rungs[last.at - 1].price)]
 
         taken = self._shrink_for(look, units, spared)
-        return taken or self._preempt(look, units, lambda holder: fairness.gives_up(holder.job, holder.running.units))
+        return taken or self._preempt(look, units, lambda holder, lost: fairness.gives_up(holder.job, lost + holder.running.units))
 
     def _saves(self, climber: Climber, rung: Rung, now: float) -> bool:
         running, estimate = climber.running, climber.waiting.estimate
@@ -360,6 +367,8 @@ class ElasticCores:
         group.to_background(running)
         had_enough = look.now >= running.on_cores_since + TURN_S  # the very sum at which a turn ends: a difference may round otherwise
         self._state.contend(waiting, group.queue, look.now if had_enough else waiting.contends_since)
+        if look.now >= waiting.contends_since + TURN_AFTER_S:
+            self._state.look_at(group, look.now + SOONEST_S)  # its own turn may have come
 
     def _enter(self, look: Look, climber: Climber) -> None:
         """Give an action its first cores, or its first after a time in the background."""
@@ -374,13 +383,13 @@ class ElasticCores:
             core_ids = group.take(climber.units)
             grant = Grant(node=look.node.spec.name, attempt=waiting.attempt + 1, units=climber.units, core_ids=core_ids)
             running = self._state.start(waiting, grant, look.now, waiting.duration_s(climber.units))
-        elastic = bool(climber.rungs) and self._policy.resizes
+        elastic = bool(climber.rungs) and self._policy.resizes and waiting.action.preemptible
         if not elastic:
             group.ladder.leave(climber)
         running.on_cores_since = look.now
         group.enter(running, climber if elastic else None)
-        if waiting.id in look.turns and waiting.preemptible:
-            group.foreground.protect(running, look.now + TURN_S)
+        if waiting.id in look.turns:
+            group.foreground.protect(running, look.now + TURN_S if waiting.preemptible else math.inf)
 
     def _regrant(self, look: Look, running: Running, core_ids: tuple[int, ...]) -> None:
         before, background = running.grant, not core_ids
@@ -395,7 +404,7 @@ class ElasticCores:
     def _start_in_background(self, look: Look) -> None:
         """Start contenders without a core, so that they use what others leave idle."""
         group = look.group
-        room = min(min(STARTS_PER_CORE * group.capacity, len(group.queue)) - len(group.background), MOST_STARTED - len(group.running))
+        room = min(min(STARTS_PER_CORE * group.capacity, len(group.queue)) - len(group.background), MOST_STARTED // 2 - len(group.running))
         if not self._policy.preempts or room <= 0:
             return
         contenders = self._state.in_order([group.queue], look.now)
@@ -405,7 +414,9 @@ class ElasticCores:
             group.to_background(self._state.start(waiting, grant, look.now, math.inf))
 
     def _may_start_in_background(self, group: CoreGroup, waiting: Waiting) -> bool:
-        return waiting.preemptible and not waiting.action.cost.quotas and waiting.id not in group.background
+        action = waiting.action
+        waits = action.queue_timeout_s is not None  # for cores: in the background it would count as started
+        return waiting.preemptible and not waits and not action.cost.quotas and waiting.id not in group.background
 
     def _look_again(self, look: Look) -> None:
         """Have the group looked at when an expectation changes, or somebody's turn comes."""
@@ -413,23 +424,16 @@ class ElasticCores:
             self._offer(look.group, running, look.now)
         times = [look.group.foreground.next_due()]
         for queue in self._queues(look):
-            turns = (first.contends_since + TURN_AFTER_S for first in islice(queue.longest(), 1))
             # Whose turn is overdue waits for the end of another one's, which the holders know.
-            times += [at for at in turns if at > look.now]
+            times.append(queue.next_overdue(look.now, TURN_AFTER_S))
         at = min((at for at in times if at is not None), default=None)
         if at is not None and any(len(queue) for queue in self._queues(look)):
             self._state.look_at(look.group, max(at, look.now + SOONEST_S))
-
-
-def _memory_left(look: Look) -> int:
-    """Return the memory that is free once all that is decided so far is carried out; an action of the background holds its own already."""
-    background = look.group.background
-    return look.node.memory_free - sum(own_memory(one.waiting.action) for one in look.entering if one.waiting.id not in background)
 
 
 def _contends_since(waiting: Waiting) -> float:
     return waiting.contends_since
 
 
-def _whoever(holder: Holder) -> bool:
+def _whoever(holder: Holder, lost: int) -> bool:
     return True

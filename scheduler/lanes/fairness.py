@@ -32,11 +32,11 @@ class Fairness:
         """Say whether a job is beyond its share."""
         return self.contended and self._shares.over(job)
 
-    def may_take(self, waiting: Waiting, left_s: float, holder: Holder) -> bool:
+    def may_take(self, waiting: Waiting, left_s: float, holder: Holder, lost: int = 0) -> bool:
         """Say whether an action may take the cores of a holder, of which more work is expected, or whose job comes last."""
         job, other = waiting.action.job, holder.job
         if self.contended and job != other:
-            if not self.may_take_units(job, waiting.least, other, holder.running.units):
+            if not self.may_take_units(job, waiting.least, other, lost + holder.running.units):
                 return False
             if self.comes_last(other) and not self.comes_last(job):
                 return True
@@ -48,9 +48,7 @@ class Fairness:
         """Say whether a job may have some more units if another one then loses `loss` of its own."""
         if not self.contended or job == other:
             return True
-        if self.comes_last(other):
-            return True
-        if self.comes_last(job):
+        if self.comes_last(job) and not self.comes_last(other):
             return False
         shares = self._shares
         exceeds = shares.with_more(job, CORES, units) > shares.entitlement(job)

@@ -15,7 +15,7 @@ from tangram.action import CORES
 
 @dataclass(slots=True)
 class Look:
-    """`free` are the cores that are left once all that is decided so far is carried out.
+    """`free` and `memory_free` are the cores and the memory that are left once all that is decided so far is carried out.
 
     `moved` are running actions that grow or shrink, with the units that they had; `entering` those that get their first cores, new ones and
     those of the background; `leaving` those that lose all of theirs; `turns` those that get theirs for their turn.
@@ -25,6 +25,7 @@ class Look:
     node: Node
     now: float
     free: int
+    memory_free: int
     shares: Shares
     fairness: Fairness
     moved: dict[str, tuple[Climber, int]] = field(default_factory=dict)

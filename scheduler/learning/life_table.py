@@ -41,8 +41,9 @@ def bin_of(work_s: float) -> int:
     """Return the bin in which some work lies."""
     if work_s < FIRST_S:
         return 0
-    index = 1 + int(math.log(work_s / FIRST_S) / _LOG_RATIO + 1e-9)
-    return min(index, BINS - 1)
+    if work_s >= EDGES[-1]:
+        return BINS - 1
+    return min(1 + int(math.log(work_s / FIRST_S) / _LOG_RATIO + 1e-9), BINS - 1)
 
 
 def bin_ends_at(index: int) -> float:

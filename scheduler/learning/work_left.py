@@ -32,6 +32,10 @@ and 1 are in docs/scheduling.md.
 """
 
 
+MOST_JOBS: Final = 1000
+"""Jobs whose tables are kept; the oldest goes first."""
+
+
 @dataclass(slots=True, eq=False)
 class Life:
     """One action or one trajectory: the work that it has had, and the bin that its table knows of; -1 before it begins."""
@@ -109,5 +113,7 @@ def next_bin_s(life: Life) -> float:
 def _table(tables: dict[str, LifeTable], job: str) -> LifeTable:
     table = tables.get(job)
     if table is None:
+        if len(tables) >= MOST_JOBS:
+            del tables[next(iter(tables))]
         table = tables[job] = LifeTable()
     return table

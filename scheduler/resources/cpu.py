@@ -36,7 +36,6 @@ class CoreGroup(Group):
         self.climbers: dict[str, Climber] = {}
         self.foreground = Foreground()
         self.background: dict[str, Running] = {}
-        self.rank_again_at = 0.0
         self.look_at = math.inf
 
     @property
@@ -65,12 +64,12 @@ class CoreGroup(Group):
             climber.running = running
             self.climbers[action_id] = climber
         if running.waiting.preemptible and running.grant.core_ids:
-            self.foreground.fresh[action_id] = running
+            self.foreground.enter(running)
 
     def adopt(self, running: Running, *, resizes: bool) -> None:
         """Note what an earlier scheduler had started here, and put it on the rung that it stands on where it may be resized."""
         waiting = running.waiting
-        rungs = rungs_within(waiting, self.capacity) if resizes else ()
+        rungs = rungs_within(waiting, self.capacity) if resizes and waiting.action.preemptible else ()
         at = sum(rung.units <= running.units for rung in rungs)
         climber = Climber(waiting, rungs, running, at)
         if rungs and climber.units == running.units == len(running.grant.core_ids):

@@ -41,7 +41,7 @@ class Foreground:
     """The holders of one group, by job."""
 
     def __init__(self) -> None:
-        self.fresh: dict[str, Running] = {}
+        self._fresh: dict[str, Running] = {}
         """Holders that have not been offered yet."""
         self._holders: dict[str, Holder] = {}
         self._worst: dict[str, list[tuple[int, float, int, int, Holder]]] = {}
@@ -54,6 +54,10 @@ class Foreground:
         """How many holders have their turn."""
         return len(self._turns)
 
+    def enter(self, running: Running) -> None:
+        """Note an action that has got cores that it may lose."""
+        self._fresh[running.waiting.id] = running
+
     def offer(self, running: Running, left_s: float, again_at: float) -> None:
         """Note that a holder may lose its cores, what is expected of it, and when that is to be read again."""
         holder = self._change(running)
@@ -63,8 +67,8 @@ class Foreground:
         heapq.heappush(self._due, (again_at, running.waiting.seq, holder.change, holder))
 
     def protect(self, running: Running, until: float) -> None:
-        """Give a holder its turn."""
-        self.fresh.pop(running.waiting.id, None)
+        """Give a holder its turn; that of an action that cannot lose its cores ends with it."""
+        self._fresh.pop(running.waiting.id, None)
         holder = self._change(running)
         self._turns[running.waiting.id] = None
         heapq.heappush(self._due, (until, running.waiting.seq, holder.change, holder))
@@ -76,7 +80,7 @@ class Foreground:
 
     def leave(self, action_id: str) -> None:
         """Forget a holder, if it is one."""
-        self.fresh.pop(action_id, None)
+        self._fresh.pop(action_id, None)
         self._turns.pop(action_id, None)
         holder = self._holders.pop(action_id, None)
         if holder is not None:
@@ -84,8 +88,8 @@ class Foreground:
 
     def take_due(self, now: float) -> list[Running]:
         """Return the holders that are to be read by now, each once; `offer` them."""
-        due = [*self.fresh.values()]
-        self.fresh.clear()
+        due = [*self._fresh.values()]
+        self._fresh.clear()
         while (at := self.next_due()) is not None and at <= now:
             holder = heapq.heappop(self._due)[3]
             self._turns.pop(holder.running.waiting.id, None)
@@ -99,8 +103,8 @@ class Foreground:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
-    def worst(self, last: Callable[[str], bool]) -> Holder | None:
-        """Return the holder that is to lose its cores first; those of jobs that come `last` go before all others."""
+    def worst(self, last: Callable[[str], bool], may: Callable[[Holder], bool]) -> Holder | None:
+        """Return the holder that is to lose its cores first, of those that `may`; those of jobs that come `last` go before all others."""
         found: tuple[tuple[bool, int, float, int], Holder] | None = None
         for job in tuple(self._worst):
             heap = self._worst[job]
@@ -110,6 +114,8 @@ class Foreground:
                 del self._worst[job]
                 continue
             priority, left_s, seq, _, holder = heap[0]
+            if not may(holder):
+                continue
             order = (not last(job), priority, left_s, seq)
             if found is None or order < found[0]:
                 found = (order, holder)

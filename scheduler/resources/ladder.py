@@ -110,18 +110,11 @@ class Climber:
     at: int = 0
     turn: int = 0
     gone: bool = False
-    counted: int = 0
-    """The units that its group's ladder counts as wanted by it."""
 
     @property
     def units(self) -> int:
         """Its amount on this rung."""
         return self.rungs[self.at - 1].units if self.at else self.waiting.least
-
-    @property
-    def wants(self) -> int:
-        """The units that it could use beyond those."""
-        return self.rungs[-1].units - self.units if self.rungs else 0
 
     @property
     def speed(self) -> float:
@@ -138,15 +131,10 @@ Heaps = dict[str, list[Entry]]
 
 @dataclass(slots=True, eq=False)
 class Ladder:
-    """The climbers of one group.
-
-    `extra` are the units that they hold above their smallest amounts, `wanted_by_job` those that they could use beyond what they
-    hold; those that rest want nothing.
-    """
+    """The climbers of one group; `extra` are the units that they hold above their smallest amounts."""
 
     extra: int = 0
     extra_by_job: dict[str, int] = field(default_factory=dict)
-    wanted_by_job: dict[str, int] = field(default_factory=dict)
     _ups: Heaps = field(default_factory=dict)
     _downs: Heaps = field(default_factory=dict)
     _resting: list[Entry] = field(default_factory=list)
@@ -162,7 +150,6 @@ class Ladder:
         if not climber.gone:
             climber.gone = True
             self._count(climber, climber.waiting.least - climber.units)
-            self._want(climber, 0)
 
     def climb(self, climber: Climber) -> None:
         """Put an action one rung up."""
@@ -183,11 +170,6 @@ class Ladder:
         """Return who is worth the next unit most, of all jobs but some."""
         return self._best(self._ups, but)
 
-    def first_up(self, job: str) -> Climber | None:
-        """Return who of a job is worth the next unit most."""
-        entry = self._first(self._ups, job) if job in self._ups else None
-        return None if entry is None else entry[3]
-
     def first_down(self, job: str) -> Climber | None:
         """Return who of a job misses its last units least."""
         entry = self._first(self._downs, job) if job in self._downs else None
@@ -201,7 +183,6 @@ class Ladder:
         """Look at an action as one to grow no more before `until`; it must be the best up of its job."""
         heapq.heappop(self._ups[climber.waiting.action.job])
         heapq.heappush(self._resting, (until, climber.waiting.seq, climber.turn, climber))
-        self._want(climber, 0)
 
     def set_aside(self, climber: Climber) -> Entry:
         """Take the best up of its job out for a moment; `put_back` what this returns."""
@@ -217,20 +198,14 @@ class Ladder:
             _, seq, turn, climber = heapq.heappop(self._resting)
             if not climber.gone and turn == climber.turn:
                 _push(self._ups, (-climber.rungs[climber.at].worth, seq, turn, climber))
-                self._want(climber, climber.wants)
 
     def _count(self, climber: Climber, units: int) -> None:
         self.extra += units
         _add(self.extra_by_job, climber.waiting.action.job, units)
 
-    def _want(self, climber: Climber, units: int) -> None:
-        _add(self.wanted_by_job, climber.waiting.action.job, units - climber.counted)
-        climber.counted = units
-
     def _offer(self, climber: Climber) -> None:
         self._turns += 1
         climber.turn = self._turns
-        self._want(climber, climber.wants)
         if climber.at < len(climber.rungs):
             _push(self._ups, (-climber.rungs[climber.at].worth, climber.waiting.seq, climber.turn, climber))
         if climber.at:

@@ -7,9 +7,9 @@ share (`walk`): theirs come after all others. Keys are distinct, since each ends
 from __future__ import annotations
 
 import heapq
-import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from scheduler.model import Waiting
 
@@ -84,6 +84,7 @@ class Contenders(WaitQueue):
 
     def __init__(self) -> None:
         super().__init__()
+        self.rank_again_at = 0.0
         self._since: list[tuple[float, int, Waiting]] = []
         """Who has entered, and since when each counts, ascending; some are gone, or count since another time."""
 
@@ -97,13 +98,22 @@ class Contenders(WaitQueue):
         if at == len(self._since) or self._since[at][2] is not waiting:
             self._since.insert(at, (since, waiting.seq, waiting))
 
-    def longest(self, now: float = math.inf, for_s: float = 0.0) -> Iterator[Waiting]:
+    def overdue(self, now: float, for_s: float) -> Iterator[Waiting]:
         """Walk those that have wanted cores for so many seconds at least, who has for longest first."""
-        for entry in self._since:
+        gone = next((at for at, entry in enumerate(self._since) if self._counts(entry)), len(self._since))
+        del self._since[:gone]
+        for entry in islice(self._since, self._coming(now, for_s)):
             if self._counts(entry):
-                if entry[0] + for_s > now:  # the very sum at which they are looked at again: a difference may round otherwise
-                    return
                 yield entry[2]
+
+    def next_overdue(self, now: float, for_s: float) -> float | None:
+        """Return when the next one will have wanted cores for so long; None where nobody is to come."""
+        entries = islice(self._since, self._coming(now, for_s), None)
+        return next((entry[0] + for_s for entry in entries if self._counts(entry)), None)
+
+    def _coming(self, now: float, for_s: float) -> int:
+        # The very sum at which they are looked at again: a difference may round otherwise.
+        return bisect_right(self._since, now, key=lambda entry: entry[0] + for_s)
 
     def _counts(self, entry: tuple[float, int, Waiting]) -> bool:
         return entry[2].contends_since == entry[0] and entry[2] in self
@@ -144,7 +154,7 @@ class Walk:
             if job not in self._lines:
                 heapq.heappop(self._heads)
                 continue
-            # What is taken changes the standing of its own job only, so no other head has to be looked at again.
+            # Taking cores from a holder may change another job's standing; its head is looked at again when it comes up.
             entry = self._entry(job, head)
             if entry[0] != self._heads[0][0]:
                 heapq.heapreplace(self._heads, entry)

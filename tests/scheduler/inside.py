@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from scheduler.core import Core
@@ -101,7 +102,7 @@ def check_background(group: CoreGroup) -> None:
     assert set(group.background) == {i for i, one in group.running.items() if one.grant.background}
     assert not set(group.background) & set(group.climbers)
     contending = Counter(waiting.id for waiting in group.queue)
-    longest = Counter(waiting.id for waiting in group.queue.longest())
+    longest = Counter(waiting.id for waiting in group.queue.overdue(math.inf, 0.0))
     assert longest == contending, "each contends once, and its time is known"
     for action_id, running in group.background.items():
         assert running is group.running[action_id]
@@ -114,9 +115,9 @@ def check_background(group: CoreGroup) -> None:
 def check_foreground(group: CoreGroup) -> None:
     """Who may lose cores is on offer once, unless it has its turn, is being stopped, or is still to be read."""
     foreground = group.foreground
-    mine = {i for i, one in group.running.items() if one.waiting.preemptible and one.grant.core_ids}
-    assert not set(foreground.fresh) & set(foreground._holders)
-    assert set(foreground.fresh) | set(foreground._holders) == mine
+    mine = {i for i, one in group.running.items() if (one.waiting.preemptible or i in foreground._turns) and one.grant.core_ids}
+    assert not set(foreground._fresh) & set(foreground._holders)
+    assert set(foreground._fresh) | set(foreground._holders) == mine
     assert set(foreground._turns) <= set(foreground._holders)
     on_offer = Counter(
         holder.running.waiting.id for heap in foreground._worst.values() for *_, change, holder in heap if change == holder.change
@@ -136,17 +137,13 @@ def check_ladder(group: CoreGroup) -> None:
     climbers = [climber for climber in group.climbers.values() if not climber.gone]
     assert all(climber.running is not None and climber.running.stopping for climber in group.climbers.values() if climber.gone)
     extra: Counter[str] = Counter()
-    wanted: Counter[str] = Counter()
-    resting = {id(climber) for _, _, turn, climber in group.ladder._resting if turn == climber.turn}
     for climber in climbers:
         assert climber.running is group.running[climber.waiting.id]
         assert climber.units == climber.running.units
         extra[climber.waiting.action.job] += climber.units - climber.waiting.least
-        wanted[climber.waiting.action.job] += 0 if id(climber) in resting else climber.wants
         check_entries(group.ladder, climber)
     assert group.ladder.extra == extra.total()
     assert group.ladder.extra_by_job == +extra
-    assert group.ladder.wanted_by_job == +wanted
 
 
 def check_entries(ladder: Ladder, climber: Climber) -> None:

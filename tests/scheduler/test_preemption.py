@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from scheduler import commands, events
 from scheduler.lanes.elastic import STARTS_PER_CORE
 
 
-def node(w: Any, cores: int = 1, environments: str = "efgh", **jobs: str) -> None:
+def node(w: Any, cores: int = 1, environments: Iterable[str] = "efgh", **jobs: str) -> None:
     w.node(cores=cores)
     for environment in environments:
         w.open(environment, job=jobs.get(environment, "default"))
@@ -339,3 +340,158 @@ def test_what_fits_needs_no_background(world: Any) -> None:
         w.exec(f"a{number}", "e")
 
     assert (w.background, w.of(commands.Resize)) == ([], [])
+
+
+# Between jobs
+
+
+def test_a_wide_command_pushes_no_other_job_below_its_share_and_does_not_go_to_and_fro(world: Any) -> None:
+    # Given eight cores, six commands of one job and two of another
+    w = world()
+    node(w, 8, "abcdefghij", **dict.fromkeys("abcdef", "theirs"), **dict.fromkeys("ghij", "mine"))
+    for environment in "abcdef":
+        w.exec(f"theirs-{environment}", environment, job="theirs")
+    for environment in "gh":
+        w.exec(f"mine-{environment}", environment, job="mine")
+    w.tick(0.5)
+
+    # When one comes for which that other job would have to hold more than its half
+    w.exec("wide", "i", 6, job="mine")
+    before = len(w.of(commands.Resize))
+    for _ in range(100):
+        w.tick(0.1)
+
+    # Then cores change hands at most now and then
+    assert len(w.of(commands.Resize)) - before <= 8
+
+
+def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> None:
+    # Given two jobs with half of the cores each, the other one's command with more work left than this one's
+    w = world()
+    node(w, 2, "efg", e="theirs", f="mine", g="mine")
+    w.exec("theirs", "e", job="theirs")
+    w.tick(60.0)
+    w.exec("mine", "f", job="mine")
+    w.tick(100.0)
+
+    # When a short one of this job comes
+    w.exec("short", "g", job="mine")
+
+    # Then it takes the core of its own job
+    assert w.grants["short"].core_ids
+    assert w.background == ["mine"]
+
+
+def test_who_cannot_afford_to_grow_keeps_no_other_job_from_growing(world: Any) -> None:
+    # Given a job at its entitlement, many of whose commands could use more, and one far below its own
+    w = world(weights={"full": 1.0, "light": 3.0})
+    node(w, 40, [f"f{n}" for n in range(12)] + ["l"] + ["t"], l="light", t="third", **{f"f{n}": "full" for n in range(12)})
+    w.exec("third", "t", [1, 2, 4, 8, 16, 32], job="third", parallel=1.0)
+    for number in range(12):
+        w.exec(f"full{number}", f"f{number}", [1, 2, 4, 8], job="full", parallel=1.0)
+
+    # When that one brings a command that scales less well
+    w.exec("light", "l", [1, 2, 4, 8], job="light", parallel=0.9)
+    for _ in range(20):
+        w.tick(0.1)
+
+    # Then it grows
+    assert w.grants["light"].units > 1
+
+
+# What cannot be taken back
+
+
+def test_the_turn_of_what_cannot_be_taken_back_lasts_until_it_ends_so_that_priorities_count(world: Any) -> None:
+    # Given a backlog of low priority that is older than anybody waits for a turn, none of which can be taken back
+    w = world()
+    node(w, 16, [f"e{n}" for n in range(320)] + ["p"])
+    for number in range(320):
+        w.exec(f"old{number}", f"e{number}", priority=0, preemptible=False)
+    for _ in range(6):
+        w.tick(5.0)
+        for action_id in [*w.core.state.running]:
+            w.finish(action_id, execution_s=5.0)
+
+    # When one of high priority comes
+    w.exec("urgent", "p", priority=9, preemptible=False)
+    w.tick(5.0)
+    for action_id in [*w.core.state.running]:
+        w.finish(action_id, execution_s=5.0)
+
+    # Then it gets one of the next cores
+    assert "urgent" in w.grants
+
+
+def test_cores_that_a_wide_action_waits_for_are_used_meanwhile_by_what_can_be_taken_back(world: Any) -> None:
+    # Given an action that needs the whole node, and a command that may take any time and cannot be taken back
+    w = world()
+    node(w, 4, "ef")
+    w.exec("lasting", "e", preemptible=False)
+    w.run("wide", cores=4, priority=0)
+    w.tick(30.0)
+
+    # When others come
+    w.exec("command", "f", priority=9)
+    w.run("task", priority=9)
+
+    # Then a command gets a core, which it would lose again, and what cannot be taken back does not
+    assert w.grants["command"].core_ids
+    assert "task" not in w.grants
+
+    # And when the other one ends, it is the turn of the wide one
+    w.finish("lasting")
+    assert (len(w.grants["wide"].core_ids), w.background) == (4, ["command"])
+
+
+def test_what_is_not_preemptible_keeps_all_the_cores_that_it_started_on(world: Any) -> None:
+    w = world()
+    node(w, 4)
+    w.exec("timing", "e", [1, 2, 4], parallel=0.95, preemptible=False)
+    assert w.grants["timing"].units == 4
+
+    w.tick(1.0)
+    w.exec("other", "f")
+
+    assert w.of(commands.Resize) == []
+
+
+def test_who_waits_for_cores_only_so_long_does_not_start_without(world: Any) -> None:
+    w = world()
+    node(w)
+    w.exec("holds", "e", preemptible=False)
+    w.exec("waits", "f", queue_timeout_s=3.0)
+
+    w.tick(4.0)
+
+    assert w.ends["waits"].status == "timed_out"
+
+
+# What is learned
+
+
+def test_what_ends_in_the_background_counts_with_the_work_that_it_did_there(world: Any) -> None:
+    # Given a command that ends in the background before it is told what it got there
+    w = world()
+    node(w, 1, "ef")
+    w.exec("holds", "e", priority=9)
+    w.exec("quick", "f", action_class="pytest")
+    assert w.background == ["quick"]
+    w.now += 0.5
+    w.finish("quick", execution_s=0.4, cpu_s=0.4, waited_s=0.1)
+
+    # Then it is work of its trajectory
+    assert w.core.state.environments["f"].ended_work_s == pytest.approx(0.4)
+
+
+def test_no_report_of_a_worker_makes_an_action_do_more_than_its_node_can(world: Any) -> None:
+    w = world()
+    node(w, 1, "ef")
+    w.exec("holds", "e", priority=9)
+    w.exec("back", "f")
+    w.tick(2.0)
+
+    w.used("back", 1.79e308)
+
+    w.finish("back", execution_s=0.5, waited_s=1.5)
+    assert w.core.state.environments["f"].ended_work_s <= 2.0
