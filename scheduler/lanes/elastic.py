@@ -6,7 +6,7 @@ One round over a group, when something in it has changed or an expectation has:
 1. **Rank.** Contenders stand in order: jobs beyond their share last, then by priority, then by the work that is expected to be
    left of the action and of its trajectory (`scheduler/learning/work_left.py`).
 2. **Hand cores over.** Each contender in turn gets its least amount, out of free cores, then out of extra units, then from the
-   holder that is worst to keep, if much more work is expected of that one (`fairness.py`). That holder goes to the background.
+   holder with most expected work left, if that is 1.2 times the contender's (`fairness.py`). That holder goes to the background.
    Who has contended for `TURN_AFTER_S` comes before all others, and keeps its core for `TURN_S`; less than that on cores in
    between does not count.
 3. **Give what is left by marginal gain** (`resources/ladder.py`). Units are taken from a running action for another one only if
@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -33,6 +33,7 @@ from scheduler.holds import Holds
 from scheduler.lanes.cores import could_run, unqueue
 from scheduler.lanes.fairness import Fairness
 from scheduler.lanes.look import Look
+from scheduler.lanes.room import Room
 from scheduler.model import Grant, Running, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
@@ -84,6 +85,7 @@ class ElasticCores:
         self._state = state
         self._holds = holds
         self._policy = policy
+        self._room = Room(state, policy)
 
     def look(self, group: CoreGroup, node: Node, now: float) -> None:
         """Give out the cores of a group anew."""
@@ -106,16 +108,12 @@ class ElasticCores:
         """Offer anew the holders whose expectation may have changed, and now and then rank the contenders anew."""
         group, now = look.group, look.now
         for running in group.foreground.take_due(now):
-            self._offer(group, running, now)
+            self._room.offer(group, running, now)
         for queue in self._queues(look):
             if now >= queue.rank_again_at:
                 queue.rank_again_at = now + RANK_AGAIN_S
                 for waiting in [*queue]:
                     self._state.rank_again(waiting, queue)
-
-    def _offer(self, group: CoreGroup, running: Running, now: float) -> None:
-        self._state.note_work(running, now)
-        group.foreground.offer(running, self._state.left_s(running.waiting), now + self._state.changes_in_s(running))
 
     def _contenders(self, look: Look) -> Iterator[Waiting]:
         """Walk the contenders in order; nothing may be taken out of their queues meanwhile."""
@@ -169,52 +167,11 @@ class ElasticCores:
     def _find_room(self, look: Look, waiting: Waiting) -> bool:
         """Have an action's least amount free, as far as its claim goes; False, and nothing taken, where there is not enough."""
         least, job, left_s = waiting.least, waiting.action.job, waiting.key[1]
-        if look.free < least and self._take_back(look, job, least):
+        if look.free < least and self._room.take_back(look, job, least):
             return True
-        if self._shrink_for(look, least, lambda: self._spared(look, job, least)):
+        if self._room.shrink_for(look, least, lambda: self._room.spared(look, job, least)):
             return True
-        return self._preempt(look, least, lambda holder, lost: look.fairness.may_take(waiting, left_s, holder, lost))
-
-    def _shrink_for(self, look: Look, units: int, spared: Callable[[], Collection[str]]) -> bool:
-        """Take extra units back until `units` are free, of no `spared` job; False, and nothing taken, where there are not enough."""
-        ladder, taken = look.group.ladder, list[Climber]()
-        if look.free + (ladder.extra if self._policy.shrinks else 0) < units:
-            return False
-        while look.free < units:
-            climber = ladder.best_down(spared())
-            if climber is None:
-                break
-            look.descend(climber)
-            taken.append(climber)
-        if look.free >= units:
-            return True
-        for undone in reversed(taken):
-            look.climb(undone)
-        return False
-
-    def _preempt(self, look: Look, units: int, may_take: Callable[[Holder, int], bool]) -> bool:
-        """Send holders to the background, the worst first, until `units` are free; False, and nobody sent, where that is not enough."""
-        foreground, found, free = look.group.foreground, list[Holder](), look.free
-        lost = dict[str, int]()
-        while free < units:
-            holder = foreground.worst(look.fairness.comes_last, lambda one: may_take(one, lost.get(one.job, 0)))
-            if holder is None:
-                break
-            foreground.leave(holder.running.waiting.id)
-            found.append(holder)
-            lost[holder.job] = lost.get(holder.job, 0) + self._units_of(look, holder.running)
-            free += self._units_of(look, holder.running)
-        enough = free >= units
-        for holder in found:
-            if enough:
-                look.send_to_background(holder.running)
-            else:
-                self._offer(look.group, holder.running, look.now)
-        return enough
-
-    def _units_of(self, look: Look, running: Running) -> int:
-        climber = look.group.climbers.get(running.waiting.id)
-        return climber.units if climber is not None else running.units
+        return self._room.preempt(look, least, lambda holder, lost: look.fairness.may_take(waiting, left_s, holder, lost))
 
     def _give_turns(self, look: Look) -> bool:
         """Give cores to those that have contended for long; say whether what is left is reserved for one that needs more than is left."""
@@ -250,8 +207,8 @@ class ElasticCores:
     def _find_room_for_turn(self, look: Look, waiting: Waiting) -> bool:
         """Have an action's least amount free, whoever has it: as for any other action if that will do, else from all."""
         least, job = waiting.least, waiting.action.job
-        found = self._shrink_for(look, least, lambda: self._spared(look, job, least)) or self._preempt(look, least, _whoever)
-        return found or self._shrink_for(look, least, tuple)
+        found = self._room.shrink_for(look, least, lambda: self._room.spared(look, job, least)) or self._room.preempt(look, least, _whoever)
+        return found or self._room.shrink_for(look, least, tuple)
 
     # Who grows
 
@@ -287,20 +244,7 @@ class ElasticCores:
 
     def _claim(self, look: Look, job: str, units: int) -> bool:
         """Take units from jobs beyond their share, for one that is entitled to them."""
-        return look.fairness.may_claim(job, units) and self._take_back(look, job, units)
-
-    def _take_back(self, look: Look, job: str, units: int) -> bool:
-        """Take units from jobs beyond their share, for one that is not; extra ones first."""
-        ladder, fairness = look.group.ladder, look.fairness
-        if not fairness.contended or fairness.comes_last(job):
-            return False
-
-        def spared() -> list[str]:
-            lasts = {other: ladder.first_down(other) for other in list(ladder.extra_by_job)}
-            return [other for other, last in lasts.items() if last is None or not fairness.gives_up(other, last.rungs[last.at - 1].price)]
-
-        taken = self._shrink_for(look, units, spared)
-        return taken or self._preempt(look, units, lambda holder, lost: fairness.gives_up(holder.job, lost + holder.running.units))
+        return look.fairness.may_claim(job, units) and self._room.take_back(look, job, units)
 
     def _saves(self, climber: Climber, rung: Rung, now: float) -> bool:
         running, estimate = climber.running, climber.waiting.estimate
@@ -314,7 +258,7 @@ class ElasticCores:
         """Take units for a rung from those to whom they are worth clearly less; False, and nothing taken, otherwise."""
         ladder, taken, lost = look.group.ladder, list[Climber](), 0.0
         while look.free < rung.price:
-            other = ladder.best_down(self._spared(look, climber.waiting.action.job, rung.price))
+            other = ladder.best_down(self._room.spared(look, climber.waiting.action.job, rung.price))
             if other is None or other.rungs[other.at - 1].worth * WORTH_MORE > rung.worth:
                 break
             taken.append(other)
@@ -325,18 +269,6 @@ class ElasticCores:
         for undone in reversed(taken):
             look.climb(undone)
         return False
-
-    def _spared(self, look: Look, job: str, units: int) -> Collection[str]:
-        """Return the jobs whose extra units a job may not take, to have some more units itself."""
-        ladder, fairness = look.group.ladder, look.fairness
-        if not fairness.contended:
-            return ()
-        spared = []
-        for other in list(ladder.extra_by_job):
-            last = ladder.first_down(other)
-            if last is None or not fairness.may_take_units(job, units, other, last.rungs[last.at - 1].price):
-                spared.append(other)
-        return spared
 
     # Commands
 
@@ -421,7 +353,7 @@ class ElasticCores:
     def _look_again(self, look: Look) -> None:
         """Have the group looked at when an expectation changes, or somebody's turn comes."""
         for running in look.group.foreground.take_due(look.now):  # those that have just got theirs
-            self._offer(look.group, running, look.now)
+            self._room.offer(look.group, running, look.now)
         times = [look.group.foreground.next_due()]
         for queue in self._queues(look):
             # Whose turn is overdue waits for the end of another one's, which the holders know.

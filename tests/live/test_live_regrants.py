@@ -73,5 +73,7 @@ def test_a_change_of_cores_reaches_the_node_and_the_next_scheduler(engine: Engin
         # And a scheduler that starts over goes on with what it has now
         service = Service(core, transport, journal, epoch=2, clock=lambda: 4.0)
         assert service.recover() == 1
+        # Which tells the node again, since the one before may have ended before it did
+        assert json.loads(base64.b64decode(sent(redis_urls)[-1]["body"]))[1] == {"epoch": 2, "serial": 1, "grants": [["a", 1, [1], False]]}
     resumed = core.state.running["a"].grant
     assert (resumed.core_ids, resumed.units, resumed.background) == ((1,), 1, False)
