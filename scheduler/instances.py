@@ -46,7 +46,7 @@ class Instances:
 
     def changed(self, node: str, said: Mapping[str, Any], now: float) -> None:
         """Take in what a worker says of one instance. Raises `ValueError` or `LookupError` for what makes no sense."""
-        entry = _entry(node, said, now)
+        entry = entry_of(node, said, now)
         known = self._said.setdefault(node, {})
         name = (entry.service, entry.cell_ids)
         if entry.state == "absent":
@@ -92,7 +92,7 @@ def sensible(node: str, said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, 
     kept = []
     for one in said:
         try:
-            _entry(node, one, 0.0)
+            entry_of(node, one, 0.0)
         except (ValueError, LookupError, TypeError) as error:
             log.warning("node %s says of an instance what makes no sense: %s", node, error)
         else:
@@ -100,7 +100,8 @@ def sensible(node: str, said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, 
     return kept
 
 
-def _entry(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
+def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
+    """Return what a worker says of one instance. Raises `ValueError`, `LookupError` or `TypeError` for what makes no sense."""
     state = str(said["state"])
     if state not in _STATES:
         raise ValueError(f"no such state of a service: {state!r}")

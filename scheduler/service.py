@@ -20,9 +20,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from scheduler import commands, events
+from scheduler import commands, events, reports
 from scheduler.core import Core
 from scheduler.entries import Journal, UnfinishedAction
 from scheduler.event_log import EventLog
@@ -42,7 +41,7 @@ REMEMBERED_DECISIONS = 20_000
 
 
 class CoreBroken(RuntimeError):
-    """Raised when the core fails on an event: its state is not to be trusted any more.
+    """Raised when the core fails on an event, or what it decided cannot be carried out: its state is not to be trusted any more.
 
     What was received is not acknowledged, so the scheduler that takes over begins with the journal and gets it again.
     """
@@ -137,10 +136,7 @@ class Service:
             return False
         # Wishes last: a cancel that came with the submissions it is about, or overtook them, must find them.
         for received in sorted(batch, key=lambda one: one.sort == "control"):
-            try:
-                self._take(received, now)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                log.warning("a message on %s makes no sense and is dropped: %s: %s", received.sort, type(error).__name__, error)
+            self._take(received, now)
         if housekeeping or (wake is not None and wake <= now):
             self._roll_call.excuse(now)
             self._roll_call.lose_the_silent(now)
@@ -162,16 +158,16 @@ class Service:
             self._event_log.flush()
 
     def _take(self, received: Received, now: float) -> None:
+        """Read a message, and hand over what makes sense of it. What does not is refused; what fails after that is ours."""
         if received.sort == "action":
-            self._take_action(received, now)
+            if received.id:
+                self._take_action(received, now)
         elif received.sort == "events":
-            for report in received.body["events"]:
-                try:
-                    self._take_report(report, now)
-                except (LookupError, TypeError, ValueError, AttributeError) as error:
-                    log.warning("a report that makes no sense is dropped: %s: %s", type(error).__name__, error)
-        else:
-            self._take_wish(received.body, now)
+            for said in reports.read_all(received.body):
+                self._take_report(said, now)
+        elif (wish := reports.read_wish(received.body)) is not None:
+            ids, job, trajectory = tuple(wish.ids), wish.job, wish.trajectory
+            self._handle(events.Cancelled(ids=ids, job=job, trajectory=trajectory), now)
 
     def _take_action(self, received: Received, now: float) -> None:
         if self._orders.knows(received.id):
@@ -213,44 +209,24 @@ class Service:
         )
         self._orders.carry_out(refused, now)
 
-    def _take_report(self, report: Mapping[str, Any], now: float) -> None:
-        sort = report["type"]
-        if sort == "finished":
-            finished = events.Finished(
-                id=report["id"],
-                attempt=report["attempt"],
-                status=report["status"],
-                reason=report.get("reason", ""),
-                started_at=None if report.get("started_at") is None else _seconds(report["started_at"]),
-                execution_s=_seconds(report.get("execution_s", 0.0)),
-                cpu_s=_seconds(report.get("cpu_s", 0.0)),
-                waited_s=_seconds(report.get("waited_s", 0.0)),
-                answer=_answer(report.get("answer")),
-                waits_again=report.get("waits_again") is True,
-            )
-            self._handle(finished, now)
-        elif sort == "started":
-            self._handle(events.Started(id=report["id"], attempt=report["attempt"], at=_seconds(report["at"])), now)
-        elif sort == "sent":
-            self._handle(events.Sent(id=report["id"], attempt=report["attempt"], at=_seconds(report["at"])), now)
-        elif sort == "used":
-            background_cpu_s = _seconds(report["background_cpu_s"])
-            self._handle(events.Used(id=report["id"], attempt=report["attempt"], background_cpu_s=background_cpu_s), now)
-        elif sort in ("joined", "beat"):
-            self._roll_call.take_beat(report["node"], now)
-        elif sort == "service":
-            self._roll_call.instances.changed(str(report["node"]), report, now)
-        elif sort == "unknown":
-            self._roll_call.answer_unknown(report["id"], report["attempt"], now)
-        elif sort == "left":
-            self._roll_call.lose(str(report["name"]), "its worker was stopped", now, left=True)
-
-    def _take_wish(self, body: Mapping[str, Any], now: float) -> None:
-        cancel = body.get("cancel")
-        if cancel is None:
-            raise ValueError(f"no such wish: {sorted(body)}")
-        ids = tuple(str(action_id) for action_id in cancel.get("ids", ()))
-        self._handle(events.Cancelled(ids=ids, job=cancel.get("job"), trajectory=cancel.get("trajectory")), now)
+    def _take_report(self, said: reports.Report, now: float) -> None:
+        match said:
+            case reports.Finished():
+                self._handle(said.event(), now)
+            case reports.Started():
+                self._handle(events.Started(id=said.id, attempt=said.attempt, at=said.at), now)
+            case reports.Sent():
+                self._handle(events.Sent(id=said.id, attempt=said.attempt, at=said.at), now)
+            case reports.Used():
+                self._handle(events.Used(id=said.id, attempt=said.attempt, background_cpu_s=said.background_cpu_s), now)
+            case reports.Beat():
+                self._roll_call.take_beat(said.node, now)
+            case reports.ServiceChanged():
+                self._roll_call.instances.changed(said.node, said.instance, now)
+            case reports.Unknown():
+                self._roll_call.answer_unknown(said.id, said.attempt, now)
+            case reports.Left():
+                self._roll_call.lose(said.name, "its worker was stopped", now, left=True)
 
     def _handle(self, event: events.Event, now: float) -> None:
         before, began = self._core.decisions, time.perf_counter()
@@ -262,8 +238,11 @@ class Service:
             self._decision_us.append((time.perf_counter() - began) * 1e6)
         if self._event_log is not None:
             self._event_log.handled(event, now, out)
-        for command in out:
-            self._orders.carry_out(command, now)
+        try:
+            for command in out:
+                self._orders.carry_out(command, now)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CoreBroken(f"what the core decided on {type(event).__name__} could not be carried out") from error
 
     def _learn(self, service: ServiceSpec) -> None:
         """Take up a service as a worker describes it: the latest description counts, also against a services file read here."""
@@ -291,30 +270,3 @@ class Service:
                 "prediction_factor_p90": error.factor_p90,
             }
         )
-
-
-def _answer(said: object) -> events.Answer | None:
-    """Return what a worker reported of an outside API's answer; None where it reported nothing. Raises `ValueError`."""
-    if not isinstance(said, Mapping):
-        return None
-    retry_after_s, tokens = said.get("retry_after_s"), said.get("tokens")
-    return events.Answer(
-        status=_count(said.get("status")),
-        retry_after_s=None if retry_after_s is None else _seconds(retry_after_s),
-        tokens=None if tokens is None else _count(tokens),
-        requests=_count(said.get("requests", 1)),
-    )
-
-
-def _count(value: object) -> int:
-    """Return a whole number that a worker reported. Raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 60:
-        raise ValueError(f"not a whole number: {value!r}")
-    return value
-
-
-def _seconds(value: object) -> float:
-    """Return a number of seconds that a worker reported. Raises `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise ValueError(f"not a number of seconds: {value!r}")
-    return float(value)

@@ -1,0 +1,144 @@
+"""What workers report and trainers ask for, as the live service takes it in: each on its own, whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from scheduler.core import Core
+from scheduler.entries import Unfinished
+from scheduler.policies import make_policy
+from scheduler.service import CoreBroken, Service
+from scheduler.transport import Received
+from tangram.action import Action, Cost
+
+from .driver import Wires
+
+NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 1, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0}
+NODE |= {"incarnation": "1", "running": [], "environments": []}
+
+
+@dataclass
+class Line(Wires):
+    """Hands over what is in its inbox, once; `deaf` is where sending fails in a way that no broker fails."""
+
+    inbox: list[Received] = field(default_factory=list)
+    deaf: bool = False
+
+    def receive(self, timeout_s: float) -> list[Received]:
+        batch, self.inbox = self.inbox, []
+        return batch
+
+    def send_action(self, node: str, message: str, header: dict[str, Any]) -> None:
+        if self.deaf:
+            raise KeyError(message)
+        super().send_action(node, message, header)
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def show(self, figures: dict[str, Any]) -> None:
+        pass
+
+    def unfinished(self) -> Unfinished:
+        return Unfinished(actions=[], environments=[], nodes=[])
+
+
+class Live:
+    """A service with a node of one core, and a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.line, self.now = Line(), 1000.0
+        line: Any = self.line
+        self.core = Core(make_policy("fcfs"))
+        self.service = Service(self.core, line, line, clock=lambda: self.now)
+        self.told({"type": "joined", "node": NODE})
+
+    def told(self, *reports: object) -> None:
+        self.takes(Received(sort="events", body={"events": list(reports)}))
+
+    def takes(self, *received: Received) -> None:
+        self.line.inbox += received
+        self.service.step()
+
+    def submit(self, *ids: str) -> None:
+        header = {**Action(kind="my.task", cost=Cost.of(cores=1)).to_header(), "submitted_at": self.now}
+        self.takes(*(Received(sort="action", id=one, task="my.task", header=header, message=one) for one in ids))
+
+    @property
+    def running(self) -> list[str]:
+        return list(self.core.state.running)
+
+
+def finished(action_id: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "finished", "id": action_id, "attempt": 1, "status": "succeeded", **fields}
+
+
+WRONG: dict[str, object] = {
+    "negative seconds": finished("a", cpu_s=-1.0),
+    "no number": finished("a", execution_s="1.0"),
+    "no finite number": finished("a", execution_s=math.nan),
+    "a truth value for seconds": finished("a", cpu_s=True),
+    "no such status": finished("a", status="done"),
+    "no attempt": {"type": "finished", "id": "a", "status": "succeeded"},
+    "an answer without a status": finished("a", answer={"tokens": 3}),
+    "no such report": {"type": "resigned", "id": "a"},
+    "no report": ["finished", "a"],
+    "nothing": None,
+    "an old worker's": {"type": "used", "id": "a", "attempt": 1},
+    "a node without a name": {"type": "beat", "node": {**NODE, "name": ""}},
+    "a node whose cores are words": {"type": "beat", "node": {**NODE, "cores": "many"}},
+    "a service in no state": {"type": "service", "node": "n", "service": "s", "cell_ids": [0], "state": "asleep"},
+    "a service without cells": {"type": "service", "node": "n", "service": "s", "state": "resident"},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_report_that_makes_no_sense_takes_no_other_with_it(wrong: object, caplog: pytest.LogCaptureFixture) -> None:
+    # Given an action that runs, and one that waits for its core
+    live = Live()
+    live.submit("a", "b")
+    assert live.running == ["a"]
+
+    # When one message brings nonsense and its end, and the next one the same
+    for _ in range(2):
+        live.told(wrong, finished("a"))
+
+    # Then it has ended, the other one has its core, the node is up, and one line says what was wrong
+    assert live.running == ["b"]
+    assert list(live.core.state.nodes) == ["n"]
+    said = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 2
+    assert "\n" not in said[0]
+
+
+@pytest.mark.parametrize("body", [None, 5, {}, {"events": None}, {"events": {"type": "left"}}])
+def test_a_message_of_no_reports_is_dropped(body: object) -> None:
+    live = Live()
+    live.takes(Received(sort="events", body=body))
+    assert list(live.core.state.nodes) == ["n"]
+
+
+@pytest.mark.parametrize("body", [None, {}, {"cancel": None}, {"cancel": {"ids": 7}}, {"cancel": {"job": ["a"]}}])
+def test_a_wish_that_makes_no_sense_is_dropped(body: object) -> None:
+    live = Live()
+    live.submit("a", "b")
+    live.takes(Received(sort="control", body=body))
+    assert live.core.state.running["a"].stopping == ""
+    assert list(live.core.state.waiting) == ["b"]
+
+
+def test_what_was_decided_and_cannot_be_carried_out_stops_the_scheduler() -> None:
+    # Given wires that fail otherwise than a broker does; when an action is to be sent; then nothing is half done in silence
+    live = Live()
+    live.line.deaf = True
+    with pytest.raises(CoreBroken, match="could not be carried out"):
+        live.submit("a")
