@@ -97,13 +97,13 @@ def test_a_container_is_in_the_background_while_no_session_is_granted_cores(cont
 
     # When one is granted cores and the other sent back; then that one alone is, on the same cores and without a quota
     first.grant((1, 2))
-    second.send_back()
+    second.send_to_background()
     assert weights() == ["0", "0", "1"]
     folder = folder_of(tmp_path) / "session-2"
     assert (folder / "cpuset.cpus").read_text() == "1-2"
     assert (folder / "cpu.max").read_text().startswith("max 1000000")
     # When both are back; then the container is, and they may use all cores
-    first.send_back()
+    first.send_to_background()
     assert weights() == ["1", "1", "1"]
     assert (folder / "cpuset.cpus").read_text() == "0-3"
     # When one is granted a core again; then it and the container are not
@@ -124,7 +124,7 @@ def test_a_container_counts_for_the_cores_of_all_its_sessions(container: v2.Cont
         lambda: first.grant((0, 1, 2)),
         lambda: second.grant((3,)),
         lambda: first.grant((1, 2)),
-        first.send_back,
+        first.send_to_background,
         second.park,
         lambda: first.grant((0, 1)),
     )

@@ -186,15 +186,15 @@ class ContainerWarden(Warden):
         """Write the grant; see the base class."""
         assert self._group is not None, "a shell was started"
         with self._lock, contextlib.suppress(FileNotFoundError):
-            if holding.background:
-                self._group.send_back()
-            else:
+            if not holding.background:
                 self._group.grant(self._core_map.real(holding.cores))
+            elif not self._ending:
+                self._group.send_to_background()
 
     def park(self) -> None:
-        """Take the cores back, and have the dead collected; see the base class."""
+        """Take the cores back, unless all is ending, and have the dead collected; see the base class."""
         with self._lock, contextlib.suppress(FileNotFoundError):
-            if self._group is not None:
+            if self._group is not None and not self._ending:
                 self._group.park()
         self._container.bury()
 

@@ -1,15 +1,15 @@
 """What holds the processes of one session to a grant.
 
-| state   | cores                                   | core-seconds a second                          |
-|---------|-----------------------------------------|------------------------------------------------|
-| parked  | those of the last grant                 | `PARKED_QUOTA_US` of a second, 0.5 %           |
-| granted | the cores of the grant                  | all of them                                    |
-| back    | any; where a session of the same        | what no group in the foreground wants          |
-|         | container is granted some, these        |                                                |
+| state      | cores                                   | core-seconds a second                          |
+|------------|-----------------------------------------|------------------------------------------------|
+| parked     | those of the last grant                 | `PARKED_QUOTA_US` of a second, 0.5 %           |
+| granted    | the cores of the grant                  | all of them                                    |
+| background | any; where a session of the same        | what no group in the foreground wants          |
+|            | container is granted some, these        |                                                |
 
 A core is divided among containers first, and then among the sessions of each (`workers/cpu/weight.py`). So a container has the
-weight of all cores that its sessions are granted, and is in the background while none is granted any and one is back. What is
-back stays on the cores of its container's granted sessions: elsewhere it would have the weight of these.
+weight of all cores that its sessions are granted. It is in the background while none is granted any and one is there. What is
+in the background stays on the cores of its container's granted sessions: elsewhere it would have the weight of these.
 
 What commands leave running is parked by a quota and not by a weight: a weight lets a process have all of an idle core, and
 an environment that nobody uses must cost next to nothing. Quotas count over one second, the longest that kernels take.
@@ -26,8 +26,6 @@ from workers.cpu import weight
 PERIOD_US = 1_000_000
 PARKED_QUOTA_US = 5_000
 UNLIMITED = -1
-BACK = 0
-"""In place of the number of cores that a group counts for: it is in the background."""
 
 
 def core_list(cores: Collection[int]) -> str:
@@ -41,12 +39,24 @@ def core_list(cores: Collection[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
-def weigh(folder: str, cores: int) -> None:
-    """Have the group `folder` count for so many cores, or be in the background. Raises `OSError`."""
-    if cores == BACK:
-        weight.set_background(folder)
-    else:
-        weight.set_foreground(folder, cores)
+class Weighed:
+    """The weight of the group `folder`; what stands there already is not written again."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._cores: int | None = 1
+
+    def set_background(self) -> None:
+        """Leave the group only time that no group in the foreground wants. Raises `OSError`."""
+        if self._cores is not None:
+            weight.set_background(self._folder)
+            self._cores = None
+
+    def set_foreground(self, cores: int) -> None:
+        """Have the group count for so many cores. Raises `OSError`."""
+        if cores != self._cores:
+            weight.set_foreground(self._folder, cores)
+            self._cores = cores
 
 
 class SessionGroup(ABC):
@@ -61,7 +71,7 @@ class SessionGroup(ABC):
         """Let the processes use these cores, or any where there are none."""
 
     @abstractmethod
-    def send_back(self) -> None:
+    def send_to_background(self) -> None:
         """Send the processes to the background, on any core."""
 
     @abstractmethod
@@ -112,30 +122,25 @@ class WrittenContainer(ContainerGroup):
         self.folder, self.all_cores = folder, all_cores
         self.lock = threading.Lock()
         self._granted: dict[WrittenGroup, frozenset[int]] = {}
-        self._back: set[WrittenGroup] = set()
-        self._weighed = 1
+        self._in_background: set[WrittenGroup] = set()
+        self._weight = Weighed(folder)
 
-    def stand(self, session: WrittenGroup, cores: Collection[int] | None, *, back: bool = False) -> None:
-        """Take note of what a session holds, None for nothing, and whether it is back; weigh the container by that."""
+    def note(self, session: WrittenGroup, cores: Collection[int] | None, *, background: bool = False) -> None:
+        """Take note of what a session holds, None for nothing, and whether it is in the background; weigh the container by that."""
         self._granted.pop(session, None)
-        self._back.discard(session)
+        self._in_background.discard(session)
         if cores is not None:
             self._granted[session] = frozenset(cores)
-        if back:
-            self._back.add(session)
+        if background:
+            self._in_background.add(session)
         if self._granted:
-            self._weigh(sum(max(1, len(cores)) for cores in self._granted.values()))
-        elif self._back:
-            self._weigh(BACK)
+            self._weight.set_foreground(sum(max(1, len(cores)) for cores in self._granted.values()))
+        elif self._in_background:
+            self._weight.set_background()
         held = self._granted.values()
         shared = core_list(frozenset[int]().union(*held)) if all(held) else ""
-        for each in self._back:
+        for each in self._in_background:
             each.set_cores(shared or self.all_cores)
-
-    def _weigh(self, cores: int) -> None:
-        if cores != self._weighed:
-            weigh(self.folder, cores)
-            self._weighed = cores
 
 
 class WrittenGroup(SessionGroup):
@@ -143,8 +148,8 @@ class WrittenGroup(SessionGroup):
 
     def __init__(self, container: WrittenContainer, folder: str, cores: str, quota_us: int) -> None:
         """Take note of the `folder` with its weight, and of the cores and the quota that stand."""
-        self._container, self._cpu = container, folder
-        self._cores, self._quota_us, self._weighed = cores, quota_us, 1
+        self._container, self._weight = container, Weighed(folder)
+        self._cores, self._quota_us = cores, quota_us
 
     @abstractmethod
     def write_cores(self, cores: str) -> None:
@@ -163,21 +168,21 @@ class WrittenGroup(SessionGroup):
         with self._container.lock:
             self.set_cores(core_list(cores) or self._container.all_cores)
             self._set_quota(UNLIMITED)
-            self._weigh(max(1, len(cores)))
-            self._container.stand(self, cores)
+            self._weight.set_foreground(max(1, len(cores)))
+            self._container.note(self, cores)
 
-    def send_back(self) -> None:
+    def send_to_background(self) -> None:
         """Take the weight, then lift quota and cores; see the base class."""
         with self._container.lock:
-            self._weigh(BACK)
-            self._container.stand(self, None, back=True)
+            self._weight.set_background()
+            self._container.note(self, None, background=True)
             self._set_quota(UNLIMITED)
 
     def park(self) -> None:
         """Leave next to no quota; see the base class."""
         with self._container.lock:
             self._set_quota(PARKED_QUOTA_US)
-            self._container.stand(self, None)
+            self._container.note(self, None)
 
     def remove(self) -> None:
         """Remove the group, and hold nothing; see the base class."""
@@ -185,18 +190,13 @@ class WrittenGroup(SessionGroup):
             try:
                 self.remove_folders()
             finally:
-                self._container.stand(self, None)
+                self._container.note(self, None)
 
     def set_cores(self, cores: str) -> None:
         """Write the cores unless they stand."""
         if cores != self._cores:
             self.write_cores(cores)
             self._cores = cores
-
-    def _weigh(self, cores: int) -> None:
-        if cores != self._weighed:
-            weigh(self._cpu, cores)
-            self._weighed = cores
 
     def _set_quota(self, quota_us: int) -> None:
         if quota_us != self._quota_us:

@@ -34,25 +34,25 @@ class ContainerGroupEngine(ContainerGroup):
             self._oom = (f"{mounts.by_controller['memory']}{paths['memory']}/memory.oom_control", "oom_kill")
         self._lock = threading.Lock()
         self._held: dict[str, frozenset[int]] = {}
-        self._back: set[str] = set()
+        self._in_background: set[str] = set()
         self._told: tuple[str, int, int, int] | None = None
         self.tell("", None)
 
-    def tell(self, session: str, holding: frozenset[int] | None, *, back: bool = False) -> None:
-        """Take note of what a session holds, None for nothing, and whether it is back; tell the engine what that is in all."""
+    def tell(self, session: str, holding: frozenset[int] | None, *, background: bool = False) -> None:
+        """Take note of what a session holds, None for nothing, and whether it is in the background; tell the engine what that is in all."""
         with self._lock:
             self._held.pop(session, None)
-            self._back.discard(session)
+            self._in_background.discard(session)
             if holding is not None:
                 self._held[session] = holding
-            if back:
-                self._back.add(session)
+            if background:
+                self._in_background.add(session)
             held = frozenset[int]().union(*self._held.values())
             cores = held or self._all_cores
             # The engine takes 0 for "as it was", so that no quota is said as all the time there is.
-            quota = len(cores) * PERIOD_US if self._held or self._back else PARKED_QUOTA_US
+            quota = len(cores) * PERIOD_US if self._held or self._in_background else PARKED_QUOTA_US
             # Weights are those of version 1 for the engine, whatever the version of control groups.
-            shares = V1.background if self._back and not self._held else V1.of(len(held))
+            shares = V1.background if self._in_background and not self._held else V1.of(len(held))
             wanted = (core_list(cores), quota, PERIOD_US, shares)
             if wanted != self._told:
                 self._update(*wanted)
@@ -65,7 +65,7 @@ class ContainerGroupEngine(ContainerGroup):
     def is_alone(self, session: str) -> bool:
         """Say whether no session but this one holds anything."""
         with self._lock:
-            return not (self._held.keys() | self._back) - {session}
+            return not (self._held.keys() | self._in_background) - {session}
 
     def orphans(self) -> list[int]:
         """Return what process 1 has been handed, whichever session it came from."""
@@ -89,20 +89,19 @@ class SessionGroupEngine(SessionGroup):
     def __init__(self, container: ContainerGroupEngine, name: str) -> None:
         self._container, self._name = container, name
         self._shells: list[int] = []
-        self._used_s = self._ended_s = 0.0
+        self._used_s = self._found_s = 0.0
 
     def add(self, pid: int) -> None:
-        """Take a shell in; what an earlier one has used counts on. See the base class."""
-        self._ended_s = self._used_s
+        """Take a shell in; see the base class."""
         self._shells = [shell for shell in self._shells if tree.read_process(shell) is not None] + [pid]
 
     def grant(self, cores: Collection[int]) -> None:
         """Have the engine grant it; see the base class."""
         self._container.tell(self._name, frozenset(cores))
 
-    def send_back(self) -> None:
+    def send_to_background(self) -> None:
         """Have the engine weigh it less; see the base class."""
-        self._container.tell(self._name, None, back=True)
+        self._container.tell(self._name, None, background=True)
 
     def park(self) -> None:
         """Have the engine take it back; see the base class."""
@@ -110,14 +109,20 @@ class SessionGroupEngine(SessionGroup):
 
     def processes(self) -> list[int]:
         """Return the shells and what is below them, and orphans while no other session holds anything."""
+        return self._ids(tree.descendants)
+
+    def _ids(self, walk: Callable[[int], list[tree.Process]]) -> list[int]:
         shells = [pid for pid in self._shells if tree.read_process(pid) is not None]
         orphans = self._container.orphans() if self._container.is_alone(self._name) else []
-        return [*shells, *(process.pid for shell in shells for process in tree.descendants(shell)), *orphans]
+        return [*shells, *(process.pid for shell in shells for process in walk(shell)), *orphans]
 
     def cpu_s(self) -> float:
-        """Return the core-seconds of living processes and of those that their parents have waited for; never less than before."""
-        found = (tree.read_process(pid) for pid in self.processes())
-        self._used_s = max(self._used_s, self._ended_s + sum(process.cpu_s for process in found if process is not None))
+        """Return the core-seconds of all processes, as far as looks have met them or their parents have waited for them."""
+        found = (tree.read_process(pid) for pid in self._ids(tree.unburied))
+        found_s = sum(process.cpu_s for process in found if process is not None)
+        # What ends without a parent that waits for it is in nobody's count any more.
+        self._used_s += max(0.0, found_s - self._found_s)
+        self._found_s = found_s
         return self._used_s
 
     def freeze(self) -> None:
