@@ -45,6 +45,8 @@ REMEMBERED = 4096
 LEAST_GROWTH_S, LEAST_GROWTH = 0.05, 0.2
 """How far a command must have got in the background since the last report for another: in core-seconds, and as a part of that report's."""
 
+STALE = "a change of try %d of action %s is out of date: %s, the last was %s"
+
 _CLAIM_TRIES, _CLAIM_PAUSE_S = 5, 0.2
 
 Try = tuple[str, int]
@@ -58,19 +60,19 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Metered:
-    """A command that runs; `told_s` are the core-seconds in the background that were reported last."""
+    """A command that runs; `reported_s` are the core-seconds in the background that were reported last."""
 
     call: Call
     meter: Callable[[], Usage | None]
-    told_s: float = 0.0
+    reported_s: float = 0.0
 
-    def news(self) -> float | None:
+    def take_report(self) -> float | None:
         """Return its core-seconds in the background where they are to be reported, and take them for reported."""
         used = self.meter()
-        if used is None or used.background_cpu_s - self.told_s < max(LEAST_GROWTH_S, LEAST_GROWTH * self.told_s):
+        if used is None or used.background_cpu_s - self.reported_s < max(LEAST_GROWTH_S, LEAST_GROWTH * self.reported_s):
             return None
-        self.told_s = used.background_cpu_s
-        return self.told_s
+        self.reported_s = used.background_cpu_s
+        return self.reported_s
 
 
 @dataclass(slots=True)
@@ -209,7 +211,9 @@ class Node:
             call.cancel_reason = self._stops.pop(one, "")
             call.stamp = (grant["epoch"], 0)
             early = self._early.pop(one, None)
-            if early is not None and not _is_late(one, early.stamp, call.stamp):
+            if early is not None and _is_stale(early.stamp, call.stamp):
+                log.debug(STALE, one[1], one[0], early.stamp, call.stamp)
+            elif early is not None:
                 call.grant, call.stamp = cast(WireGrant, {**grant, **early.change}), early.stamp
         self._reporter.put({"type": "started", "id": call.id, "attempt": one[1], "at": call.started_at})
         return call
@@ -279,19 +283,25 @@ class Node:
             call = self._calls.get(action_id)
             if call is None or call.grant["attempt"] < attempt:
                 early = self._early.get(one) or Early(stamp)
-                if not _is_late(one, stamp, early.stamp):
-                    early.stamp = stamp
-                    early.change |= change
+                if _is_stale(stamp, early.stamp):
+                    log.debug(STALE, attempt, action_id, stamp, early.stamp)
+                else:
+                    # What another scheduler has sent is no part of this one's grant.
+                    kept = early.change if early.stamp[0] == stamp[0] else {}
+                    early.stamp, early.change = stamp, kept | change
                     _keep(self._early, one, early)
                 return
         with call.orders:
             with self._lock:
-                if call.grant["attempt"] != attempt or _is_late(one, stamp, call.stamp):
+                if call.grant["attempt"] != attempt:
+                    return
+                if _is_stale(stamp, call.stamp):
+                    log.debug(STALE, attempt, action_id, stamp, call.stamp)
                     return
                 call.grant, call.stamp = cast(WireGrant, {**call.grant, **change}), stamp
                 on_resize = call.on_resize
             if on_resize is not None:
-                on_resize(holding_of(call.grant))
+                _resize(call, on_resize)
 
     def still_holds(self, call: Call) -> bool:
         """Say whether a call's result still counts: not where the scheduler took this node for lost meanwhile."""
@@ -355,7 +365,7 @@ class Node:
         """Return reports of what commands have used; see the table above for which."""
         with self._lock:
             metered = list(self._metered.values())
-        told = ((each.call, each.news()) for each in metered)
+        told = ((each.call, each.take_report()) for each in metered)
         return [
             {"type": "used", "id": call.id, "attempt": call.grant["attempt"], "background_cpu_s": background_cpu_s}
             for call, background_cpu_s in told
@@ -381,11 +391,22 @@ def _granted(core_ids: tuple[int, ...], *, background: bool) -> dict[str, Any]:
     return {"core_ids": list(core_ids), "background": background, **units}
 
 
-def _is_late(one: Try, stamp: Stamp, last: Stamp) -> bool:
+def _is_stale(stamp: Stamp, last: Stamp) -> bool:
     """Return whether a change is older than the last one."""
-    if stamp < last:
-        log.debug("a change of try %d of action %s is out of date: %s, the last was %s", one[1], one[0], stamp, last)
     return stamp < last
+
+
+def _resize(call: Call, on_resize: Callable[[Holding], None]) -> None:
+    """Have a call's grant carried out. What fails twice, such as a request to a container engine, is an error in the log."""
+    holding = holding_of(call.grant)
+    try:
+        on_resize(holding)
+    except Exception as first:
+        log.warning("a change of the grant of action %s is tried once more: %s", call.id, first)
+        try:
+            on_resize(holding)
+        except Exception as error:
+            log.error("the grant of action %s could not be changed to %s: %s", call.id, holding, error)
 
 
 def _keep(kept: OrderedDict[Try, V], one: Try, value: V) -> None:

@@ -1,8 +1,8 @@
 """The thread that carries a node's reports to the scheduler, in the order in which they happened, and its beats.
 
 What has gathered while one message was on its way goes out together in the next. No report is ever dropped, since the
-scheduler frees a grant on nothing else: while the broker is away they wait here. Only beats and figures of usage, which
-say how things are now, are not sent late.
+scheduler frees a grant on nothing else: while the broker is away they wait here. Only beats, which say how things are now,
+are not sent late. Figures of usage are: they are told once, and count from the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ HELD_S = 0.02
 """How long these reports wait for company: that a short action has started is told with its end."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_OF_NOW = ("beat", "used")
 
 
 class Reporter:
@@ -141,7 +140,7 @@ class Reporter:
                 self._giving_up.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 # A beat of before says nothing of now, and the next one follows at once.
-                reports = [report for report in reports if report["type"] not in _OF_NOW] or [{"type": "beat", "node": self._describe()}]
+                reports = [report for report in reports if report["type"] != "beat"] or [{"type": "beat", "node": self._describe()}]
 
     def _connect(self) -> Producer:
         connection = self._connection = self._app.connection_for_write(heartbeat=HEARTBEAT_S)

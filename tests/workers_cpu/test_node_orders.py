@@ -103,6 +103,39 @@ def test_an_order_that_fails_does_not_keep_the_next_from_being_carried_out(node:
     assert told == [Holding((2,)), BACK]
 
 
+def test_a_change_that_fails_is_tried_once_more(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    # Given a call whose grant cannot be changed at the first try
+    told: list[Holding] = []
+
+    def resize(holding: Holding) -> None:
+        told.append(holding)
+        if told.count(holding) < least_tries:
+            raise OSError("the engine does not answer")
+
+    least_tries = 1
+    node.attach(claim(node), lambda reason: None, resize)
+    least_tries = 2
+    # When it changes; then the second try counts, and that is no error
+    node.regrant(1, 1, [["a", 1, [], True]])
+    assert told[1:] == [BACK, BACK]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    # When no try works; then the log says of which action
+    least_tries = 9
+    node.regrant(1, 2, [["a", 1, [0], False]])
+    assert told[3:] == [Holding((0,))] * 2
+    (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "action a " in error
+
+
+def test_an_early_change_keeps_nothing_of_an_earlier_scheduler(node: Node) -> None:
+    # Given changes of a try that has not come yet: three cores by a scheduler that was replaced, then the background by the next
+    node.regrant(1, 9, [["a", 1, [0, 1, 3], False]])
+    node.regrant(2, 1, [["a", 1, [], True]])
+    # When its grant comes; then the DoP is the one of that grant
+    run(node, epoch=2)
+    assert held(node.call("a").grant) == ([], 1, True)
+
+
 MESSAGES: list[tuple[int, int, list[object]]] = [
     (1, 9, [["a", 1, [0, 1], False]]),
     (2, 1, [["a", 1, [], True], ["b", 1, [], True]]),

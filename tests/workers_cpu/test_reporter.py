@@ -1,0 +1,36 @@
+"""What becomes of reports that the broker does not take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from workers.reporter import Reporter
+
+STARTED, USED = {"type": "started", "id": "a"}, {"type": "used", "id": "a", "background_cpu_s": 1.5}
+
+
+class Producer:
+    """Fails as often as it is told to, then takes what it gets."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.taken = failures, []  # type: ignore[var-annotated]
+
+    def publish(self, body: dict[str, Any], **_: object) -> None:
+        """Take a message."""
+        self.failures -= 1
+        if self.failures >= 0:
+            raise ConnectionError("the broker is away")
+        self.taken += body["events"]
+
+
+def test_figures_of_usage_are_sent_late_and_beats_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a broker that is away at first; when reports are sent
+    producer = Producer(2)
+    reporter = Reporter(Celery(set_as_current=False), dict, 1.0, list, 1.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(reporter, "_connect", lambda: producer)
+    reporter._send([STARTED, {"type": "beat"}, USED])
+    # Then all come late but the beat, which says how things were
+    assert producer.taken == [STARTED, USED]
