@@ -1,8 +1,8 @@
 """Control groups of process sessions: one a session, which bounds its processes and holds it in the background.
 
 The groups of a sandbox are named after its folder and lie beside each other, so that the kernel compares their weights. A keeper
-makes the one of its session and removes it. In the first version a session has a folder for each controller, in the second one
-for all.
+makes the one of its session and removes it; the nursery removes that of a keeper that was killed. In the first version a session has
+a folder for each controller, in the second one for all.
 
 | controller | what for                                                       | made in                                    |
 |------------|----------------------------------------------------------------|--------------------------------------------|
@@ -36,19 +36,17 @@ class Groups:
         """Return the folders of the group of a keeper's session."""
         return [f"{prefix}-{keeper}" for prefix in dict.fromkeys((self.pids, self.cpu)) if prefix is not None]
 
-    def make(self, keeper: int, processes: int) -> list[str]:
-        """Make the group of a keeper's session, of `processes` where it bounds them; return its folders. Raises `OSError`."""
-        folders = self.folders(keeper)
-        for folder in folders:
+    def make(self, keeper: int, processes: int) -> None:
+        """Make the group of a keeper's session, of `processes` where it bounds them. Raises `OSError`."""
+        for folder in self.folders(keeper):
             os.makedirs(folder, exist_ok=True)
         if self.pids is not None:
             write_text(f"{self.pids}-{keeper}/pids.max", str(processes))
         if self.cpu is not None:
             weight.set_foreground(f"{self.cpu}-{keeper}")
-        return folders
 
     def remove(self) -> None:
-        """Remove what killed keepers have left."""
+        """Remove what a worker that was killed has left."""
         for prefix in filter(None, (self.pids, self.cpu)):
             above, name = os.path.split(prefix)
             with contextlib.suppress(OSError):

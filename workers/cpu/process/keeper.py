@@ -1,7 +1,8 @@
 """The processes that own the shells: one nursery for a sandbox, one keeper for each session.
 
-Run as `python -m workers.cpu.process.keeper [<descriptor>…]`, with a SOCK_SEQPACKET Unix socket as standard input, and
-descriptors that these processes hold while they live, but no command does. Rules: the standard
+Run as `python -m workers.cpu.process.keeper <pids> <cpu> [<descriptor>…]`, with a SOCK_SEQPACKET Unix socket as standard input,
+the prefixes of the sessions' control groups (see `groups.py`; empty where there are none), and descriptors that these processes
+hold while they live, but no command does. Rules: the standard
 library only, one thread, no code of the sandboxed program ever runs in these processes.
 
 Why they exist: forking with set-up code is unsafe in a worker full of threads, but safe here; and a keeper is a
@@ -171,7 +172,9 @@ class Keeper:
         """Make the session's control group, unless it is there or there are none. Raises `OSError`."""
         if self.background is None:
             groups = Groups(asked["pids"], asked["cpu"])
-            self.folders = groups.make(os.getpid(), asked["processes"])
+            # First, so that what is made before something fails is removed at the end.
+            self.folders = groups.folders(os.getpid())
+            groups.make(os.getpid(), asked["processes"])
             self.background = background_of(asked["means"], asked["cores"], groups)
 
     def fork_shell(self, asked: dict[str, Any], parent: int | None) -> int:
@@ -259,12 +262,13 @@ def limit(kind: int, wanted: int) -> None:
 
 
 class Nursery:
-    """Forks keepers on request and buries them."""
+    """Forks keepers on request and buries them, with the control groups of those that were killed."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self.channel = channel
+    def __init__(self, channel: socket.socket, groups: Groups | None = None) -> None:
+        self.channel, self.groups = channel, groups or Groups()
         self.alarm = Alarm()
         self.keepers: set[int] = set()
+        self.left_folders: set[str] = set()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
@@ -277,6 +281,7 @@ class Nursery:
             self.alarm.clear()
             self.reap()
         kill_below(set(), 2 * CLOSE_GRACE_S, self.alarm, self.reap)
+        self.remove_groups()
 
     def answer(self) -> bool:
         """Do what one message asks; return False at the end of file."""
@@ -304,6 +309,7 @@ class Nursery:
             return
         if pid:
             self.keepers.add(pid)
+            self.left_folders.difference_update(self.groups.folders(pid))
             return
         try:
             self.alarm.close()
@@ -324,7 +330,15 @@ class Nursery:
             self.alarm.clear()
             self.reap()
         spared = {process.identity for process in map(tree.read_process, self.keepers) if process is not None}
-        return not kill_below(spared, 0.0, self.alarm, self.reap)
+        left = kill_below(spared, 0.0, self.alarm, self.reap)
+        self.remove_groups()
+        return not left
+
+    def remove_groups(self) -> None:
+        """Remove the control groups of killed keepers, which are empty now."""
+        for folder in self.left_folders:
+            remove_folder(folder)
+        self.left_folders.clear()
 
     def reap(self) -> None:
         """Collect ended keepers and strangers."""
@@ -335,14 +349,18 @@ class Nursery:
                 return
             if pid == 0:
                 return
-            self.keepers.discard(pid)
+            if pid in self.keepers:
+                self.keepers.discard(pid)
+                # One that ends in order has removed its group.
+                self.left_folders.update(filter(os.path.exists, self.groups.folders(pid)))
 
 
 def main() -> None:
     """Serve the socket on standard input until the worker closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for descriptor in map(int, sys.argv[1:]):
+    pids, cpu, *descriptors = sys.argv[1:]
+    for descriptor in map(int, descriptors):
         os.set_inheritable(descriptor, False)
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
@@ -350,7 +368,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    Nursery(channel).serve()
+    Nursery(channel, Groups(pids or None, cpu or None)).serve()
 
 
 if __name__ == "__main__":

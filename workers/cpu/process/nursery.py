@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from workers.cpu.errors import SessionUnavailable
+from workers.cpu.process.groups import Groups
 
 FENCE_LIMIT_S = 15.0
 _ROOT = Path(__file__).resolve().parents[3]
@@ -18,10 +19,11 @@ _ROOT = Path(__file__).resolve().parents[3]
 class Nursery:
     """Starts keepers; any thread may ask. Its process starts with the first request.
 
-    It and the keepers hold the descriptor `lock` as long as they live, if there is one.
+    It and the keepers hold the descriptor `lock` as long as they live, if there is one. `groups` are the control groups of sessions.
     """
 
-    def __init__(self, lock: int | None = None) -> None:
+    def __init__(self, lock: int | None = None, groups: Groups | None = None) -> None:
+        self._prefixes = [(groups and groups.pids) or "", (groups and groups.cpu) or ""]
         self._locks = () if lock is None else (lock,)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +81,7 @@ class Nursery:
         environment = {"PYTHONPATH": str(_ROOT), "PATH": os.defpath, "LANG": "C.UTF-8"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-s", "-S", "-m", "workers.cpu.process.keeper", *map(str, self._locks)],
+                [sys.executable, "-s", "-S", "-m", "workers.cpu.process.keeper", *self._prefixes, *map(str, self._locks)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment,

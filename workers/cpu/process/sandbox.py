@@ -100,12 +100,12 @@ class ProcessSandbox(Sandbox):
         self._heirs_lock = await_heirs(self._base, self._base_lock)
         make_afresh(self._base, ("environments", "control"))
         self._core_map = core_map or CoreMap.of_this_process()
-        self._nursery, self._drain = Nursery(self._heirs_lock), Drain()
+        self._groups = find_groups(self._base)
+        self._groups.remove()
+        self._nursery, self._drain = Nursery(self._heirs_lock, self._groups), Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
-        self._groups = find_groups(self._base)
-        self._groups.remove()
         if background != "auto" and not works(background, self._groups):
             self.close()
             raise SessionUnavailable(f"processes cannot be held in the background by {background} here")
