@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,31 @@ def open_one(sandbox: ProcessSandbox, name: str = "e1") -> ProcessEnvironment:
     return sandbox.open(EnvironmentSpec(id=name))
 
 
+@contextmanager
+def running(
+    env: Environment, command: str, holding: Holding, session: str = "main", **more: float
+) -> Iterator[tuple[Execution, list[ExecOutcome]]]:
+    """Have a command run as long as the block lasts; its outcome is there once it has ended."""
+    request = ExecRequest(action_id="a", command=command, holding=holding, session=session, **more)  # type: ignore[arg-type]
+    execution = env.start(request)
+    outcomes: list[ExecOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
+    thread.start()
+    try:
+        yield execution, outcomes
+    finally:
+        execution.kill("end of test")
+        thread.join(30)
+    assert outcomes
+
+
+def sleepers(number: str, count: int = 1) -> list[int]:
+    """Return the processes `sleep number`, once there are so many."""
+    marker = f"sleep\x00{number}\x00"
+    assert until(lambda: len(processes_with(marker)) == count), processes_with(marker)
+    return processes_with(marker)
+
+
 def processes_with(marker: str) -> list[int]:
     """Return the ids of living processes whose command line or working folder holds `marker`."""
     found = []
@@ -86,7 +112,7 @@ def worker_to_be_killed(base: Path, nap: str, *how: str) -> Iterator[subprocess.
         try:
             assert worker.stdout is not None
             assert worker.stdout.readline() == b"running\n"
-            assert until(lambda: len(processes_with(f"sleep\x00{nap}")) == 2)
+            assert until(lambda: len(processes_with(f"sleep\x00{nap}\x00")) == 2)
             yield worker
         finally:
             worker.kill()
@@ -97,12 +123,17 @@ def in_background(pid: int, means: Means) -> bool:
     match means:
         case "cgroup":
             lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-            return any(is_low(f"/sys/fs/cgroup/{name}{path}") for _, name, path in lines if name in ("cpu", ""))
+            return any(is_low(f"/sys/fs/cgroup/{name}{path}") for _, name, path in lines if is_of_cpu(name))
         case "autogroup":
             idle = all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in tree.threads(pid))
             return idle and Path(f"/proc/{pid}/autogroup").read_text().split()[-1] == "19"
         case "affinity":
             return all(os.sched_getaffinity(thread) == {max(os.sched_getaffinity(0))} for thread in tree.threads(pid))
+
+
+def is_of_cpu(name: str) -> bool:
+    """Say whether a hierarchy of control groups, as /proc/<pid>/cgroup names it, divides cores; that of version 2 has no name."""
+    return name == "" or "cpu" in name.split(",")
 
 
 def is_low(folder: str) -> bool:
@@ -114,7 +145,7 @@ def is_low(folder: str) -> bool:
 def weight_of(pid: int) -> int:
     """Return for how many cores the control group of a process counts."""
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-    folders = [f"/sys/fs/cgroup/{name}{path}" for _, name, path in lines if name in ("cpu", "")]
+    folders = [f"/sys/fs/cgroup/{name}{path}" for _, name, path in lines if is_of_cpu(name)]
     files = [(Path(folder, each.name), each) for folder in folders for each in weight.WEIGHTS]
     return next(int(file.read_text()) // each.core for file, each in files if file.exists())
 

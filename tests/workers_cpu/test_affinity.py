@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -16,23 +13,11 @@ from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 
-from .support import admit, printed, processes_with, until
+from .support import admit, printed, processes_with, running, sleepers, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
 MASK = "python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
-
-
-@contextmanager
-def running(env: ProcessEnvironment, command: str, cores: tuple[int, ...]) -> Iterator[object]:
-    execution = admit(env, command, cores=cores)
-    thread = threading.Thread(target=execution.wait)
-    thread.start()
-    try:
-        yield execution
-    finally:
-        execution.kill("end of test")
-        thread.join(10)
 
 
 def masks(pids: list[int]) -> list[set[int]]:
@@ -74,12 +59,12 @@ def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment)
     # Given a tree of processes, one of them out of its session, one with threads, on the first core
     threaded = "python3 -c 'import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(311.15625,)).start()'"
     command = f'setsid sleep 311.15625 & sh -c "sleep 311.15625; :" & {threaded} 311.15625 & wait'
-    with running(env, command, (HERE[0],)) as execution:
+    with running(env, command, Holding((HERE[0],))) as (execution, _):
         assert until(lambda: len(masks(processes_with("311.15625"))) >= 7)
         pids = processes_with("311.15625")
         assert all(mask == {HERE[0]} for mask in masks(pids))
         # When it is resized to the second
-        execution.resize(Holding((HERE[1],)))  # type: ignore[attr-defined]
+        execution.resize(Holding((HERE[1],)))
         # Then every thread of every process is there
         assert all(mask == {HERE[1]} for mask in masks(pids))
 
@@ -87,16 +72,54 @@ def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment)
 @needs_two_cores
 def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironment) -> None:
     # Given a command that starts processes without end
-    with running(env, "while :; do setsid sleep 0.28125 & sleep 0.002; done", (HERE[0],)) as execution:
+    with running(env, "while :; do setsid sleep 0.28125 & sleep 0.002; done", Holding((HERE[0],))) as (execution, _):
         assert until(lambda: len(processes_with("0.28125")) > 5)
         # When it is resized; then no process is left behind on the old core, nor starts there
-        execution.resize(Holding((HERE[1],)))  # type: ignore[attr-defined]
+        execution.resize(Holding((HERE[1],)))
         for _ in range(5):
             for pid in processes_with("0.28125"):
                 try:
                     assert os.sched_getaffinity(pid) == {HERE[1]}
                 except ProcessLookupError:
                     continue
+
+
+@needs_two_cores
+def test_a_thread_that_leaves_its_grant_is_brought_back(env: ProcessEnvironment) -> None:
+    # Given a command on the first core
+    with running(env, "sleep 311.28125", Holding((HERE[0],))) as (execution, _):
+        (pid,) = sleepers("311.28125")
+        # When it goes to another one by itself; then the next look brings it back
+        os.sched_setaffinity(pid, {HERE[1]})
+        assert until(lambda: os.sched_getaffinity(pid) == {HERE[0]})
+        # When it chooses one of two that it has; then it stays there
+        execution.resize(Holding(tuple(HERE[:2])))
+        os.sched_setaffinity(pid, {HERE[1]})
+        execution._meter.sample()  # type: ignore[attr-defined]
+        assert os.sched_getaffinity(pid) == {HERE[1]}
+
+
+def test_threads_are_looked_for_until_all_are_met() -> None:
+    # Given looks that miss threads at first, and processes that end before a look; when the threads are put in place
+    looks = iter([([1, 2], False), ([1, 3], False), ([1, 2, 3, 4], True), ([1, 2, 3, 4], True), ([5], True)])
+    put: list[int] = []
+    tree.place(lambda: next(looks), lambda: [9], lambda thread: not put.append(thread))
+    # Then each that was met is, until a look met all and nothing new; and meanwhile those that come after them
+    assert [each for each in put if each != 9] == [1, 2, 3, 4]
+    assert next(looks) == ([5], True)
+    assert 9 in put
+
+
+def test_what_starts_in_place_is_not_waited_for() -> None:
+    # Given a command that starts processes without end, all of them in place; when its threads are put in place; then one look will do
+    looks: list[int] = []
+
+    def look() -> tuple[list[int], bool]:
+        looks.append(1)
+        return [len(looks)], True
+
+    tree.place(look, list, lambda thread: False)
+    assert len(looks) == 1
 
 
 def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:

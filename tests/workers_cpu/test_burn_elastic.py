@@ -38,6 +38,16 @@ def burning(cores: set[int], *arguments: str) -> Iterator[subprocess.Popen[bytes
         shell.wait()
 
 
+def pin(shell: int, cores: set[int]) -> None:
+    """Hold every thread below a shell to `cores`."""
+
+    def look() -> tuple[list[int], bool]:
+        found, is_all = tree.settled(shell)
+        return [thread for process in found for thread in tree.threads_of(process)], is_all
+
+    tree.place(look, list, lambda thread: os.sched_setaffinity(thread, cores) is None)
+
+
 def processes(shell: subprocess.Popen[bytes]) -> int:
     return len(tree.descendants(shell.pid))
 
@@ -58,7 +68,7 @@ def timed(work_s: str, then: set[int]) -> tuple[float, float]:
     machine, own, before = psutil.cpu_times(), used_s(), time.monotonic()
     with burning(ONE, work_s, "1", "1", "2") as shell:
         assert until(lambda: processes(shell) == 1)
-        tree.pin(shell.pid, then)
+        pin(shell.pid, then)
         assert shell.wait(30) == 0
     wall_s, after = time.monotonic() - before, psutil.cpu_times()
     idle_s = after.idle - machine.idle + after.iowait - machine.iowait
@@ -88,13 +98,13 @@ def test_there_are_as_many_processes_as_cores_up_to_the_most() -> None:
         assert until(lambda: burns(shell))
         assert processes(shell) == 1
         # When it gets two; then there are two processes
-        tree.pin(shell.pid, TWO)
+        pin(shell.pid, TWO)
         assert until(lambda: processes(shell) == 2)
         # When one is taken away; then there is one
-        tree.pin(shell.pid, ONE)
+        pin(shell.pid, ONE)
         assert until(lambda: processes(shell) == 1)
         # When it comes back; then there are two again
-        tree.pin(shell.pid, TWO)
+        pin(shell.pid, TWO)
         assert until(lambda: processes(shell) == 2)
 
 
@@ -103,7 +113,7 @@ def test_more_cores_are_no_use_beyond_the_most() -> None:
     # Given work for one process at most; when it gets two cores; then it stays one, to its end
     with burning(ONE, "0.3", "1", "1", "1") as shell:
         assert until(lambda: burns(shell))
-        tree.pin(shell.pid, TWO)
+        pin(shell.pid, TWO)
         seen = set()
         while shell.poll() is None:
             seen.add(processes(shell))
@@ -130,7 +140,7 @@ def test_growing_and_shrinking_leave_the_work_as_it_is() -> None:
         wide = False
         while shell.poll() is None:
             wide = not wide
-            tree.pin(shell.pid, TWO if wide else ONE)
+            pin(shell.pid, TWO if wide else ONE)
             time.sleep(0.02)
         # When it has ended; then all is well
         assert shell.returncode == 0

@@ -11,6 +11,9 @@ Weights count level by level: first a core is divided among groups, then each gr
 of setsid(2) makes an autogroup. So the policy SCHED_IDLE alone has no effect between two sessions, and a group's weight has.
 A process that calls setsid(2) in the background leaves its autogroup; it is found when the session is looked at next.
 
+A hand-over takes `tree.PLACE_LIMIT_S` at most, or the time of two walks. A process that forks without end may escape it. `follow`
+puts right what each later look at the command finds.
+
 What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
 `trial.py` finds what works.
 Rules: the standard library only; the keeper process imports this file too.
@@ -52,19 +55,37 @@ class Background(ABC):
 
     def pin(self, members: Members, cores: Collection[int]) -> None:
         """Hold every thread of a session to `cores`."""
-        tree.apply(members.threads, lambda thread: os.sched_setaffinity(thread, cores))
+        wanted = frozenset(cores)
+        tree.place(lambda: self._threads(members), members.nearest, lambda thread: _pin(thread, wanted))
+
+    def _threads(self, members: Members) -> tuple[list[int], bool]:
+        """Return the threads of a session that are found, and whether that surely is all."""
+        found, is_all = members.settled()
+        return [thread for process in found for thread in tree.threads_of(process)], is_all
 
     def weigh(self, members: Members, cores: int) -> None:
         """Have a session in the foreground count for so many cores, where cores are divided by weights; by default nothing."""
         return
 
-    def follow(self, living: Iterable[tree.Process]) -> None:
-        """Send those of `living` processes after the others that have left the background since; by default none can."""
-        return
+    def follow(self, found: Iterable[tree.Process], cores: Collection[int], *, background: bool) -> None:
+        """Put right those of `found` processes that the last hand-over missed, or that have left the background since.
+
+        In the foreground `cores` are theirs; a program may hold a thread to some of these by itself. None says nothing of cores.
+        """
+        allowed = frozenset(self.background_cores if background else cores)
+        for thread in (thread for process in found for thread in tree.threads_of(process)) if allowed else ():
+            with contextlib.suppress(OSError):
+                if not os.sched_getaffinity(thread) <= allowed:
+                    os.sched_setaffinity(thread, allowed)
+
+    @property
+    def background_cores(self) -> Collection[int]:
+        """Return the cores of what is in the background."""
+        return self.cores
 
     def has_others(self, members: Members) -> bool:
         """Return whether anything but the shell is left of a session."""
-        return any(process.pid != members.shell for process in members.settled())
+        return any(process.pid != members.shell for process in members.settled()[0])
 
 
 class GroupBackground(Background):
@@ -92,11 +113,12 @@ class GroupBackground(Background):
         with contextlib.suppress(OSError):
             weight.set_foreground(self._folder(members), cores)
 
-    def pin(self, members: Members, cores: Collection[int]) -> None:
-        """Hold what is in the group; see the base class."""
+    def _threads(self, members: Members) -> tuple[list[int], bool]:
+        """Find what is in the group, and what has left it but is still below the keeper; see the base class."""
         folder = self._folder(members)
         name = "cgroup.threads" if os.path.exists(f"{folder}/cgroup.threads") else "tasks"
-        tree.apply(lambda: _ids_in(f"{folder}/{name}"), lambda thread: os.sched_setaffinity(thread, cores))
+        below, is_all = super()._threads(members)
+        return [*_ids_in(f"{folder}/{name}"), *below], is_all
 
     def has_others(self, members: Members) -> bool:
         """Look into the group; see the base class."""
@@ -113,34 +135,43 @@ class AutogroupBackground(Background):
 
     def send(self, members: Members) -> None:
         """See the base class; a policy is inherited, so each look finds what appeared since the one before."""
-        self._each(members, os.SCHED_IDLE, LOW, self.cores)
+        self._each(members, True, LOW, self.cores)
 
     def recall(self, members: Members, cores: Collection[int]) -> None:
-        """See the base class; a policy that is not idle was chosen by the program, and stays."""
-        self._each(members, os.SCHED_OTHER, ORDINARY, cores)
+        """See the base class.
 
-    def _each(self, members: Members, policy: int, nice: str, cores: Collection[int]) -> None:
+        A thread that is SCHED_IDLE becomes SCHED_OTHER, whatever its policy was before it was sent to the background. Another
+        policy was chosen by the program in the background, and stays.
+        """
+        self._each(members, False, ORDINARY, cores)
+
+    def _each(self, members: Members, idle: bool, nice: str, cores: Collection[int]) -> None:
         sessions: set[int] = set()
+        wanted = frozenset(cores)
 
-        def look() -> list[int]:
-            found = members.settled()
+        def look() -> tuple[list[int], bool]:
+            found, is_all = members.settled()
             for process in found:
                 if process.session not in sessions:
                     sessions.add(process.session)
                     _set_autogroup(process.pid, nice)
-            return [thread for process in found for thread in _threads_of(process)]
+            return [thread for process in found for thread in tree.threads_of(process)], is_all
 
-        def place(thread: int) -> None:
-            os.sched_setaffinity(thread, cores)
-            if policy == os.SCHED_IDLE or os.sched_getscheduler(thread) == os.SCHED_IDLE:
-                os.sched_setscheduler(thread, policy, os.sched_param(0))
+        def put(thread: int) -> bool:
+            was_pinned = _pin(thread, wanted)
+            return _set_idle(thread, idle) or was_pinned
 
-        tree.apply(look, place)
+        tree.place(look, members.nearest, put)
 
-    def follow(self, living: Iterable[tree.Process]) -> None:
-        """Take the weight of each autogroup; see the base class."""
-        for process in {process.session: process for process in living}.values():
+    def follow(self, found: Iterable[tree.Process], cores: Collection[int], *, background: bool) -> None:
+        """Set the policy of each thread too, and in the background the weight of each autogroup; see the base class."""
+        found = list(found)
+        super().follow(found, cores, background=background)
+        for process in {process.session: process for process in found}.values() if background else ():
             _set_autogroup(process.pid, LOW)
+        for thread in (thread for process in found for thread in tree.threads_of(process)):
+            with contextlib.suppress(OSError):
+                _set_idle(thread, background)
 
 
 class AffinityBackground(Background):
@@ -148,9 +179,14 @@ class AffinityBackground(Background):
 
     means = "affinity"
 
+    @property
+    def background_cores(self) -> Collection[int]:
+        """Return the last core; see the base class."""
+        return self.cores[-1:]
+
     def send(self, members: Members) -> None:
         """Hold it to the last core; see the base class."""
-        self.pin(members, self.cores[-1:])
+        self.pin(members, self.background_cores)
 
     def recall(self, members: Members, cores: Collection[int]) -> None:
         """Hold it to `cores`; see the base class."""
@@ -170,8 +206,20 @@ def _set_autogroup(pid: int, nice: str) -> None:
         write_text(f"/proc/{pid}/autogroup", nice)
 
 
-def _threads_of(process: tree.Process) -> list[int]:
-    return [process.pid] if process.thread_count == 1 else tree.threads(process.pid)
+def _pin(thread: int, cores: frozenset[int]) -> bool:
+    """Hold a thread to `cores`; return whether it was not. Raises `OSError`."""
+    if os.sched_getaffinity(thread) == cores:
+        return False
+    os.sched_setaffinity(thread, cores)
+    return True
+
+
+def _set_idle(thread: int, idle: bool) -> bool:
+    """Make a thread SCHED_IDLE, or SCHED_OTHER if it is that; return whether it was to be changed. Raises `OSError`."""
+    is_idle = os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK == os.SCHED_IDLE
+    if is_idle != idle:
+        os.sched_setscheduler(thread, os.SCHED_IDLE if idle else os.SCHED_OTHER, os.sched_param(0))
+    return is_idle != idle
 
 
 def _ids_in(path: str) -> list[int]:

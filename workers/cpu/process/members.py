@@ -28,10 +28,14 @@ class Members:
         """Return the shell and what commands have started, without `spared` ones and what is below those."""
         return tree.descendants(self.roots, spared, self.holder)
 
-    def settled(self) -> list[tree.Process]:
-        """Return the same, also where a process dies at this moment and its children are handed on."""
-        return tree.settled(self.roots, (), self.holder)[0]
+    def unburied(self, spared: Collection[tree.Identity]) -> list[tree.Process]:
+        """Return the same with zombies."""
+        return tree.unburied(self.roots, spared, self.holder)
 
-    def threads(self) -> list[int]:
-        """Return the ids of all threads of these."""
-        return tree.threads_below(self.roots, self.holder)
+    def settled(self) -> tuple[list[tree.Process], bool]:
+        """Return all processes, also where one dies at this moment and its children are handed on; and whether that surely is all."""
+        return tree.settled(self.roots, (), self.holder)
+
+    def nearest(self) -> list[int]:
+        """Return the ids of the processes right below the roots, where a process comes whose parent has ended."""
+        return [child for root in self.roots for child in tree.children(root, 1) if child not in self.holder]

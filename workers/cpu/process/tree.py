@@ -1,4 +1,4 @@
-"""Process trees read from /proc, and what is done to a whole tree: count, signal, pin.
+"""Process trees read from /proc, and what is done to a whole tree: count, signal, place.
 
 Rules: the standard library only, no state, no threads; the keeper process imports this file too. Every process may
 vanish between two reads, so a missing process is never an error here. A process is identified by its id together
@@ -8,6 +8,7 @@ with its start time, because ids are used again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -19,8 +20,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PF_EXITING = 0x4  # linux/sched.h: set before a dying process closes its files, long before it is a zombie
 HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 
-WALK_LIMIT_S = 2.0
 WALKS = 3
+PLACE_LIMIT_S, SWEEP_S = 0.005, 0.002
 
 Identity = tuple[int, int]
 
@@ -124,6 +125,11 @@ def descendants(roots: int | Sequence[int], spared: Collection[Identity] = (), p
     Without `spared` ones and what is below those, and without the `passed` ones, below which is looked only where they
     are roots. Several roots have one thread each.
     """
+    return list(filter(is_alive, _walk(roots, spared, passed)[0]))
+
+
+def unburied(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
+    """Return the same with zombies."""
     return _walk(roots, spared, passed)[0]
 
 
@@ -137,14 +143,14 @@ def settled(roots: int | Sequence[int], spared: Collection[Identity] = (), passe
     for _ in range(WALKS):
         found, fading = _walk(roots, spared, passed)
         if fading <= dead:
-            return found, True
+            return list(filter(is_alive, found)), True
         # Only a zombie has handed its children on.
         dead.update(pid for pid in fading if _status(pid)[:1] in ([], [b"Z"]))
-    return found, False
+    return list(filter(is_alive, found)), False
 
 
 def _walk(roots: int | Sequence[int], spared: Collection[Identity], passed: Collection[int]) -> tuple[list[Process], set[int]]:
-    """Return the living processes below `roots`, and the ids of those that were met dead, or were dying once their children were read."""
+    """Return the processes below `roots`, and the ids of those that were met dead, or were dying once their children were read."""
     found: list[Process] = []
     fading: set[int] = set()
     waiting = children(roots) if isinstance(roots, int) else [child for root in roots for child in children(root, 1)]
@@ -163,8 +169,7 @@ def _walk(roots: int | Sequence[int], spared: Collection[Identity], passed: Coll
         if process is None or process.identity in spared:
             continue
         waiting += below
-        if is_alive(process):
-            found.append(process)
+        found.append(process)
     return found, fading
 
 
@@ -189,30 +194,38 @@ def send(process: Process, number: int) -> None:
         os.close(handle)
 
 
-def pin(roots: int | Sequence[int], cores: Collection[int], passed: Collection[int] = ()) -> None:
-    """Hold every thread below `roots` to `cores`, but for `passed` processes."""
-    apply(lambda: threads_below(roots, passed), lambda thread: os.sched_setaffinity(thread, cores))
+def threads_of(process: Process) -> list[int]:
+    """Return the ids of the threads of a process; of one that had a single thread no file is read."""
+    return [process.pid] if process.thread_count == 1 else threads(process.pid)
 
 
-def threads_below(roots: int | Sequence[int], passed: Collection[int] = ()) -> list[int]:
-    """Return the ids of the threads below `roots`."""
-    below = settled(roots, (), passed)[0]
-    return [thread for process in below for thread in ([process.pid] if process.thread_count == 1 else threads(process.pid))]
+def place(look: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], Iterable[int]], put: Callable[[int], bool]) -> None:
+    """Put all threads where they should be, with two looks at least, and for no longer than `PLACE_LIMIT_S` where these take less.
 
-
-def apply(look: Callable[[], Iterable[int]], action: Callable[[int], None]) -> None:
-    """Apply `action` to what `look` finds, looking again until it finds nothing that it was not applied to.
-
-    Masks and policies are inherited from the creator, so whatever appears between two looks is found by the next. Where
-    something starts processes without end, that is left be after `WALK_LIMIT_S` seconds.
+    `look` returns threads and whether that surely is all. `put` puts one there, and returns False when it was there already.
+    Masks and policies are inherited. So all is done once a look that met all finds nothing new that had to be put: what
+    starts from then on is in place. A process that forks and ends faster than a look takes is met by none. It is always a
+    child of the process that takes orphans in, so while a look may have missed some these children, `nearest`, are put
+    again and again.
     """
     met: set[int] = set()
-    deadline = time.monotonic() + WALK_LIMIT_S
-    while time.monotonic() < deadline:
-        fresh = [each for each in look() if each not in met]
-        if not fresh:
+    end = time.monotonic() + PLACE_LIMIT_S
+    for looks in itertools.count(1):
+        found, is_all = look()
+        was_in_place = True
+        for each in found:
+            if each not in met:
+                met.add(each)
+                was_in_place &= not _put(put, each)
+        if (is_all and was_in_place) or (looks > 1 and time.monotonic() > end):
             return
-        for each in fresh:
-            met.add(each)
-            with contextlib.suppress(OSError):
-                action(each)
+        sweep_end = min(end, time.monotonic() + SWEEP_S)
+        while not is_all and time.monotonic() < sweep_end:
+            for each in nearest():
+                _put(put, each)
+
+
+def _put(put: Callable[[int], bool], thread: int) -> bool:
+    with contextlib.suppress(OSError):
+        return put(thread)
+    return False

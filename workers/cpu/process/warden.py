@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from workers.cpu.abstract import Holding
@@ -56,11 +56,12 @@ class KeeperWarden(Warden):
 
     def __init__(self, channel: socket.socket, setup: ShellSetup, core_map: CoreMap) -> None:
         self._channel, self._setup, self._core_map = channel, setup, core_map
-        self._background, self._is_back, self._weighed = setup.background, False, 1
+        self._background, self._in_background, self._weighed = setup.background, False, 1
+        self._cores: frozenset[int] = frozenset()
         self._lock = threading.Lock()
         self._members = Members()
         self._spared: frozenset[tree.Identity] = frozenset()
-        self._in_order = False
+        self._in_order = self._ending = False
         channel.setblocking(False)
 
     def fileno(self) -> int:
@@ -86,17 +87,18 @@ class KeeperWarden(Warden):
 
     def begin(self, holding: Holding) -> None:
         """Apply a grant; see the base class."""
-        before = [process for process in self._members.settled() if process.pid != self._members.shell]
+        before = [process for process in self._members.settled()[0] if process.pid != self._members.shell]
         self._spared = frozenset(process.identity for process in before)
-        if before or self._is_back or holding.background:
+        if before or self._in_background or holding.background:
             self.hold(holding)
         else:
             self._hold_shell(self._core_map.real(holding.cores))
 
-    def _hold_shell(self, cores: Collection[int]) -> None:
+    def _hold_shell(self, cores: frozenset[int]) -> None:
         """Apply a grant where only the shell is there: it waits, has one thread and starts nothing, so that no walk is needed."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             self._weigh(len(cores) or 1)
+            self._cores = cores
             if cores:
                 os.sched_setaffinity(self._members.shell, cores)
 
@@ -104,14 +106,17 @@ class KeeperWarden(Warden):
         """Send the whole tree to the background, or change its affinity; see the base class."""
         cores = self._core_map.real(holding.cores)
         with self._lock:
+            if holding.background and self._ending:
+                # The keeper has brought them to the foreground: what has no CPU time cannot die.
+                return
             if holding.background:
                 self._background.send(self._members)
-            elif self._is_back:
+            elif self._in_background:
                 self._background.recall(self._members, cores or self._core_map.available)
                 self._weighed = 1
             elif cores:
                 self._background.pin(self._members, cores)
-            self._is_back = holding.background
+            self._in_background, self._cores = holding.background, cores
             if not holding.background:
                 self._weigh(len(cores) or 1)
 
@@ -124,11 +129,11 @@ class KeeperWarden(Warden):
         """Send what has outlived the command to the background, the shell with it; see the base class."""
         self.hold(Holding(background=self._background.has_others(self._members)))
 
-    def follow(self, living: Iterable[tree.Process]) -> None:
-        """Send `living` processes that have left the background after the others, while the session is there."""
+    def follow(self, found: Iterable[tree.Process]) -> None:
+        """Put right those of `found` processes that are not where the others are."""
         with self._lock:
-            if self._is_back:
-                self._background.follow(living)
+            if not self._ending:
+                self._background.follow(found, self._cores, background=self._in_background)
 
     def meter(self) -> TreeMeter:
         """Return a meter of the tree; see the base class."""
@@ -170,9 +175,11 @@ class KeeperWarden(Warden):
                 yield self._parse(said)
 
     def was_forced(self) -> bool:
-        """Return whether the keeper died before it had ended all below it; see the base class."""
+        """Return whether the keeper died before it had ended all below it, which then has the time to end; see the base class."""
         for _ in self.events():
             pass
+        if not self._in_order:
+            self.hold(Holding())
         return not self._in_order
 
     def _parse(self, said: dict[str, object]) -> Event:
@@ -189,7 +196,9 @@ class KeeperWarden(Warden):
         raise ValueError(f"no event of a keeper: {said}")
 
     def hang_up(self) -> None:
-        """Tell the keeper to end everything below it."""
+        """Tell the keeper to end everything below it; nothing goes to the background any more."""
+        with self._lock:
+            self._ending = True
         try:
             self._channel.shutdown(socket.SHUT_WR)
         except OSError:
