@@ -34,6 +34,23 @@ def test_usage_of_what_is_gone_when_the_command_ends_is_counted(env: ProcessEnvi
     assert 0.28 <= outcome.cpu_s < 0.8
 
 
+def test_a_child_that_is_waited_for_late_is_counted_once(env: ProcessEnvironment) -> None:
+    # Given a command whose child burns 0.3 s and has ended long before it is waited for
+    program = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    while time.process_time() < 0.3: pass\n"
+        "    os._exit(0)\n"
+        "time.sleep(2)\n"
+        "os.wait()\n"
+        f"time.sleep({LONGEST_SAMPLE_S + 0.1})"
+    )  # fmt: skip
+    env.write_file("late.py", program.encode())
+    # When it runs; then what the child used is counted once
+    outcome = run(env, "python3 -S late.py")
+    assert 0.28 <= outcome.cpu_s < 0.5
+
+
 def test_usage_of_earlier_commands_is_not_counted_when_they_end_meanwhile(env: ProcessEnvironment) -> None:
     # Given processes of earlier commands which have burnt 0.3 s each: one of the shell's, and one that is nobody's child
     program = "import time\nwhile time.process_time() < 0.3: pass\nopen('burnt-$n', 'w')\ntime.sleep(300)"

@@ -14,25 +14,20 @@ from workers.cpu.docker.container import Container
 from workers.cpu.process import tree
 from workers.cpu.shell.warden import Meter
 
-FIRST_SAMPLE_S, SAMPLE_GROWTH, LONGEST_SAMPLE_S = 0.02, 3.0, 0.1
+LONGEST_SAMPLE_S, LOOK_S = 0.1, 0.00005
 
 
 class GroupMeter(Meter):
     """Counts what is used in `group` from now on."""
 
+    longest_s, look_s = LONGEST_SAMPLE_S, LOOK_S
+
     def __init__(self, container: Container, group: SessionGroup) -> None:
         super().__init__()
         self._container, self._group = container, group
-        self._interval_s = FIRST_SAMPLE_S
         self._began = time.monotonic()
         self._disk_mb = max(container.written_mb, container.disk_mb)
         self._before_s, self._ended_before = group.cpu_s(), container.group.oom_kills()
-
-    def next_interval_s(self) -> float:
-        """Return how long to wait for the next look: often at first, for short commands, then seldom."""
-        interval_s = self._interval_s
-        self._interval_s = min(interval_s * SAMPLE_GROWTH, LONGEST_SAMPLE_S)
-        return interval_s
 
     def look(self) -> float | None:
         """Look once; a group that has gone is as it was at the last look. See the base class."""

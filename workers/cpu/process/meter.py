@@ -4,7 +4,8 @@ A process's own counters include the children it has waited for, and the keeper 
 in a session that is set apart from the host, the init inside waits for the orphans.
 So a command of short-lived processes costs two reads of /proc before and two after it; processes that are still running
 are added, those of earlier commands are not counted, also when they end meanwhile. While a command runs it is looked at
-now and then, the first time after `FIRST_SAMPLE_S`; a peak of memory between two looks is not seen.
+now and then; a peak of memory between two looks is not seen. Nor is what a process uses after the last look at it, where it
+has ended and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from workers.cpu.process import tree
 from workers.cpu.process.members import Members
 from workers.cpu.shell.warden import Meter
 
-FIRST_SAMPLE_S = 0.02
-SAMPLE_GROWTH = 3.0
-LONGEST_SAMPLE_S = 0.5
+LONGEST_SAMPLE_S, LOOK_S = 0.5, 0.0005
 
 
 class TreeMeter(Meter):
     """Counts what runs in `members`, apart from `spared` processes of earlier commands; `seen` is told what it finds."""
+
+    longest_s, look_s = LONGEST_SAMPLE_S, LOOK_S
 
     def __init__(
         self,
@@ -34,26 +35,19 @@ class TreeMeter(Meter):
         self._spared = dict.fromkeys(spared, 0.0)
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
-        self._interval_s = FIRST_SAMPLE_S
-
-    def next_interval_s(self) -> float:
-        """Return how long to wait for the next sample: often at first, for short commands, then seldom."""
-        interval_s = self._interval_s
-        self._interval_s = min(interval_s * SAMPLE_GROWTH, LONGEST_SAMPLE_S)
-        return interval_s
 
     def look(self) -> float:
-        """Look at every living process once; see the base class."""
-        living = self._members.living(self._spared)
-        self._seen(living)
-        self.note_rss(sum(process.rss_bytes for process in living) / (1 << 20))
-        # A child that has ended is in nobody's count until its parent has waited for it.
-        return self._total_s(living)
+        """Look at every process once; see the base class."""
+        # A child that has ended is in nobody's count until its parent has waited for it. Until then it is a zombie.
+        found = self._members.unburied(self._spared)
+        self._seen(found)
+        self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
+        return self._total_s(found)
 
-    def _total_s(self, living: Collection[tree.Process]) -> float:
+    def _total_s(self, found: Collection[tree.Process]) -> float:
         buriers = map(tree.read_process, self._members.roots)
         reaped_s = sum(burier.reaped_s for burier in buriers if burier is not None)
-        return reaped_s + sum(process.cpu_s for process in living) - self._before_s - self._of_spared()
+        return reaped_s + sum(process.cpu_s for process in found) - self._before_s - self._of_spared()
 
     def _of_spared(self) -> float:
         """Return what spared processes that have ended since have added to the counts of who waited for them."""

@@ -62,7 +62,7 @@ class ShellExecution(Execution):
             if self._phase == "running" and self._warden is not None:
                 self._warden.hold(holding)
                 if self._meter is not None:
-                    self._meter.stand(holding.background)
+                    self._meter.set_background(holding.background)
 
     def used(self) -> Usage | None:
         """Return what the command has used; see the base class."""
@@ -123,7 +123,7 @@ class ShellExecution(Execution):
             with Run(self._session, self._request, shell, (lambda: self._killed, self._note_ending)) as run:
                 with self._lock:
                     self._meter = run.meter
-                    self._meter.stand(self._holding.background)
+                    self._meter.set_background(self._holding.background)
                 run.hand_over(len(self._holding.cores) or self._request.dop)
                 return run.pump(self._wake)
         finally:
@@ -147,7 +147,7 @@ class ShellExecution(Execution):
             self._phase = "ending"
             if self._holding.background and self._warden is not None and self._meter is not None:
                 self._warden.hold(Holding())
-                self._meter.stand(background=False)
+                self._meter.set_background(False)
 
     def _not_run(self, status: Status, reason: str) -> ExecOutcome:
         return ExecOutcome(

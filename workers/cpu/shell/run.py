@@ -20,7 +20,7 @@ from workers.cpu.abstract import ExecOutcome, ExecRequest, Status
 from workers.cpu.dop import with_dop
 from workers.cpu.shell.output import Capture
 from workers.cpu.shell.session import Session, Shell
-from workers.cpu.shell.warden import Event, Exited, Gone, HungUp
+from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Meter
 
 GRACE_S, CHECK_S = 0.2, 0.1
 LONGEST_REPORT = 64
@@ -77,9 +77,11 @@ class Run:
         return self._descriptors.enter_context(contextlib.closing(Capture(path, self._request.output_limit_bytes)))
 
     def __enter__(self) -> Run:
+        Meter.running.add(self.meter)
         return self
 
     def __exit__(self, *_: object) -> None:
+        Meter.running.discard(self.meter)
         self._descriptors.close()
 
     def hand_over(self, dop: int) -> None:
@@ -224,6 +226,7 @@ class Run:
 
     def _without_warden(self, reason: str) -> Ending:
         closed = self._session.closed
+        self.meter.sample()
         self._session.lose_warden()
         if self._kill is not None:
             return Ending(self._kill[0], None, self._kill[1], self.meter.last_s)

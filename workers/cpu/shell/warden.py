@@ -18,17 +18,25 @@ Threading: one thread at a time asks and reads events; `hold` and `hang_up` may 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from workers.cpu.abstract import Holding, Usage
 from workers.cpu.shell.dialect import Control
 
 TICKS_S = 0.02
 """By how much a figure of used time may be off."""
+
+FIRST_SAMPLE_S, SAMPLE_GROWTH = 0.02, 3.0
+LOOKS_PART = 0.1
+"""The part of a core that looking at all running commands of the worker may take."""
+
+_CORES = os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +83,26 @@ Event = Spawned | Refused | Exited | Gone | HungUp
 class Meter(ABC):
     """Counts what one command uses, what it gets in the background, and how long it waits there.
 
-    `usage` is what the last look found, None before the first. In the background a command waits for as many seconds as it
-    gets fewer core-seconds: `waited_s`, as of the last look. Any thread may ask and look.
+    `usage` is as of the last look, None before the first. It grows by what was used between two looks. The total of a look can
+    fall, since what a process has used is in nobody's count once it has ended and nobody waits for it. In the background
+    a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last look. Any thread may ask and look.
+
+    A running command is looked at often at first, for short commands, then every `longest_s` seconds. All running commands
+    together may cost `LOOKS_PART` of a core, so where there are many the interval is longer; one look takes about `look_s`.
     """
+
+    longest_s: ClassVar[float]
+    look_s: ClassVar[float]
+    running: ClassVar[set[Meter]] = set()
+    """The meters of the commands that run in this process now."""
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self.max_rss_mb = self.waited_s = 0.0
         self._lock = threading.Lock()
         self._background = False
-        self._looked_at, self._ahead_s = 0.0, 0.0
+        self._looked_at, self._found_s, self._ahead_s = 0.0, 0.0, 0.0
+        self._interval_s = FIRST_SAMPLE_S
 
     @property
     def last_s(self) -> float:
@@ -95,13 +113,16 @@ class Meter(ABC):
         """Take note of memory that was seen in use."""
         self.max_rss_mb = max(self.max_rss_mb, rss_mb)
 
-    @abstractmethod
     def next_interval_s(self) -> float:
         """Return how long to wait for the next look."""
+        interval_s = self._interval_s
+        longest_s = max(self.longest_s, len(Meter.running) * self.look_s / LOOKS_PART)
+        self._interval_s = min(interval_s * SAMPLE_GROWTH, longest_s)
+        return interval_s
 
     @abstractmethod
     def look(self) -> float | None:
-        """Return the core-seconds so far, None where there is no telling; take note of memory."""
+        """Return the core-seconds that are counted now, None where there is no telling; take note of memory."""
 
     def sample(self) -> None:
         """Look once."""
@@ -113,7 +134,7 @@ class Meter(ABC):
         """Whether the command is in the background."""
         return self._background
 
-    def stand(self, background: bool) -> None:
+    def set_background(self, background: bool) -> None:
         """Take note that the command is in the background from now on, or in the foreground."""
         with self._lock:
             if background or self._background:
@@ -121,17 +142,20 @@ class Meter(ABC):
             self._background = background
 
     def _look(self) -> None:
-        found_s, before = self.look(), self.usage or Usage(cpu_s=0.0)
-        now, used_s = time.monotonic(), max(before.cpu_s, found_s or 0.0)
-        got_s = used_s - before.cpu_s if self._background else 0.0
+        found_s, now = self.look(), time.monotonic()
+        passed_s, got_s = now - self._looked_at, 0.0
+        if found_s is not None:
+            # A look can miss a process that the next one finds. No more was used than the machine has.
+            got_s = min(max(0.0, found_s - self._found_s), passed_s * _CORES + TICKS_S)
+            before, self._found_s = self.usage or Usage(cpu_s=0.0), found_s
+            in_background_s = before.background_cpu_s + (got_s if self._background else 0.0)
+            self.usage = Usage(cpu_s=before.cpu_s + got_s, background_cpu_s=in_background_s)
         if self._background:
             # What is counted in ticks of the clock can be a moment behind or ahead.
-            behind_s = now - self._looked_at - got_s - self._ahead_s
+            behind_s = passed_s - got_s - self._ahead_s
             self._ahead_s = min(-min(0.0, behind_s), TICKS_S)
             self.waited_s += max(0.0, behind_s)
         self._looked_at = now
-        if found_s is not None:
-            self.usage = Usage(cpu_s=used_s, background_cpu_s=before.background_cpu_s + got_s)
 
     def over(self, ended_rss_mb: float = 0.0) -> float:
         """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been buried."""

@@ -1,0 +1,69 @@
+"""What a meter makes of the totals that its looks find, on a clock of its own, and how often it looks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from workers.cpu.shell import warden
+from workers.cpu.shell.warden import LOOKS_PART, Meter
+
+
+class Told(Meter):
+    """A meter whose looks find what they are told."""
+
+    longest_s, look_s = 0.5, 0.0005
+    found_s: float | None = 0.0
+
+    def look(self) -> float | None:
+        """Return the total."""
+        return self.found_s
+
+
+def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None]) -> Told:
+    """Return a meter that has found these totals in the background, half a second apart."""
+    now = [100.0]
+    monkeypatch.setattr(warden, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    meter = Told()
+    meter.set_background(True)
+    for meter.found_s in totals:
+        now[0] += 0.5
+        meter.sample()
+    return meter
+
+
+def test_a_total_that_falls_does_not_make_a_command_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a command with a full core, whose children end without being waited for, so that what they used is in no count
+    meter = played(monkeypatch, [0.5, 1.0, 1.5, 0.0, 0.5, 1.0, 1.5, 0.0])
+    # When it is looked at; then it has waited only for what no look has found
+    assert meter.usage is not None
+    assert meter.waited_s == pytest.approx(1.0)
+    assert (meter.usage.cpu_s, meter.usage.background_cpu_s) == pytest.approx((3.0, 3.0))
+
+
+def test_what_a_look_missed_counts_only_for_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a process with many core-seconds that one look misses; when the next finds it; then it has not used them since
+    monkeypatch.setattr(warden, "_CORES", 2)
+    meter = played(monkeypatch, [0.5, 900.0, 0.5, 900.5])
+    assert meter.usage is not None
+    assert meter.usage.background_cpu_s < 3.1
+
+
+def test_a_look_that_finds_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given looks with a total, and one in between without; then what was used is counted once
+    meter = played(monkeypatch, [0.5, None, 1.5])
+    assert meter.usage is not None
+    assert meter.usage.cpu_s == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("others", "interval_s"), [(0, 0.5), (90, 0.5), (1000, 5.0)])
+def test_looks_at_many_commands_take_a_part_of_a_core(monkeypatch: pytest.MonkeyPatch, others: int, interval_s: float) -> None:
+    # Given other commands that run; when one is looked at for a while; then the interval is one at which all take that part at most
+    running: set[Meter] = {Told() for _ in range(others)}
+    monkeypatch.setattr(Meter, "running", running)
+    meter = Told()
+    intervals = [meter.next_interval_s() for _ in range(8)]
+    assert intervals == sorted(intervals)
+    assert (intervals[0], intervals[-1]) == (0.02, interval_s)
+    assert others * meter.look_s / interval_s <= LOOKS_PART
