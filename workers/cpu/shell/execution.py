@@ -58,11 +58,11 @@ class ShellExecution(Execution):
     def resize(self, holding: Holding) -> None:
         """Hold the command to another grant; see the base class."""
         with self._lock:
-            self._holding = holding
-            if self._phase == "running" and self._warden is not None:
+            if self._phase == "running" and self._warden is not None and not self._session.closed:
                 self._warden.hold(holding)
                 if self._meter is not None:
                     self._meter.set_background(holding.background)
+            self._holding = holding
 
     def used(self) -> Usage | None:
         """Return what the command has used; see the base class."""
@@ -146,8 +146,11 @@ class ShellExecution(Execution):
         with self._lock:
             self._phase = "ending"
             if self._holding.background and self._warden is not None and self._meter is not None:
-                self._warden.hold(Holding())
-                self._meter.set_background(False)
+                try:
+                    self._warden.hold(Holding())
+                    self._meter.set_background(False)
+                except (SandboxError, OSError) as error:
+                    log.warning("a command that is to end has no time to: %s", error)
 
     def _not_run(self, status: Status, reason: str) -> ExecOutcome:
         return ExecOutcome(
