@@ -99,10 +99,12 @@ def test_a_thread_that_leaves_its_grant_is_brought_back(env: ProcessEnvironment)
         assert os.sched_getaffinity(pid) == {HERE[1]}
 
 
-def test_threads_are_looked_for_until_all_are_met() -> None:
-    # Given looks that miss threads at first, and processes that end before a look; when the threads are put in place
+def test_threads_are_looked_for_until_all_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given looks that miss threads at first, processes that end before a look, and time enough
+    # When the threads are put in place
     looks = iter([([1, 2], False), ([1, 3], False), ([1, 2, 3, 4], True), ([1, 2, 3, 4], True), ([5], True)])
     put: list[int] = []
+    monkeypatch.setattr(tree, "PLACE_LIMIT_S", 60.0)
     tree.place(lambda: next(looks), lambda: [9], lambda thread: not put.append(thread))
     # Then each that was met is, until a look met all and nothing new; and meanwhile those that come after them
     assert [each for each in put if each != 9] == [1, 2, 3, 4]
