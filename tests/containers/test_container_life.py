@@ -345,7 +345,7 @@ def test_a_fence_ends_what_was_left_and_keeps_the_state(env: ContainerEnvironmen
     printed(env, "setsid sleep 320.4321 & true", session="other")
     assert until(lambda: len(processes_with("320.4321")) == 4)
     # When a command comes with a fence
-    request = ExecRequest(action_id="a", command="pwd; echo $kept; ps | grep -c '[3]00.4321'", fence=True, timeout_s=20)
+    request = ExecRequest(action_id="a", command="pwd; echo $kept; ps | grep -c '[3]20.4321'", fence=True, timeout_s=20)
     outcome = env.start(request).wait()
     # Then they are gone before it runs, and the state is there
     assert outcome.stdout == b"/tmp/here\nyes\n0\n", outcome
