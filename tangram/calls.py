@@ -54,7 +54,8 @@ class ExecOptions(Limits, total=False):
     neither is said, nine tenths are hoped to be parallel, until core-seconds show what is. `action_class` says which
     commands are alike, those with the same first word by default. It is killed when it prints nothing for
     `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment. With
-    `fence`, whatever earlier commands left running in the environment is ended first, as before a scoring run.
+    `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended first, and the command
+    starts from a clean shell: without the variables and functions that they left, in the folder where they were.
     An `idempotent` command may run again after its node was lost. One that is not `preemptible` keeps its cores once it has them:
     for timing runs, and for programs with clocks of their own.
     """

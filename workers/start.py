@@ -197,10 +197,10 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     base = settings.state_dir / "environments" / description["name"]
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     if settings.sandbox == "process":
-        sandbox = _process_sandbox(base, core_map, settings)
+        sandbox, isolation = _process_sandbox(base, core_map, settings)
     else:
-        sandbox = _container_sandbox(base, core_map, description["name"], settings)
-    description["labels"].append(f"background:{sandbox.background}")
+        sandbox, isolation = _container_sandbox(base, core_map, description["name"], settings), "container"
+    description["labels"] += [f"isolation:{isolation}", f"background:{sandbox.background}"]
     _say_background(sandbox)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
 
@@ -219,7 +219,7 @@ def _say_background(sandbox: Sandbox) -> None:
     signals.worker_ready.connect(say, weak=False)
 
 
-def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> Sandbox:
+def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple[Sandbox, str]:
     from workers.cpu.errors import SessionUnavailable
     from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -229,11 +229,13 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> Sandb
         raise ConfigError(f"TANGRAM_ISOLATION={settings.isolation}: {error}") from error
 
     def say(**_: Any) -> None:
-        logging.getLogger(__name__).info("commands are set apart by: %s (%s)", sandbox.isolation, sandbox.isolation_reason)
+        fell_back = settings.isolation == "auto" and sandbox.isolation == "none"
+        level = logging.WARNING if fell_back else logging.INFO
+        logging.getLogger(__name__).log(level, "commands are set apart by: %s (%s)", sandbox.isolation, sandbox.isolation_reason)
 
     # Celery sets logging up only later.
     signals.worker_ready.connect(say, weak=False)
-    return sandbox
+    return sandbox, sandbox.isolation
 
 
 def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Settings) -> Sandbox:

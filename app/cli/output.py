@@ -158,16 +158,18 @@ def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:
 def _state_table(document: Mapping[str, Any]) -> Table:
     scheduler = document["scheduler"]
     table = Table(title=_scheduler_line(scheduler), title_justify="left")
-    for column in ("node", "state", "pools", "cores", "cells", "running", "environments", "reason"):
+    for column in ("node", "state", "pools", "cores", "cells", "isolation", "running", "environments", "reason"):
         table.add_column(column)
     for node in document["nodes"]:
         offers = node["description"]
+        isolations = [label.removeprefix("isolation:") for label in offers.get("labels", ()) if label.startswith("isolation:")]
         table.add_row(
             node["name"],
             node["state"],
             ", ".join(offers.get("kinds", ())),
             str(offers.get("cores", "")),
             str(offers.get("cells", "")),
+            ", ".join(isolations),
             str(node["running"]),
             str(node["environments"]),
             node["reason"],

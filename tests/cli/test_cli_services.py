@@ -42,3 +42,12 @@ def test_without_services_there_is_no_table_of_them(capsys: pytest.CaptureFixtur
     show_state(STATE, as_json=False)
 
     assert "services" not in capsys.readouterr().out
+
+
+def test_each_node_says_what_keeps_its_commands_from_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    described = {"kinds": ["cpu"], "labels": ["node:c", "isolation:none", "background:affinity"]}
+
+    show_state({**STATE, "nodes": [NODE, {**NODE, "name": "c", "description": described}]}, as_json=False)
+
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [line[:3] + line[5:6] for line in lines] == [["n", "up", "gpu", ""], ["c", "up", "cpu", "none"]]

@@ -339,16 +339,16 @@ def test_an_environment_of_a_snapshot_has_the_same_files(sandbox: ContainerSandb
         subprocess.run(["docker", "rmi", reference], check=True, capture_output=True)
 
 
-def test_a_fence_ends_what_was_left_and_keeps_the_state(env: ContainerEnvironment) -> None:
+def test_a_fence_ends_what_was_left_and_keeps_nothing_but_the_folder(env: ContainerEnvironment) -> None:
     # Given processes that earlier commands of two sessions have left, an exported variable and a folder
     printed(env, "mkdir -p /tmp/here; cd /tmp/here; export kept=yes; sleep 320.4321 & setsid sleep 320.4321 & (sleep 320.4321 &) ; true")
     printed(env, "setsid sleep 320.4321 & true", session="other")
     assert until(lambda: len(processes_with("320.4321")) == 4)
     # When a command comes with a fence
-    request = ExecRequest(action_id="a", command="pwd; echo $kept; ps | grep -c '[3]20.4321'", fence=True, timeout_s=20)
+    request = ExecRequest(action_id="a", command="pwd; echo ${kept-no}; ps | grep -c '[3]20.4321'", fence=True, timeout_s=20)
     outcome = env.start(request).wait()
-    # Then they are gone before it runs, and the state is there
-    assert outcome.stdout == b"/tmp/here\nyes\n0\n", outcome
+    # Then they are gone before it runs, and so is the variable
+    assert outcome.stdout == b"/tmp/here\nno\n0\n", outcome
     assert processes_with("320.4321") == []
 
 

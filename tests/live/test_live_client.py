@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import socket
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,13 +47,13 @@ def test_the_parts_of_the_act_add_up(client: Client) -> None:
 
 def test_a_fence_ends_what_earlier_commands_left_running(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        # Given a process that a command of another session left, and a variable and a folder of the asking one
+        # Given a process that a command of another session left, and a variable, a function and a folder of the asking one
         left = env.exec("sleep 300 >/dev/null 2>&1 & echo $!", session="other").stdout.strip()
-        env.exec("mkdir -p deep && cd deep && export WORD=kept")
+        env.exec("mkdir -p deep && cd deep && export WORD=left; basename() { echo left; }")
         # When a scoring command asks for a fence
-        done = env.exec(f"pwd; echo $WORD; kill -0 {left} 2>/dev/null && echo alive || echo gone", fence=True)
-        # Then that process is gone, and the session is where it was
-        assert done.stdout.split()[1:] == ["kept", "gone"] and done.stdout.split()[0].endswith("/deep")
+        done = env.exec(f"basename $PWD; echo ${{WORD-none}}; kill -0 {left} 2>/dev/null && echo alive || echo gone", fence=True)
+        # Then that process is gone, and of the session only the folder is left
+        assert done.stdout.split() == ["deep", "none", "gone"]
 
 
 def test_an_environment_that_is_no_container_has_no_snapshot(client: Client) -> None:
@@ -308,3 +312,18 @@ def test_workers_keep_no_thread_per_action(client: Client, live: Live) -> None:
         # The pool makes threads up to its bound while it gets work; anything else would show as many more than calls.
         assert worker.num_threads() <= before[0] + 40
         assert worker.num_fds() <= before[1] + 5
+
+
+def test_a_worker_whose_commands_see_the_host_says_so(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    # Given a host on which bubblewrap does not work
+    bubblewrap = tmp_path / "bin" / "bwrap"
+    bubblewrap.parent.mkdir()
+    bubblewrap.write_text("#!/bin/sh\nexit 1\n")
+    bubblewrap.chmod(0o755)
+    # When a worker of its own accord does without
+    live = own_stack(variables={"PATH": f"{bubblewrap.parent}:{os.environ['PATH']}"})
+    # Then its node says so, and its log warns
+    (name,) = live.plan.node_names()[:1]
+    ((description,),) = live.rows(f"SELECT description FROM nodes WHERE name = '{name}'")
+    assert "isolation:none" in json.loads(description)["labels"]
+    assert re.search(r"WARNING.*commands are set apart by: none", live.log(name))

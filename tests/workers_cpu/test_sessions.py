@@ -271,15 +271,30 @@ def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkey
 SLOW_TO_SAVE = "i=0; while [ $i -lt 3000 ]; do export V$i=$i; i=$((i + 1)); done; export Y=2; cd sub"
 
 
-@pytest.mark.parametrize("fence", [True, False])
-def test_what_a_command_exported_is_saved_before_its_shell_is_ended(shell_env: ProcessEnvironment, *, fence: bool) -> None:
+def test_what_a_command_exported_is_saved_before_its_shell_is_ended(shell_env: ProcessEnvironment) -> None:
     # Given a command after whose report the shell takes a while to save what was exported
     printed(shell_env, "mkdir sub")
     printed(shell_env, SLOW_TO_SAVE)
-    # When the next one ends the shell, by a fence or since its time is over before the shell comes to it
-    shell_env.start(ExecRequest(action_id="a1", command="sleep 30", fence=fence, timeout_s=0.001)).wait()
+    # When the time of the next one is over before the shell comes to it
+    shell_env.start(ExecRequest(action_id="a1", command="sleep 30", timeout_s=0.001)).wait()
     # Then everything is there afterwards
     assert printed(shell_env, "basename $PWD; echo $Y $V0 $V2999") == "sub\n2 0 2999\n"
+
+
+HOSTILE = """export WORD=left PATH=$PWD/bin:$PATH BASH_ENV=$PWD/env; mkdir -p bin deep
+printf '#!/bin/sh\necho 100' >bin/score; chmod +x bin/score; cp bin/score bin/ls; echo 'echo 100' >env
+ls() { echo 100; }; score() { echo 100; }; alias pwd='echo 100'; cd deep"""
+
+
+def test_a_fenced_command_starts_from_a_clean_shell(shell_env: ProcessEnvironment) -> None:
+    # Given a session whose commands have left variables, functions and a path that change what others mean
+    printed(shell_env, HOSTILE)
+    assert printed(shell_env, "score") == "100\n"
+    # When a scoring command asks for a fence
+    fenced = ExecRequest(action_id="a1", command="echo ${WORD-none} ${BASH_ENV-none}; ls; command -v score; basename $PWD", fence=True)
+    # Then nothing of that is there but the folder, now and later
+    assert shell_env.start(fenced).wait().stdout == b"none none\ndeep\n"
+    assert printed(shell_env, "echo ${WORD-none}; ls; sh -c 'echo ok'") == "none\nok\n"
 
 
 def test_a_session_that_exports_all_it_sets_is_restored(shell_env: ProcessEnvironment) -> None:

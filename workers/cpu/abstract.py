@@ -80,7 +80,8 @@ class ExecRequest:
     """One command for one session of an environment.
 
     Without cores in `holding`, the program is told the DoP `dop`. With `fence`, whatever earlier commands left running in the
-    environment is ended first; commands that other sessions are running go on.
+    environment is ended first, and the command starts from a clean shell: what they exported and defined is gone, only the
+    folder stays. Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
     counts for neither. `output_limit_bytes` holds for each stream.
     `variables` are environment variables of this command alone.

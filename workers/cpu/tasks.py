@@ -77,7 +77,7 @@ def execute(
     variables: Mapping[str, str] | None = None,
     fence: bool = False,
 ) -> dict[str, Any]:
-    """Run a command on the cores of the grant; with `fence`, after ending what earlier ones left running."""
+    """Run a command on the cores of the grant; with `fence`, from a clean shell, after ending what earlier ones left running."""
     node = this_node()
     call = node.call(self.request.id)
     limits = call.header

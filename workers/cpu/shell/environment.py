@@ -67,10 +67,14 @@ class ShellEnvironment(Environment):
         return ShellExecution(session, request, self._fence)
 
     def _fence(self, asking: Session) -> None:
-        """End what commands left running; `asking` has the turn of its session, others keep what is running now."""
+        """End what commands left running, and forget what they set in the session that is `asking`, which has its turn.
+
+        Other sessions keep what is running now.
+        """
         with self._lock:
             sessions = [session for session in self._sessions.values() if session is not asking]
         asking.sweep()
+        asking.forget_state()
         for session in sessions:
             session.sweep_if_free()
 

@@ -277,6 +277,20 @@ class Session:
         if self._warden is not None:
             raise SessionUnavailable("what earlier commands left running could not be ended")
 
+    def forget_state(self) -> None:
+        """Have the next shell begin without the variables and functions of earlier commands, in the folder where they were.
+
+        Raises:
+            SessionUnavailable: somebody has put something else in the place of the saved state.
+
+        """
+        try:
+            empty_file(self.control.state)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SessionUnavailable(f"the saved state cannot be forgotten: {error}") from error
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
