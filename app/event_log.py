@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 from scheduler.commands import Command
-from scheduler.event_log import BrokenLog, Handled, Learned, Line, Opening, Replay, Setup, decode_line, encode, encode_line
+from scheduler.event_log import BrokenLog, Handled, Line, Opening, Replay, Setup, decode_line, encode, encode_line
 from scheduler.events import Event
-from scheduler.model import ServiceSpec
 from tangram.errors import TangramError
 
 log = logging.getLogger(__name__)
@@ -42,10 +41,6 @@ class EventLogFile:
     def handled(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         """Note an event and what followed from it."""
         self._add(Handled(epoch=self._epoch, at=now, event=event, commands=tuple(commands)))
-
-    def learned(self, service: ServiceSpec) -> None:
-        """Note that a service is known from now on."""
-        self._add(Learned(epoch=self._epoch, service=service))
 
     def flush(self) -> None:
         """Have all that was noted written."""

@@ -41,6 +41,7 @@ from tangram.connection import REDIS_SCHEMES, open_store
 from tangram.errors import BY_STATUS, ActionFailed, StackUnreachable
 from tangram.wire import (
     ACTION_HEADER,
+    BLOB_TTL_S,
     CLAIM_KEY_PREFIX,
     CLAIM_TTL_S,
     CONTROL,
@@ -287,6 +288,16 @@ class KombuTransport:
             # As above: decoders raise what they like.
             _say_dropped(queue, error)
             return Received(sort=sort, tag=tag)
+
+    def keep_blobs(self, keys: Sequence[str]) -> None:
+        """Have blobs live on; see the protocol."""
+        try:
+            with self._app.backend.client.pipeline(transaction=False) as pipe:
+                for key in keys:
+                    pipe.expire(key, BLOB_TTL_S)
+                pipe.execute()
+        except (RedisError, OSError) as error:
+            log.warning("large arguments of %d messages are not kept: %s", len(keys), error)
 
     # Results of actions that end without a worker
 

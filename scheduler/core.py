@@ -89,6 +89,8 @@ class Core:
                     self._end_gone(self._residency.gone(event.node.name, event.node.services), now)
             case events.NodeLost():
                 self._nodes.lost(event.name, event.reason, now, left=event.left, ended=event.ended)
+            case events.ServiceDescribed():
+                self.state.services[event.service.name] = event.service
             case events.ServicesDeclared():
                 self._end_gone(self._residency.declared(event, now), now)
             case events.ServiceChanged():

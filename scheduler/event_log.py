@@ -7,7 +7,6 @@ again (`Replay`). Only values and their words live here; the file itself is in `
 |---|---|
 | opening | `schema`, `epoch`, `setup`: policy, limits, services, quotas, history |
 | handled | `epoch`, `at`, `event`, `commands` |
-| learned | `epoch`, `service`: as a worker describes it from now on |
 
 Every scheduler that takes over opens anew, under the epoch of its lease. Events and commands are objects with their
 class as `type` and their fields under their own names, less those at their default; sets are sorted lists, actions
@@ -33,7 +32,7 @@ from tangram.action import Action
 from tangram.elasticity import Amdahl, Curve, Flat, Table, make_curve, shown
 from tangram.errors import TangramError
 
-SCHEMA: Final = "tangram.events/2"
+SCHEMA: Final = "tangram.events/3"
 
 T = TypeVar("T")
 
@@ -78,15 +77,7 @@ class Handled:
     commands: tuple[Command, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """A service is known from now on."""
-
-    epoch: int
-    service: ServiceSpec
-
-
-Line = Opening | Handled | Learned
+Line = Opening | Handled
 
 
 class EventLog(Protocol):
@@ -94,9 +85,6 @@ class EventLog(Protocol):
 
     def handled(self, event: Event, now: float, commands: Sequence[Command]) -> None:
         """Note an event and what followed from it."""
-
-    def learned(self, service: ServiceSpec) -> None:
-        """Note that a service is known from now on."""
 
     def flush(self) -> None:
         """Have all that was noted written."""
@@ -124,9 +112,6 @@ class Replay:
         core = self._cores.get(line.epoch)
         if core is None:
             raise BrokenLog(f"the log has no opening of epoch {line.epoch}")
-        if isinstance(line, Learned):
-            core.state.services[line.service.name] = line.service
-            return None
         out = tuple(core.handle(line.event, line.at))
         if out != line.commands:
             return out
@@ -155,7 +140,7 @@ def decode_line(text: str) -> Line:
             raise BrokenLog("it is no object")
         if "schema" in words and words.pop("schema") != SCHEMA:
             raise BrokenLog(f"its schema is not {SCHEMA}")
-        kind: type[Line] = Opening if "setup" in words else Learned if "service" in words else Handled
+        kind: type[Line] = Opening if "setup" in words else Handled
         return decode(kind, words)
     except json.JSONDecodeError as error:
         raise BrokenLog(f"it is not JSON: {error}") from None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduler.lifecycle import End, ServiceState
-from scheduler.model import Grant, NodeSpec
+from scheduler.model import Grant, NodeSpec, ServiceSpec
 from tangram.action import Action
 
 
@@ -139,6 +139,13 @@ class NodeJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceDescribed:
+    """A worker describes a service, which is that from now on, whoever described it before."""
+
+    service: ServiceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServicesDeclared:
     """A node that is up, and has said what there is on its cells, declares these services from now on, and no others."""
 
@@ -246,6 +253,7 @@ Event = (
     | NodeJoined
     | NodeBeat
     | NodeLost
+    | ServiceDescribed
     | ServicesDeclared
     | ServiceChanged
     | EnvironmentOpened

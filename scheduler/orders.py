@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scheduler import commands
@@ -31,7 +31,7 @@ from scheduler.entries import (
 from scheduler.model import Evicted, Grant
 from scheduler.transport import Received, Transport
 from tangram.action import Action
-from tangram.wire import WireEvicted, WireRegrant
+from tangram.wire import BLOB_KEY_PREFIX, WireEvicted, WireRegrant
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Orders:
         self._serial = 0
         self.messages: dict[str, str] = {}
         self.submitted_at: dict[str, float] = {}
+        self._blobs: dict[str, list[str]] = {}
         self.granted: dict[str, int] = {}
         self.ended: OrderedDict[str, None] = OrderedDict()
         self.descriptions: dict[str, Mapping[str, Any]] = {}
@@ -63,10 +64,18 @@ class Orders:
         """Say whether the action came in before."""
         return action_id in self.messages or action_id in self.ended
 
-    def keep(self, action_id: str, message: str, submitted_at: float) -> None:
-        """Keep an action's message until the action has ended."""
+    def keep(self, action_id: str, message: str, submitted_at: float, blobs: Iterable[object] = ()) -> None:
+        """Keep an action's message, and the blobs that it refers to, until the action has ended."""
         self.messages[action_id] = message
         self.submitted_at[action_id] = submitted_at
+        keys = [key for key in blobs if isinstance(key, str) and key.startswith(BLOB_KEY_PREFIX)]
+        if keys:
+            self._blobs[action_id] = keys
+
+    def keep_blobs(self) -> None:
+        """Have the blobs live on that messages refer to."""
+        if self._blobs:
+            self._transport.keep_blobs([key for keys in self._blobs.values() for key in keys])
 
     def note_received(self, action_id: str, action: Action, now: float) -> None:
         """Write down that an action came in whose message is kept."""
@@ -226,6 +235,7 @@ class Orders:
 
     def _finish(self, command: commands.Finish, now: float) -> None:
         message = self.messages.pop(command.id, "")
+        self._blobs.pop(command.id, None)
         self.submitted_at.pop(command.id, None)
         granted = self.granted.pop(command.id, None)
         self.ended[command.id] = None

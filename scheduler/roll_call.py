@@ -43,7 +43,7 @@ MOST_RESENT = 2
 
 
 class RollCall:
-    """Hears the nodes. `handle` takes an event at a time to the core and carries out what follows, `learn` a service."""
+    """Hears the nodes. `handle` takes an event at a time to the core and carries out what follows."""
 
     def __init__(
         self,
@@ -51,14 +51,12 @@ class RollCall:
         transport: Transport,
         orders: Orders,
         handle: Callable[[events.Event, float], None],
-        learn: Callable[[ServiceSpec], None],
         now: float,
     ) -> None:
         self._core = core
         self._transport = transport
         self._orders = orders
         self._handle = handle
-        self._learn = learn
         self.instances = Instances(handle, orders.note)
         self._incarnations: dict[str, str] = {}
         self._unheard: dict[str, None] = {}
@@ -79,10 +77,10 @@ class RollCall:
     def _join(self, description: Mapping[str, Any], now: float, *, resumed: bool = False) -> None:
         """Let a node join, with the services as it describes them."""
         for service in services_of(description):
-            self._learn_from(str(description["name"]), service)
+            self._learn_from(str(description["name"]), service, now)
         self._handle(events.NodeJoined(node=node_spec(description), resumed=resumed), now)
 
-    def _learn_from(self, name: str, service: ServiceSpec) -> None:
+    def _learn_from(self, name: str, service: ServiceSpec, now: float) -> None:
         """Take a service up as a node declares it, and say so where another one does otherwise: here it is only one thing."""
         for other, description in self._orders.descriptions.items():
             declared = description.get("services", {}).get(service.name)
@@ -90,7 +88,8 @@ class RollCall:
                 log.warning(
                     "node %s declares service %s otherwise than node %s does; the latest counts for both", name, service.name, other
                 )
-        self._learn(service)
+        if self._core.state.services.get(service.name) != service:
+            self._handle(events.ServiceDescribed(service=service), now)
 
     def forget_the_gone(self) -> None:
         """Drop what was kept of nodes that are gone and of actions that have ended."""
@@ -207,7 +206,7 @@ class RollCall:
         self._orders.descriptions[name] = {**before, "services": declared}
         for service in services_of(description):
             if known.get(service.name) != declared[service.name]:
-                self._learn_from(name, service)
+                self._learn_from(name, service, now)
         log.warning("node %s has read its services anew: %s", name, ", ".join(declared) or "none")
         if name not in self._unheard:  # else that follows when it has said what is on its cells
             self._declare(name, now)

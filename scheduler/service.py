@@ -16,6 +16,7 @@ Of this package only this module reads a clock; the broker, Celery and SQL are b
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -25,14 +26,14 @@ from scheduler import commands, events, reports
 from scheduler.core import Core
 from scheduler.entries import Journal, UnfinishedAction
 from scheduler.event_log import EventLog
-from scheduler.model import Grant, ServiceSpec
+from scheduler.model import Grant
 from scheduler.orders import REMEMBERED_ENDS, Orders
 from scheduler.roll_call import HOUSEKEEPING_S, RollCall
 from scheduler.stats import summary
 from scheduler.transport import Received, Transport
 from tangram.action import Action
 from tangram.errors import InvalidAction
-from tangram.wire import ACTION_HEADER
+from tangram.wire import ACTION_HEADER, BLOB_TTL_S
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,8 @@ class Service:
         self._still_leading = still_leading
         self._orders = Orders(core, transport, journal, epoch)
         self._event_log = event_log
-        self._roll_call = RollCall(core, transport, self._orders, self._handle, self._learn, clock())
-        self._next_housekeeping = 0.0
+        self._roll_call = RollCall(core, transport, self._orders, self._handle, clock())
+        self._next_housekeeping = self._keep_blobs_at = 0.0
         self._decision_us: deque[float] = deque(maxlen=REMEMBERED_DECISIONS)
 
     def recover(self) -> int:
@@ -97,7 +98,7 @@ class Service:
         return len(unfinished.actions)
 
     def _resume(self, kept: UnfinishedAction, now: float) -> None:
-        self._orders.keep(kept.id, kept.message, kept.submitted_at)
+        self._orders.keep(kept.id, kept.message, kept.submitted_at, _blobs_of(kept.message))
         action, grant = Action.from_header(kept.header), kept.grant
         if grant is None:
             submitted = events.Submitted(
@@ -144,6 +145,9 @@ class Service:
         if housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_S
             self._roll_call.forget_the_gone()
+            if now >= self._keep_blobs_at:
+                self._keep_blobs_at = now + BLOB_TTL_S / 4
+                self._orders.keep_blobs()
             self._show()
         self._commit(batch)
         return True
@@ -177,7 +181,8 @@ class Service:
         submitted_at = header.pop("submitted_at", now)
         if isinstance(submitted_at, bool) or not isinstance(submitted_at, (int, float)) or not now - 86_400 <= submitted_at <= now:
             submitted_at = now
-        self._orders.keep(received.id, received.message, submitted_at)
+        blobs = header.pop("blobs", ())
+        self._orders.keep(received.id, received.message, submitted_at, blobs if isinstance(blobs, list) else ())
         try:
             if not described:
                 raise InvalidAction(
@@ -244,13 +249,6 @@ class Service:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CoreBroken(f"what the core decided on {type(event).__name__} could not be carried out") from error
 
-    def _learn(self, service: ServiceSpec) -> None:
-        """Take up a service as a worker describes it: the latest description counts, also against a services file read here."""
-        if self._core.state.services.get(service.name) != service:
-            self._core.state.services[service.name] = service
-            if self._event_log is not None:
-                self._event_log.learned(service)
-
     def _show(self) -> None:
         state, orders = self._core.state, self._orders
         decision_us, error = summary(self._decision_us), state.durations.error()
@@ -270,3 +268,11 @@ class Service:
                 "prediction_factor_p90": error.factor_p90,
             }
         )
+
+
+def _blobs_of(message: str) -> Sequence[object]:
+    """Return the blobs that a kept message refers to."""
+    if '"blobs"' not in message:
+        return ()
+    blobs = json.loads(message).get("headers", {}).get(ACTION_HEADER, {}).get("blobs", ())
+    return blobs if isinstance(blobs, list) else ()

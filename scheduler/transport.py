@@ -46,6 +46,9 @@ class Transport(Protocol):
     def disown(self, action_id: str, attempt: int) -> None:
         """Let the worker that has claimed this try know that its result does not count any more."""
 
+    def keep_blobs(self, keys: Sequence[str]) -> None:
+        """Have blobs live for `BLOB_TTL_S` from now on; tried again with the next ones where the store does not answer."""
+
     def flush(self) -> None:
         """Send what was buffered."""
 

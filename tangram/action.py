@@ -242,7 +242,7 @@ _DEFAULTS = {f.name: f.default for f in fields(Action)}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PLAIN_NAME = re.compile(r"[\w.+-]+", re.ASCII)
 _LONGEST_CLASS = 64
-_HEADER_FIELDS = {*_PLAIN, "kind", "cost", "parallel_fraction", "efficiency", "submitted_at"}
+_HEADER_FIELDS = {*_PLAIN, "kind", "cost", "parallel_fraction", "efficiency", "submitted_at", "blobs"}
 
 
 def command_class(command: str) -> str:

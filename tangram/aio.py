@@ -100,7 +100,7 @@ class AsyncClient:
 
     async def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:
         """Cancel a trajectory of this job, or a whole job; see `Client.cancel`."""
-        (await self._connected()).cancel(trajectory, job)
+        await asyncio.wrap_future((await self._connected()).cancel(trajectory, job).sent)
 
     async def close(self) -> None:
         """Close this client's environments, waiting a bounded time for that, and its connections. Idempotent."""

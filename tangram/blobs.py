@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +20,12 @@ from tangram.errors import ActionFailed
 from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S
 
 _REFERENCE = "$blob"
+
+
+def keys_of(arguments: Iterable[object]) -> list[str]:
+    """Return the keys of the blobs that arguments refer to."""
+    found = (value.get(_REFERENCE) for value in arguments if isinstance(value, Mapping))
+    return [key for key in found if isinstance(key, str) and key.startswith(BLOB_KEY_PREFIX)]
 
 
 class Blobs:

@@ -116,8 +116,11 @@ class Client:
         return self._session.submit(action)
 
     def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:
-        """Cancel every waiting and running action of a trajectory of this job, or of a whole job, and its environments."""
-        self._session.cancel(trajectory, job)
+        """Cancel every waiting and running action of a trajectory of this job, or of a whole job, and its environments.
+
+        Returns once the broker knows; raises `StackUnreachable` where it cannot be told.
+        """
+        self._session.wait_for(self._session.cancel(trajectory, job))
 
     def close(self) -> None:
         """Close this client's environments, waiting a bounded time for that, and its connections. Idempotent."""

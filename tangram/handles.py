@@ -61,7 +61,7 @@ class Handle(Generic[T]):
             raise ResultNotReady(f"action {self.id} has no result after {timeout_s:g} s") from None
 
     def cancel(self) -> None:
-        """Ask the stack to end the action; does not wait."""
+        """Ask the stack to end the action; does not wait. Where that cannot be sent, the result is `StackUnreachable`."""
         if not self.future.done():
             self._cancel(self.id)
 

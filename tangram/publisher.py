@@ -30,7 +30,7 @@ from kombu.exceptions import EncodeError
 from redis import RedisError
 
 from tangram.action import KINDS, Action
-from tangram.blobs import Blobs
+from tangram.blobs import Blobs, keys_of
 from tangram.connection import show
 from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox
@@ -59,9 +59,14 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One message for the scheduler's control queue."""
+    """One message for the scheduler's control queue; `sent` is done once the broker has it, or fails with `StackUnreachable`.
+
+    A cancel of single tasks that cannot be sent fails them, so that nobody waits for an end that nobody brings about.
+    """
 
     body: Mapping[str, Any]
+    task_ids: tuple[str, ...] = ()
+    sent: Future[None] = field(default_factory=Future)
 
 
 class _Stop:
@@ -92,6 +97,11 @@ class Publisher:
     def send(self, message: Submission | Control) -> None:
         """Send `message` soon; never blocks."""
         self._queue.put(message)
+
+    def wait_for(self, control: Control) -> None:
+        """Return once the broker has a message; at once in this publisher's own thread, which runs callbacks of failures."""
+        if self._thread is not threading.current_thread():
+            control.sent.result()
 
     def stop(self, timeout_s: float) -> None:
         """Send what was given so far and end, waiting at most `timeout_s`."""
@@ -134,6 +144,9 @@ class Publisher:
         while True:
             try:
                 self._publish(batch)
+                for message in batch:
+                    if isinstance(message, Control):
+                        message.sent.set_result(None)
                 return
             except Exception as error:
                 # Transports raise what they like when a connection breaks; the deadline bounds what is tried in vain.
@@ -169,7 +182,10 @@ class Publisher:
         task = self._app.amqp.create_task_message(
             message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=reprlib.repr(shown), ignore_result=False
         )
-        header = {ACTION_HEADER: {**action.to_header(), "submitted_at": message.submitted_at}}
+        described = {**action.to_header(), "submitted_at": message.submitted_at}
+        if keys := keys_of(message.packed.values()):
+            described["blobs"] = keys
+        header = {ACTION_HEADER: described}
         self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
 
     def _pack(self, action: Action) -> dict[str, Any]:
@@ -210,6 +226,10 @@ class Publisher:
         for message in batch:
             if isinstance(message, Submission):
                 self._inbox.fail(message.task_id, self._unreachable(error))
+                continue
+            message.sent.set_exception(self._unreachable(error))
+            for task_id in message.task_ids:
+                self._inbox.fail(task_id, StackUnreachable(f"its cancel could not be sent: {self._unreachable(error)}"))
 
     def _unreachable(self, error: Exception) -> StackUnreachable:
         if isinstance(error, StackUnreachable):

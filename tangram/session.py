@@ -110,8 +110,11 @@ class Session:
         handle.when_done(lambda failed: self._forget(place) if failed else None)
         return handle
 
-    def cancel(self, trajectory: str | None, job: str | None) -> None:
-        """Cancel everything of one trajectory, or of a whole job. Raises `InvalidAction` unless one is named."""
+    def cancel(self, trajectory: str | None, job: str | None) -> Control:
+        """Cancel everything of one trajectory, or of a whole job; `wait_for` what this returns.
+
+        Raises `InvalidAction` unless one is named.
+        """
         if (trajectory is None) == (job is None):
             raise InvalidAction("cancel", "name either a trajectory or a job")
         what = {"job": job} if trajectory is None else {"trajectory": trajectory, "job": self.job}
@@ -120,12 +123,18 @@ class Session:
             for environment, place in tuple(self._environments.items()):
                 if place.job == what["job"] and trajectory in (None, place.trajectory):
                     del self._environments[environment]
-            self._publisher.send(Control({"cancel": what}))
+            wish = Control({"cancel": what})
+            self._publisher.send(wish)
+            return wish
+
+    def wait_for(self, wish: Control) -> None:
+        """Return once the broker knows. Raises `StackUnreachable`."""
+        self._publisher.wait_for(wish)
 
     def cancel_task(self, task_id: str) -> None:
-        """Ask for the end of one action. Does nothing once the client is closed."""
+        """Ask for the end of one action, which fails if that cannot be sent. Does nothing once the client is closed."""
         if not self._closed:
-            self._publisher.send(Control({"cancel": {"ids": [task_id]}}))
+            self._publisher.send(Control({"cancel": {"ids": [task_id]}}, task_ids=(task_id,)))
 
     def begin_closing(self) -> list[Future[Any]]:
         """Take no more work and ask for the end of all open environments; return what is done with it. Idempotent."""

@@ -2,7 +2,7 @@
 
 | queue | from → to | holds |
 |---|---|---|
-| `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header` plus `submitted_at`) |
+| `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header`, `submitted_at` and keys of `blobs`) |
 | `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and orders, see below |
 | `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown, service |
 | `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
@@ -84,6 +84,9 @@ BLOB_THRESHOLD_BYTES = 32 * 1024
 
 CLAIM_TTL_S = 24 * 3600
 BLOB_TTL_S = 3600
+"""A blob is kept for so long after it was made, and those of an action's arguments for as long as the action has not ended: the scheduler
+renews them."""
+
 RESULT_TTL_S = 3600
 
 

@@ -161,6 +161,28 @@ def test_a_broker_that_goes_away_fails_what_cannot_be_sent(redis_urls: Any, own_
                 time.sleep(0.01)
 
 
+def test_a_cancel_that_cannot_be_sent_is_told(redis_urls: Any, own_redis: Any) -> None:
+    # Given an action under way, and a broker that goes away
+    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=0.5)
+    with Client(settings=given) as client:
+        handle = client.submit(Action(kind="my.task"))
+        with own_redis.client() as redis:
+            while not redis.llen("actions"):
+                time.sleep(0.01)
+        own_redis.stop()
+        # When a trajectory and that action are to be cancelled; then both callers hear that they are not
+        with pytest.raises(StackUnreachable, match="broker"):
+            client.cancel(trajectory="t")
+        handle.cancel()
+        with pytest.raises(StackUnreachable, match="its cancel could not be sent"):
+            handle.result(10)
+        # And once the broker is back, the next one is there when the call returns
+        own_redis.start()
+        client.cancel(trajectory="t")
+        with own_redis.client() as redis:
+            assert redis.llen("scheduler.control") == 1
+
+
 def test_a_result_store_that_comes_back_costs_nothing(redis_urls: Any, own_redis: Any) -> None:
     given = Settings(broker_url=redis_urls.broker, result_url=own_redis.result, connect_timeout_s=5)
     with Client(settings=given) as client:

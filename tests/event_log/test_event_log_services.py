@@ -57,8 +57,7 @@ def test_a_log_with_services_replays_to_the_same_commands(tmp_path: Path, capsys
             finish(take(events.Tick()))
     take(events.ServiceChanged(node="gpu", service="whole", cell_ids=(0, 1), state="failed", reason="it died"))
     changed = replace(SERVICES[1], memory_mb=100)
-    core.state.services["beside"] = changed
-    log.learned(changed)
+    take(events.ServiceDescribed(service=changed))
     finish(take(score("again", "beside")))
     finish(take(score("sized", "sized")))
     take(events.NodeLost(name="gpu", reason="3 beats missed"))

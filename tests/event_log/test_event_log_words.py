@@ -13,7 +13,7 @@ from scheduler.event_log import BrokenLog, Handled, Line, decode_line, encode_li
 from scheduler.events import Event, Finished, Tick
 from tests.event_log.strategies import LINES, any_of
 
-OPENING = '{"schema":"tangram.events/2","epoch":1,"setup":{"policy":"fcfs"}}'
+OPENING = '{"schema":"tangram.events/3","epoch":1,"setup":{"policy":"fcfs"}}'
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -56,7 +56,7 @@ def test_a_log_from_before_answers_were_reported_is_read() -> None:
         ("", "not JSON"),
         ("{", "not JSON"),
         ("[]", "no object"),
-        ('{"schema":"tangram.trace/1"}', "schema is not tangram.events/2"),
+        ('{"schema":"tangram.trace/1"}', "schema is not tangram.events/3"),
         ("{}", "missing 4 required"),
         (OPENING.replace("fcfs", 'fcfs","colour":"red'), "Setup has no 'colour'"),
         (OPENING.replace('"fcfs"', "7"), "7 is no str"),

@@ -14,7 +14,8 @@ import pytest
 from celery import Celery
 
 from tangram import Action, ActionCancelled, ActionError, ActionFailed, ActionLost, Cost
-from tangram.wire import GRANT_HEADER, INGRESS_QUEUE, node_queue
+from tangram.connection import open_store
+from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, GRANT_HEADER, INGRESS_QUEUE, node_queue
 from tests.live.support import Live
 
 INCLUDE = ("tests.live.live_tasks",)
@@ -144,6 +145,27 @@ def test_a_scheduler_killed_in_the_middle_loses_and_repeats_nothing(own_stack: C
     assert Counter(marks) == {f"w{n} 0": 1 for n in range(count)}
     assert live.rows("select count(*) from actions where kind = 'cpu.exec' and status = 'succeeded'") == [(count,)]
     live.until(lambda: live.rows("select count(*) from actions where ended_at is null") == [(0,)])
+
+
+def test_large_arguments_outlive_a_scheduler(own_stack: Callable[..., Live]) -> None:
+    # Given a large command that waits for its session, and whose text beside its message would soon be gone
+    live = own_stack()
+    store = open_store(str(live.settings.result_url), 5.0)
+    with live.client() as client, client.open(trajectory="t") as env:
+        holds = env.submit("while [ ! -e go ]; do sleep 0.05; done")
+        large = env.submit(f"echo done #{'x' * 2 * BLOB_THRESHOLD_BYTES}")
+        live.until(lambda: store.keys(f"{BLOB_KEY_PREFIX}*") and large.id in str(live.rows("SELECT id FROM actions")))
+        (key,) = store.keys(f"{BLOB_KEY_PREFIX}*")
+        store.expire(key, 30)
+        # When another scheduler takes over
+        live.process("scheduler").kill()
+        live.until(lambda: "scheduler" in live.stack.dead())
+        live.stack.spawn(live.command("scheduler"))
+        # Then it keeps the text, and the command runs when its turn comes
+        live.until(lambda: store.ttl(key) > BLOB_TTL_S / 2)
+        env.write_file("go", b"")
+        assert (holds.result(60).exit_code, large.result(60).stdout) == (0, "done\n")
+    store.connection_pool.disconnect()
 
 
 def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own_stack: Callable[..., Live], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from scheduler import events
 from scheduler.commands import Command
 from scheduler.core import Core
 from scheduler.entries import Entry
-from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.model import QuotaSpec
 from scheduler.orders import Orders
 from scheduler.policies import make_policy
 from scheduler.roll_call import RollCall
@@ -54,12 +54,9 @@ class Driver:
         self.wires: Any = wires or Wires()
         self.out: list[Command] = []
         self.orders = Orders(self.core, self.wires, self.wires, 1)
-        self.roll_call = RollCall(self.core, self.wires, self.orders, self.handle, self.learn, now)
+        self.roll_call = RollCall(self.core, self.wires, self.orders, self.handle, now)
 
     def handle(self, event: events.Event, now: float) -> None:
         for command in self.core.handle(event, now):
             self.out.append(command)
             self.orders.carry_out(command, now)
-
-    def learn(self, service: ServiceSpec) -> None:
-        self.core.state.services[service.name] = service

@@ -1,4 +1,4 @@
-"""What workers report and trainers ask for, as the live service takes it in: each on its own, whole or not at all."""
+"""What the live service takes in: reports of workers and wishes of trainers, each on its own, and large arguments."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scheduler.policies import make_policy
 from scheduler.service import CoreBroken, Service
 from scheduler.transport import Received
 from tangram.action import Action, Cost
+from tangram.wire import BLOB_TTL_S
 
 from .driver import Wires
 
@@ -28,6 +29,7 @@ class Line(Wires):
     """Hands over what is in its inbox, once; `deaf` is where sending fails in a way that no broker fails."""
 
     inbox: list[Received] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     deaf: bool = False
 
     def receive(self, timeout_s: float) -> list[Received]:
@@ -38,6 +40,9 @@ class Line(Wires):
         if self.deaf:
             raise KeyError(message)
         super().send_action(node, message, header)
+
+    def keep_blobs(self, keys: Sequence[str]) -> None:
+        self.kept += keys
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         pass
@@ -69,8 +74,8 @@ class Live:
         self.line.inbox += received
         self.service.step()
 
-    def submit(self, *ids: str) -> None:
-        header = {**Action(kind="my.task", cost=Cost.of(cores=1)).to_header(), "submitted_at": self.now}
+    def submit(self, *ids: str, **more: object) -> None:
+        header = {**Action(kind="my.task", cost=Cost.of(cores=1)).to_header(), "submitted_at": self.now, **more}
         self.takes(*(Received(sort="action", id=one, task="my.task", header=header, message=one) for one in ids))
 
     @property
@@ -142,3 +147,21 @@ def test_what_was_decided_and_cannot_be_carried_out_stops_the_scheduler() -> Non
     live.line.deaf = True
     with pytest.raises(CoreBroken, match="could not be carried out"):
         live.submit("a")
+
+
+def test_large_arguments_are_kept_as_long_as_their_action_has_not_ended() -> None:
+    # Given an action that waits, and one that runs, with arguments beside their messages
+    live = Live()
+    live.submit("a", blobs=["tangram-blob-1"])
+    live.submit("b", blobs=["tangram-blob-2", "celery-task-meta-x", 7])
+    # When time goes by; then they are kept, and nothing else is
+    live.line.kept.clear()
+    live.now += BLOB_TTL_S / 2
+    live.takes()
+    assert live.line.kept == ["tangram-blob-1", "tangram-blob-2"]
+    # And once the first one has ended, only the other one's
+    live.told(finished("a"))
+    live.line.kept.clear()
+    live.now += BLOB_TTL_S / 2
+    live.takes()
+    assert live.line.kept == ["tangram-blob-2"]
