@@ -6,14 +6,14 @@ costs therefore does not grow with the rest of the system.
 
 from __future__ import annotations
 
+from scheduler.cpu.cores import CoreGroup
+from scheduler.cpu.elastic import ElasticCores
+from scheduler.cpu.in_order import Cores
 from scheduler.holds import Holds
 from scheduler.lanes.cells import Cells
-from scheduler.lanes.cores import Cores
-from scheduler.lanes.elastic import ElasticCores
 from scheduler.lanes.services import Services
 from scheduler.model import Grant, Waiting
 from scheduler.policies.elastic import Elastic
-from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import Node, State, own_memory
@@ -43,7 +43,7 @@ class Dispatcher:
             if node is None:
                 continue
             if isinstance(group, CoreGroup):
-                self._cores.look(group, node, now)
+                self._cores.run(group, node, now)
             else:
                 self._cells.look(group, node, now)
         return looked

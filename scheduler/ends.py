@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from scheduler import events
 from scheduler.commands import Finish
+from scheduler.cpu.cores import CoreGroup
 from scheduler.dispatch import Dispatcher
 from scheduler.durations import MEASURED
 from scheduler.lifecycle import End
 from scheduler.model import Running
-from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.state import State, own_memory, wants_cores
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from scheduler.cpu.cores import CoreGroup
 from scheduler.model import Waiting
-from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import State

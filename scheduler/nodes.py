@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 from scheduler import events
 from scheduler.commands import NoteNode, Requeue
+from scheduler.cpu.cores import CoreGroup
 from scheduler.dispatch import Dispatcher
 from scheduler.ends import Ends
 from scheduler.environments import Environments
 from scheduler.lifecycle import MISSED_BEATS, MOST_TRIES
 from scheduler.model import NodeSpec, Running, Waiting
-from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.state import Node, State
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from scheduler import events
 from scheduler.commands import Resize
+from scheduler.cpu.cores import CoreGroup
 from scheduler.environments import Environments
 from scheduler.model import Environment, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.nodes import Nodes
-from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import Node, State, memory_of, own_memory
 from tangram.action import CORES, Action

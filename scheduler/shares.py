@@ -4,7 +4,7 @@ A job's *dominant share* is the largest of its parts of the system's cores, GPU 
 *entitlement* is its weight over the weights of all active jobs, those with an action waiting or running. A job may hold
 more as long as nobody else wants it; as soon as somebody does, the actions of jobs within their entitlement go first.
 
-What a job holds beyond its share is the first that is taken from running actions (`lanes/fairness.py`).
+What a job holds beyond its share is the first that is taken from running actions (`cpu/fairness.py`).
 """
 
 from __future__ import annotations

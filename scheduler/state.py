@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.commands import Command, Finish, NoteEnvironment, Start
+from scheduler.cpu.cores import CoreGroup
 from scheduler.durations import Durations, Observation, expected_s
 from scheduler.learning.work_left import WorkLeft, next_bin_s
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Limits, NodeSpec, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.policies.abstract import Policy
 from scheduler.policies.allocation import steps_of
-from scheduler.resources.cpu import CoreGroup
 from scheduler.resources.gpu import CellGroup
 from scheduler.resources.queue import Contenders, WaitQueue, Walk, merged
 from scheduler.resources.quota import QuotaState, by_quota
@@ -368,3 +368,10 @@ def memory_of(action: Action) -> int:
 def own_memory(action: Action) -> int:
     """Return the memory, in MB, that an action holds while it runs; in an environment it is the environment's."""
     return 0 if action.environment is not None else memory_of(action)
+
+
+def could_run(waiting: Waiting, node: Node, pool: str, capacity: int) -> bool:
+    """Say whether a node could run an action that is bound to none, with `capacity` units of the pool, were they all free."""
+    action = waiting.action
+    able = node.offers(pool, action.requires) and (pool != "gpu" or (node.heard and node.serves(action.service)))
+    return able and waiting.least <= capacity and own_memory(action) <= node.spec.memory_mb

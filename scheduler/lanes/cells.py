@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scheduler.holds import Holds
-from scheduler.lanes.cores import could_run
 from scheduler.model import Evicted, Grant, Waiting
 from scheduler.policies.abstract import Choice
 from scheduler.resources.gpu import CellGroup, Instance
-from scheduler.state import Node, State, own_memory
+from scheduler.state import Node, State, could_run, own_memory
 
 
 class Cells:
@@ -81,7 +80,7 @@ class Cells:
     def _for_cells(self, group: CellGroup, node: Node, now: float) -> Iterator[Waiting]:
         """Walk the waiting actions that the cells could run, were they all free."""
         for waiting in self._state.in_order([self._state.floating_cells], now):
-            if could_run(waiting, node, "gpu", group) and self._fits_service(waiting, group):
+            if could_run(waiting, node, "gpu", group.capacity) and self._fits_service(waiting, group):
                 yield waiting
 
     def _bring_and_start(self, choice: Choice, group: CellGroup, node: Node, now: float) -> None:

@@ -41,7 +41,6 @@ from typing import Final
 
 from scheduler.holds import Holds
 from scheduler.lanes.cells import Cells
-from scheduler.lanes.cores import could_run
 from scheduler.lanes.lines import Line, Place, Room
 from scheduler.lanes.need import Need, impatient
 from scheduler.lanes.on_hand import Able, OnHand
@@ -53,7 +52,7 @@ from scheduler.resources.demand import Demands
 from scheduler.resources.gpu import CellGroup, Instance
 from scheduler.resources.residents import Residents
 from scheduler.sizing import best_size
-from scheduler.state import Node, State, own_memory
+from scheduler.state import Node, State, could_run, own_memory
 
 AHEAD: Final = 1.25
 """Durations of an action on its least cells within which what comes counts as if it were there already."""
@@ -172,7 +171,7 @@ class Services(Cells):
         return True
 
     def _able(self, waiting: Waiting) -> Able:
-        return lambda node: could_run(waiting, node, "gpu", node.cells) and self._fits_service(waiting, node.cells)
+        return lambda node: could_run(waiting, node, "gpu", node.cells.capacity) and self._fits_service(waiting, node.cells)
 
     def _count_on_hand(self, lines: list[Line], now: float) -> OnHand:
         """Count the actions for the cells: those that wait, those that run, and those that come within `AHEAD` of their durations."""

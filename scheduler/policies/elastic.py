@@ -2,8 +2,8 @@
 
 | part | what it does |
 |---|---|
-| `preemption` | cores are taken back from commands of which much work is expected, and they go to the background (lanes/elastic.py) |
-| `resizing` | running actions grow into cores that fall free (lanes/elastic.py) |
+| `preemption` | cores are taken back from commands of which much work is expected, and they go to the background (cpu/elastic.py) |
+| `resizing` | running actions grow into cores that fall free (cpu/elastic.py) |
 | `shrinking` | and give their extra ones back when others wait, or can use them better |
 | `learning` | expected work, durations and curves are learned (learning/, durations.py) |
 | `shares` | jobs that hold more than their share come after the others (shares.py) |

@@ -98,7 +98,7 @@ class Contenders(WaitQueue):
         if at == len(self._since) or self._since[at][2] is not waiting:
             self._since.insert(at, (since, waiting.seq, waiting))
 
-    def overdue(self, now: float, for_s: float) -> Iterator[Waiting]:
+    def starving(self, now: float, for_s: float) -> Iterator[Waiting]:
         """Walk those that have wanted cores for so many seconds at least, who has for longest first."""
         gone = next((at for at, entry in enumerate(self._since) if self._counts(entry)), len(self._since))
         del self._since[:gone]
@@ -106,7 +106,7 @@ class Contenders(WaitQueue):
             if self._counts(entry):
                 yield entry[2]
 
-    def next_overdue(self, now: float, for_s: float) -> float | None:
+    def next_starving(self, now: float, for_s: float) -> float | None:
         """Return when the next one will have wanted cores for so long; None where nobody is to come."""
         entries = islice(self._since, self._coming(now, for_s), None)
         return next((entry[0] + for_s for entry in entries if self._counts(entry)), None)

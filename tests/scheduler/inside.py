@@ -6,9 +6,9 @@ import math
 from collections import Counter
 
 from scheduler.core import Core
+from scheduler.cpu.cores import CoreGroup
+from scheduler.cpu.marginal import Candidate, MarginalQueue
 from scheduler.policies.elastic import Elastic
-from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.ladder import Climber, Ladder
 from scheduler.state import Node, State, own_memory
 from tangram.action import CORES
 
@@ -92,17 +92,17 @@ def check_cores(group: CoreGroup) -> list[int]:
     held = [core for one in running.values() for core in one.grant.core_ids]
     assert group.capacity == group.free + len(held)
     check_background(group)
-    check_foreground(group)
-    check_ladder(group)
+    check_occupants(group)
+    check_marginal(group)
     return [*group.free_ids, *held]
 
 
 def check_background(group: CoreGroup) -> None:
     """Who is in the background holds no core, may be there, and contends for one."""
     assert set(group.background) == {i for i, one in group.running.items() if one.grant.background}
-    assert not set(group.background) & set(group.climbers)
+    assert not set(group.background) & set(group.candidates)
     contending = Counter(waiting.id for waiting in group.queue)
-    longest = Counter(waiting.id for waiting in group.queue.overdue(math.inf, 0.0))
+    longest = Counter(waiting.id for waiting in group.queue.starving(math.inf, 0.0))
     assert longest == contending, "each contends once, and its time is known"
     for action_id, running in group.background.items():
         assert running is group.running[action_id]
@@ -112,53 +112,53 @@ def check_background(group: CoreGroup) -> None:
     assert not contending.keys() & (group.running.keys() - group.background.keys()), "who has cores contends for none"
 
 
-def check_foreground(group: CoreGroup) -> None:
+def check_occupants(group: CoreGroup) -> None:
     """Who may lose cores is on offer once, unless it has its turn, is being stopped, or is still to be read."""
-    foreground = group.foreground
-    mine = {i for i, one in group.running.items() if (one.waiting.preemptible or i in foreground._turns) and one.grant.core_ids}
-    assert not set(foreground._fresh) & set(foreground._holders)
-    assert set(foreground._fresh) | set(foreground._holders) == mine
-    assert set(foreground._turns) <= set(foreground._holders)
+    occupants = group.occupants
+    mine = {i for i, one in group.running.items() if (one.waiting.preemptible or i in occupants._turns) and one.grant.core_ids}
+    assert not set(occupants._fresh) & set(occupants._occupants)
+    assert set(occupants._fresh) | set(occupants._occupants) == mine
+    assert set(occupants._turns) <= set(occupants._occupants)
     on_offer = Counter(
-        holder.running.waiting.id for heap in foreground._worst.values() for *_, change, holder in heap if change == holder.change
+        occupant.running.waiting.id for heap in occupants._order.values() for *_, version, occupant in heap if version == occupant.version
     )
-    due = Counter(holder.running.waiting.id for *_, change, holder in foreground._due if change == holder.change)
-    for action_id, holder in foreground._holders.items():
-        assert holder.running is group.running[action_id]
-        if not holder.running.stopping:
-            assert on_offer[action_id] == (action_id not in foreground._turns)
+    due = Counter(occupant.running.waiting.id for *_, version, occupant in occupants._due if version == occupant.version)
+    for action_id, occupant in occupants._occupants.items():
+        assert occupant.running is group.running[action_id]
+        if not occupant.running.stopping:
+            assert on_offer[action_id] == (action_id not in occupants._turns)
         assert due[action_id] == 1
-    assert set(on_offer) | set(due) <= set(foreground._holders)
+    assert set(on_offer) | set(due) <= set(occupants._occupants)
 
 
-def check_ladder(group: CoreGroup) -> None:
-    """Whoever climbs stands where its grant says, and is to be found by whoever looks for the next rung up or down."""
-    assert set(group.climbers) <= set(group.running)
-    climbers = [climber for climber in group.climbers.values() if not climber.gone]
-    assert all(climber.running is not None and climber.running.stopping for climber in group.climbers.values() if climber.gone)
+def check_marginal(group: CoreGroup) -> None:
+    """An elastic action is in the marginal queue with the units of its grant, once for its next step and once for its last."""
+    assert set(group.candidates) <= set(group.running)
+    candidates = [candidate for candidate in group.candidates.values() if not candidate.gone]
+    assert all(candidate.running is not None and candidate.running.stopping for candidate in group.candidates.values() if candidate.gone)
     extra: Counter[str] = Counter()
-    for climber in climbers:
-        assert climber.running is group.running[climber.waiting.id]
-        assert climber.units == climber.running.units
-        extra[climber.waiting.action.job] += climber.units - climber.waiting.least
-        check_entries(group.ladder, climber)
-    assert group.ladder.extra == extra.total()
-    assert group.ladder.extra_by_job == +extra
+    for candidate in candidates:
+        assert candidate.running is group.running[candidate.waiting.id]
+        assert candidate.units == candidate.running.units
+        extra[candidate.waiting.action.job] += candidate.units - candidate.waiting.least
+        check_entries(group.marginal, candidate)
+    assert group.marginal.extra == extra.total()
+    assert group.marginal.extra_by_job == +extra
 
 
-def check_entries(ladder: Ladder, climber: Climber) -> None:
-    """A climber has one entry for its next rung, and one for its last."""
-    job = climber.waiting.action.job
-    ups = sum(entry[3] is climber and entry[2] == climber.turn for entry in [*ladder._ups.get(job, ()), *ladder._resting])
-    downs = sum(entry[3] is climber and entry[2] == climber.turn for entry in ladder._downs.get(job, ()))
-    assert ups == (climber.at < len(climber.rungs))
-    assert downs == (climber.at > 0)
+def check_entries(marginal: MarginalQueue, candidate: Candidate) -> None:
+    """A candidate has one entry for its next step, and one for its last step."""
+    job = candidate.waiting.action.job
+    ups = sum(entry[3] is candidate and entry[2] == candidate.version for entry in [*marginal._next.get(job, ()), *marginal._resting])
+    downs = sum(entry[3] is candidate and entry[2] == candidate.version for entry in marginal._last.get(job, ()))
+    assert ups == (candidate.taken < len(candidate.steps))
+    assert downs == (candidate.taken > 0)
 
 
 def check_no_idling(state: State, node: Node) -> None:
     """Under `elastic`, the first in the queue of a node waits only where even the extra units of others are too few.
 
-    Who is the first may change by what happens elsewhere: by what jobs hold there, or because another node starts the
+    Who is the first may version by what happens elsewhere: by what jobs hold there, or because another node starts the
     first. A node that is busy is then looked at when next something happens on it, so only idle ones are checked. Nothing is
     said of where somebody waits for its turn, for whom cores are kept.
     """
@@ -174,6 +174,6 @@ def check_no_idling(state: State, node: Node) -> None:
             continue
         if own_memory(action) or action.cost.quotas:
             return
-        extra = sum(c.units - c.waiting.least for c in group.climbers.values() if c.running is not None and not c.running.stopping)
+        extra = sum(c.units - c.waiting.least for c in group.candidates.values() if c.running is not None and not c.running.stopping)
         assert group.free + (extra if policy.shrinks else 0) < waiting.least, f"{waiting.id} waits beside free cores"
         return

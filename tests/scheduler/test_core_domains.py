@@ -12,10 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduler import commands
+from scheduler.cpu.cores import CoreGroup
 from scheduler.event_log import decode, encode
 from scheduler.model import NodeSpec
-from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.runs import FreeRuns
 
 ROWS = ((4, 12, 5, 13, 6, 14), (0, 8, 1, 9), (20, 21, 22, 23, 24))
 """Domains as a machine with siblings has them."""
@@ -185,27 +184,6 @@ def width(cores: tuple[int, ...]) -> int:
 
 
 # Any order of events
-
-
-@given(size=st.integers(1, 9), steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=40))
-def test_runs_are_the_longest_stretches_of_free_places_at_any_time(size: int, steps: list[tuple[int, int]]) -> None:
-    # Given a row of places; when they are taken, claimed and given back in any order
-    runs, held = FreeRuns(size), list[tuple[int, int]]()
-    for step, number in steps:
-        if step == 0 and held:
-            start, end = held.pop(number % len(held))
-            runs.give_back((1 << end) - (1 << start))
-        elif step == 1 and runs.claim(1 << number % size):
-            held.append((number % size, number % size + 1))
-        elif step >= 2 and runs.free:
-            count = number % runs.free + 1
-            near = sum(1 << place for start, end in held for place in range(start, end))
-            held += runs.take_near(count, near) if step == 3 else runs.take(count)
-        # Then every place is either held once or in a run, and no two runs touch
-        taken = sorted(place for start, end in held for place in range(start, end))
-        free = [place for start, end in runs for place in range(start, end)]
-        assert sorted(taken + free) == list(range(size)) and runs.free == len(free)
-        assert [end - start for start, end in runs] == stretches(free)
 
 
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(0, 99)), max_size=30))

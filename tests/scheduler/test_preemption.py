@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import commands, events
-from scheduler.lanes.elastic import STARTS_PER_CORE
+from scheduler.cpu.tuning import TUNING
 
 
 def node(w: Any, cores: int = 1, environments: Iterable[str] = "efgh", **jobs: str) -> None:
@@ -227,13 +227,13 @@ def test_what_finds_all_cores_taken_starts_in_the_background_up_to_so_many_per_c
     node(w)
     w.exec("firm", "e", preemptible=False)
 
-    for number in range(STARTS_PER_CORE + 3):
+    for number in range(TUNING.background_per_core + 3):
         w.exec(f"a{number:02}", "f")
 
-    assert w.background == [f"a{number:02}" for number in range(STARTS_PER_CORE)]
-    assert w.waiting == [f"a{number:02}" for number in range(STARTS_PER_CORE, STARTS_PER_CORE + 3)]
+    assert w.background == [f"a{number:02}" for number in range(TUNING.background_per_core)]
+    assert w.waiting == [f"a{number:02}" for number in range(TUNING.background_per_core, TUNING.background_per_core + 3)]
     w.finish("a03")
-    assert w.grants[f"a{STARTS_PER_CORE:02}"].background
+    assert w.grants[f"a{TUNING.background_per_core:02}"].background
 
 
 def test_who_has_got_on_in_the_background_comes_after_who_has_not(world: Any) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scheduler import events
 from scheduler.commands import Resize
 from scheduler.core import Core
+from scheduler.cpu.cores import CoreGroup
 from scheduler.model import Grant, Limits, NodeSpec
-from scheduler.resources.cpu import CoreGroup
 from tangram.action import Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 
@@ -130,7 +130,7 @@ def test_whatever_runs_is_taken_up_and_comes_to_its_end(wishes: list[Any], later
         check_books(life)
     assert {book.state for book in life.ledger.actions.values()} == {"succeeded"}
     group = life.core.state.nodes["n0"].cores
-    assert (group.free, group.ladder.extra, group.running, group.background, len(group.queue)) == (8, 0, {}, {}, 0)
+    assert (group.free, group.marginal.extra, group.running, group.background, len(group.queue)) == (8, 0, {}, {}, 0)
 
 
 def check_books(life: Succession) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler import commands
-from scheduler.lanes.elastic import SOONEST_S, TURN_AFTER_S, TURN_PART, TURN_S
+from scheduler.cpu.tuning import TUNING
 
 JOBS = "abc"
 
@@ -83,7 +83,7 @@ class Node:
                     self._got(action_id, now)
                 case commands.Resize(id=action_id, background=True):
                     got = self.turn_since.pop(action_id, None)
-                    assert got is None or now >= got + TURN_S, "a turn was cut short"
+                    assert got is None or now >= got + TUNING.turn_s, "a turn was cut short"
                     self._lost(action_id, now)
                 case _:
                     pass
@@ -91,18 +91,18 @@ class Node:
 
     def ahead(self, now: float) -> int:
         """Return how many want cores by now: those without any, and those who have not had theirs for long enough."""
-        return len(self.wants) + sum(now < got + TURN_S for _, got in self.had.values())
+        return len(self.wants) + sum(now < got + TUNING.turn_s for _, got in self.had.values())
 
     def _lost(self, action_id: str, now: float) -> None:
         wait, got = self.had.pop(action_id, (None, -math.inf))
-        self.wants[action_id] = wait if wait is not None and now < got + TURN_S else Contention(now, self.ahead(now))
+        self.wants[action_id] = wait if wait is not None and now < got + TUNING.turn_s else Contention(now, self.ahead(now))
 
     def _got(self, action_id: str, now: float) -> None:
         wait = self.wants.pop(action_id)
         self.had[action_id] = (wait, now)
         self.waits.append((now - wait.since, wait.ahead))
         # Where there are other cores than those of turns, who waits for its turn may be handed one of them, and lose it at any moment.
-        if now >= wait.since + TURN_AFTER_S and self.cores == 1:
+        if now >= wait.since + TUNING.turn_after_s and self.cores == 1:
             self.turn_since[action_id] = now
         else:
             self.turn_since.pop(action_id, None)
@@ -115,7 +115,7 @@ class Node:
 def bound_s(ahead: int, at_a_time: int) -> float:
     """Return the longest that anybody waits; two looks at a node are a moment apart, which counts once for each turn."""
     turns = math.ceil((ahead + 1) / at_a_time)
-    return TURN_AFTER_S + turns * (TURN_S + SOONEST_S) + SOONEST_S
+    return TUNING.turn_after_s + turns * (TUNING.turn_s + TUNING.soonest_s) + TUNING.soonest_s
 
 
 def stream(node: Node, seed: int, count: int, mean_s: float, *, widths: tuple[Any, ...], priorities: tuple[int, ...]) -> None:
@@ -150,7 +150,7 @@ def test_who_wants_a_core_gets_one_when_those_ahead_have_had_their_turn(
     stream(node, widths=(1,), **fields)
 
     # Then nobody has waited longer than for those that were ahead, an eighth of the cores at a time
-    assert all(waited_s <= bound_s(ahead, max(1, cores // TURN_PART)) for waited_s, ahead in node.all_waits())
+    assert all(waited_s <= bound_s(ahead, max(1, cores // TUNING.cores_per_turn)) for waited_s, ahead in node.all_waits())
 
 
 @settings(max_examples=20, deadline=None)
@@ -180,7 +180,7 @@ def test_a_long_command_beside_an_endless_stream_of_short_ones_ends_in_bounded_t
 
     # Then it has its turns, of two seconds every twenty or so, until it is done
     assert "long" in node.world.ends
-    assert node.world.now <= 3 * (bound_s(0, 1) + TURN_S)
+    assert node.world.now <= 3 * (bound_s(0, 1) + TUNING.turn_s)
 
 
 def test_a_turn_lasts_two_seconds_and_then_the_better_claim_counts_again(world: Any) -> None:
@@ -191,13 +191,13 @@ def test_a_turn_lasts_two_seconds_and_then_the_better_claim_counts_again(world: 
     began = node.world.now
 
     # When it has contended for twenty seconds
-    node.run_until(began + TURN_AFTER_S)
+    node.run_until(began + TUNING.turn_after_s)
     assert node.world.background == ["high"]
 
     # Then it keeps the core for two, and no longer
-    node.run_until(began + TURN_AFTER_S + TURN_S - 0.001)
+    node.run_until(began + TUNING.turn_after_s + TUNING.turn_s - 0.001)
     assert node.world.background == ["high"]
-    node.run_until(began + TURN_AFTER_S + TURN_S)
+    node.run_until(began + TUNING.turn_after_s + TUNING.turn_s)
     assert node.world.background == ["low"]
 
 
@@ -208,7 +208,7 @@ def test_a_turn_comes_on_time_whenever_it_began_to_wait(world: Any, came: float)
     node.submit("high", 1000.0, priority=9)
     node.submit("low", 1000.0, priority=0)
 
-    node.run_until(came + TURN_AFTER_S + 1.0)
+    node.run_until(came + TUNING.turn_after_s + 1.0)
 
     assert node.world.background == ["high"]
 
@@ -242,7 +242,7 @@ def test_turns_take_no_more_memory_than_there_is(world: Any) -> None:
         w.submit(name, "build", cost={"cores": 1, "memory_mb": 60})
 
     # When both have waited for long
-    node.run_until(w.now + TURN_AFTER_S + 1.0)
+    node.run_until(w.now + TUNING.turn_after_s + 1.0)
 
     # Then one of them has its turn
     assert ("b0" in w.grants, "b1" in w.grants) == (True, False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import islice
 
+from scheduler.cpu.cores import CoreGroup
 from scheduler.holds import Holds
 from scheduler.model import Grant, Waiting
-from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.gpu import CellGroup
 from scheduler.resources.queue import merged
-from scheduler.state import Node, State, own_memory
+from scheduler.state import Node, State, could_run, own_memory
 
 
 class Cores:
@@ -19,19 +18,19 @@ class Cores:
         self._state = state
         self._holds = holds
 
-    def look(self, group: CoreGroup, node: Node, now: float) -> None:
+    def run(self, group: CoreGroup, node: Node, now: float) -> None:
         """Start what can start on the free cores of a group."""
         state, room, memory = self._state, group.free, node.memory_free
         if not room:
             return
         queues = [group.queue, state.floating_cores] if group is node.cores else [group.queue]
-        walk = (waiting for waiting in merged(queues) if waiting.action.environment is not None or could_run(waiting, node, "cpu", group))
+        able = (one for one in merged(queues) if one.action.environment is not None or could_run(one, node, "cpu", group.capacity))
         candidates: list[Waiting] = []
         behind: list[Waiting] = []
-        for waiting in walk:
+        for waiting in able:
             wanted = state.policy.wanted(waiting, group.capacity)
             if wanted > room:
-                behind = [waiting, *islice(walk, max(0, state.policy.lookahead - 1))] if state.policy.lookahead else []
+                behind = [waiting, *islice(able, max(0, state.policy.lookahead - 1))] if state.policy.lookahead else []
                 break
             own = own_memory(waiting.action)
             if own > memory:
@@ -61,10 +60,3 @@ def unqueue(state: State, waiting: Waiting, group: CoreGroup) -> None:
     """Take an action out of the queue that it waits in."""
     if not group.queue.remove(waiting):
         state.floating_cores.remove(waiting)
-
-
-def could_run(waiting: Waiting, node: Node, pool: str, group: CoreGroup | CellGroup) -> bool:
-    """Say whether the group, were it all free, could run an action that is bound to no node."""
-    action = waiting.action
-    able = node.offers(pool, action.requires) and (pool != "gpu" or (node.heard and node.serves(action.service)))
-    return able and waiting.least <= group.capacity and own_memory(action) <= node.spec.memory_mb

@@ -6,7 +6,7 @@ whole life and is a group of its own. Which cores a grant gets is a matter of wh
 | an action here     | is in                                                  |
 |--------------------|--------------------------------------------------------|
 | has not started    | `queue`, in the order in which cores are given         |
-| has cores          | `running`, and `foreground` where it may lose them     |
+| has cores          | `running`, and `occupants` where it may lose them     |
 | is in the background | `running`, `background`, and `queue`, since it wants a core |
 """
 
@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from scheduler.cpu.free_cores import Domains, FreeCores
+from scheduler.cpu.marginal import Candidate, MarginalQueue
+from scheduler.cpu.occupants import Occupants
 from scheduler.model import Running
 from scheduler.policies.abstract import Group, Release
-from scheduler.resources.foreground import Foreground
-from scheduler.resources.free_cores import Domains, FreeCores
-from scheduler.resources.ladder import Climber, Ladder, rungs_within
 from scheduler.resources.queue import Contenders
 
 
@@ -32,9 +32,9 @@ class CoreGroup(Group):
         self.capacity = self._free.count
         self.queue = Contenders()
         self.running: dict[str, Running] = {}
-        self.ladder = Ladder()
-        self.climbers: dict[str, Climber] = {}
-        self.foreground = Foreground()
+        self.marginal = MarginalQueue()
+        self.candidates: dict[str, Candidate] = {}
+        self.occupants = Occupants()
         self.background: dict[str, Running] = {}
         self.look_at = math.inf
 
@@ -56,25 +56,25 @@ class CoreGroup(Group):
         """Return the expected ends of what runs on these cores."""
         return (Release(running.expected_end, len(running.grant.core_ids)) for running in self.running.values())
 
-    def enter(self, running: Running, climber: Climber | None = None) -> None:
-        """Note what runs on these cores; `climber` is it on the group's ladder already, where it is elastic."""
+    def enter(self, running: Running, candidate: Candidate | None = None) -> None:
+        """Note what runs on these cores; `candidate` is its entry in the marginal queue already, where it is elastic."""
         action_id = running.waiting.id
         self.running[action_id] = running
-        if climber is not None:
-            climber.running = running
-            self.climbers[action_id] = climber
+        if candidate is not None:
+            candidate.running = running
+            self.candidates[action_id] = candidate
         if running.waiting.preemptible and running.grant.core_ids:
-            self.foreground.enter(running)
+            self.occupants.enter(running)
 
     def adopt(self, running: Running, *, resizes: bool) -> None:
-        """Note what an earlier scheduler had started here, and put it on the rung that it stands on where it may be resized."""
-        waiting = running.waiting
-        rungs = rungs_within(waiting, self.capacity) if resizes and waiting.action.preemptible else ()
-        at = sum(rung.units <= running.units for rung in rungs)
-        climber = Climber(waiting, rungs, running, at)
-        if rungs and climber.units == running.units == len(running.grant.core_ids):
-            self.ladder.enter(climber)
-            self.enter(running, climber)
+        """Note what an earlier scheduler had started here, with the steps that it has taken where it may be resized."""
+        candidate = Candidate.of(running.waiting, self.capacity)
+        candidate.taken = sum(step.units <= running.units for step in candidate.steps)
+        elastic = resizes and running.waiting.action.preemptible and bool(candidate.steps)
+        if elastic and candidate.units == running.units == len(running.grant.core_ids):
+            candidate.running = running
+            self.marginal.enter(candidate)
+            self.enter(running, candidate)
         else:
             self.enter(running)
 
@@ -87,11 +87,11 @@ class CoreGroup(Group):
         self._off_cores(action_id)
         self.running[action_id] = self.background[action_id] = running
 
-    def to_foreground(self, running: Running, climber: Climber | None) -> None:
+    def to_foreground(self, running: Running, candidate: Candidate | None) -> None:
         """Note that an action of the background has got cores."""
         self.queue.remove(running.waiting)
         del self.background[running.waiting.id]
-        self.enter(running, climber)
+        self.enter(running, candidate)
 
     def leave(self, running: Running) -> None:
         """Forget what ran, and take its cores back."""
@@ -103,10 +103,10 @@ class CoreGroup(Group):
         self.give_back(running.grant.core_ids)
 
     def _off_cores(self, action_id: str) -> None:
-        self.foreground.leave(action_id)
-        climber = self.climbers.pop(action_id, None)
-        if climber is not None:
-            self.ladder.leave(climber)
+        self.occupants.leave(action_id)
+        candidate = self.candidates.pop(action_id, None)
+        if candidate is not None:
+            self.marginal.leave(candidate)
 
     def take(self, count: int, near: Iterable[int] = ()) -> tuple[int, ...]:
         """Take `count` free cores that lie together; with `near`, the cores held already, close to these.

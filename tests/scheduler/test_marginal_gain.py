@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from scheduler import events
 from scheduler.commands import Resize
-from scheduler.lanes.elastic import LEAST_GAIN_S, WORTH_MORE
-from scheduler.resources.ladder import FREE, LEAST_STEP, WIDTH, Rung, rungs_of
+from scheduler.cpu.marginal import FREE_GAIN, LEAST_STOP, Step, steps_of
+from scheduler.cpu.tuning import TUNING
 from tangram.action import Action, Cost
 from tangram.elasticity import FLAT, Amdahl, Curve, Table
 
@@ -28,16 +28,16 @@ class Wish(NamedTuple):
     curve: Curve
 
     @property
-    def rungs(self) -> tuple[Rung, ...]:
-        return rungs_of(self.units, self.curve)
+    def steps(self) -> tuple[Step, ...]:
+        return steps_of(self.units, self.curve)
 
     @property
     def amounts(self) -> tuple[int, ...]:
-        """The amounts that its rungs lead to, and the smallest."""
-        return (self.units[0], *(rung.units for rung in self.rungs))
+        """The amounts that its steps lead to, and the smallest."""
+        return (self.units[0], *(step.units for step in self.steps))
 
     def worth(self, units: int) -> float:
-        return sum(rung.worth * rung.price for rung in self.rungs if rung.units <= units)
+        return sum(step.gain * step.extra_units for step in self.steps if step.units <= units)
 
     def fastest(self, cores: int) -> int:
         """The smallest of the fastest amounts that fit on some cores."""
@@ -91,22 +91,22 @@ def least(wishes: list[Wish]) -> int:
     return sum(wish.units[0] for wish in wishes)
 
 
-@given(ANY, st.floats(1e-3, 0.99 * FREE))
+@given(ANY, st.floats(1e-3, 0.99 * FREE_GAIN))
 def test_the_rungs_that_are_worth_a_price_lead_to_the_amount_that_costs_least_at_it(wish: Wish, price: float) -> None:
     def cost(units: int) -> float:
-        return (1.0 + price * units**WIDTH) / wish.curve.speedup(units)
+        return (1.0 + price * units**TUNING.width_charge) / wish.curve.speedup(units)
 
-    climbed = [rung.units for rung in wish.rungs if rung.worth >= price]
+    climbed = [step.units for step in wish.steps if step.gain >= price]
 
     assert cost(max(climbed, default=wish.units[0])) <= min(map(cost, wish.units)) * (1 + 1e-9)
 
 
 @given(ANY)
 def test_no_rung_is_worth_more_than_the_one_before_and_each_is_faster(wish: Wish) -> None:
-    assert [rung.worth for rung in wish.rungs] == sorted((rung.worth for rung in wish.rungs), reverse=True)
+    assert [step.gain for step in wish.steps] == sorted((step.gain for step in wish.steps), reverse=True)
     speeds = [wish.curve.speedup(amount) for amount in wish.amounts]
     assert all(later > earlier for earlier, later in pairwise(speeds))
-    assert [rung.price for rung in wish.rungs] == [later - earlier for earlier, later in pairwise(wish.amounts)]
+    assert [step.extra_units for step in wish.steps] == [later - earlier for earlier, later in pairwise(wish.amounts)]
     assert wish.amounts[-1] == wish.fastest(wish.units[-1])
 
 
@@ -129,14 +129,14 @@ def test_beside_what_keeps_its_cores_an_action_is_about_as_fast_as_what_is_left_
 
     wish.submit(w, "a0")
 
-    assert wish.curve.speedup(w.units["a0"]) >= (1 - LEAST_STEP) * wish.curve.speedup(wish.fastest(room))
+    assert wish.curve.speedup(w.units["a0"]) >= (1 - LEAST_STOP) * wish.curve.speedup(wish.fastest(room))
 
 
 @pytest.mark.parametrize("efficiency", [{2: 0.8, 4: 0.79, 8: 0.78}, {2: 0.9, 4: 0.92, 8: 0.93}])
 def test_what_has_no_room_for_its_best_amount_climbs_part_of_the_way(world: Any, efficiency: dict[int, float]) -> None:
     # Given a curve on which only the largest amount is the best at some price
     wish = Wish((1, 2, 4, 8), Table(tuple(efficiency.items())))
-    assert len({rung.worth for rung in wish.rungs}) == 1
+    assert len({step.gain for step in wish.steps}) == 1
 
     # Then a smaller one is granted where there is no room for it: on a small node, beside what is taken, and to the second of two
     for cores in (4, 6):
@@ -153,7 +153,7 @@ def test_what_costs_less_core_time_is_not_passed_by_for_something_slower() -> No
     # Given an action that is starved on one core, best off on two, and slower on four
     starved = Wish((1, 2, 4), Table(((1, 0.25), (2, 1.0), (4, 0.4))))
 
-    assert starved.rungs == (Rung(FREE, 1, 2),)
+    assert starved.steps == (Step(FREE_GAIN, 1, 2),)
 
 
 def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_saves_much(world: Any) -> None:
@@ -198,8 +198,8 @@ def test_in_larger_steps_the_worth_is_short_of_the_largest_by_less_than_one_rung
 
     w = all_at_once(world, wishes, cores)
 
-    rungs = [rung.worth * rung.price for wish in wishes for rung in wish.rungs]
-    assert sum_of_worths(w, wishes) >= best(wishes, cores) - max(rungs, default=0.0) * (1 + 1e-9) - 1e-9
+    steps = [step.gain * step.extra_units for wish in wishes for step in wish.steps]
+    assert sum_of_worths(w, wishes) >= best(wishes, cores) - max(steps, default=0.0) * (1 + 1e-9) - 1e-9
 
 
 @given(st.lists(BY_ONE, min_size=2, max_size=5), st.integers(0, 12))
@@ -210,14 +210,14 @@ def test_whoever_comes_later_takes_what_is_worth_clearly_more_to_it(world: Any, 
     for number, wish in enumerate(wishes):
         wish.submit(w, f"a{number}")
 
-    # Then no core is idle that somebody could use, and none would be worth WORTH_MORE times as much to another
+    # Then no core is idle that somebody could use, and none would be worth TUNING.gain_ratio times as much to another
     below, above = [], []
     for number, wish in enumerate(wishes):
-        rungs, at = wish.rungs, w.units[f"a{number}"]
-        below += [rung.worth for rung in rungs if rung.units <= at]
-        above += [rung.worth for rung in rungs if rung.units > at]
+        steps, at = wish.steps, w.units[f"a{number}"]
+        below += [step.gain for step in steps if step.units <= at]
+        above += [step.gain for step in steps if step.units > at]
     assert sum(w.units.values()) == least(wishes) + spare or not above
-    assert max(above, default=0.0) <= WORTH_MORE * min(below, default=math.inf) + 1e-9
+    assert max(above, default=0.0) <= TUNING.gain_ratio * min(below, default=math.inf) + 1e-9
 
 
 @given(st.lists(ANY, min_size=1, max_size=6), st.integers(1, 12))
@@ -263,7 +263,7 @@ def check_look(w: Any, happen: Any) -> None:
         if w.units[action_id] > before[action_id]:
             curve = w.core.state.running[action_id].waiting.estimate.curve
             saved_s = left_s[action_id] * (1 / curve.speedup(before[action_id]) - 1 / curve.speedup(w.units[action_id]))
-            assert saved_s >= LEAST_GAIN_S - 1e-9
+            assert saved_s >= TUNING.least_saving_s - 1e-9
 
 
 def long_ones_beside_short_ones(world: Any) -> Any:
@@ -352,10 +352,10 @@ def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
 def test_rungs_are_worth_ever_less_and_end_where_more_cores_do_nothing() -> None:
     table = Table(((1, 1.0), (2, 0.5), (3, 0.9), (4, 0.6)))
 
-    assert [(rung.units, rung.price) for rung in rungs_of((1, 2, 3, 4), table)] == [(3, 2)]
-    worths = [rung.worth for rung in rungs_of((1, 2, 4, 8), Amdahl(0.9))]
+    assert [(step.units, step.extra_units) for step in steps_of((1, 2, 3, 4), table)] == [(3, 2)]
+    worths = [step.gain for step in steps_of((1, 2, 4, 8), Amdahl(0.9))]
     assert worths == sorted(worths, reverse=True)
-    assert rungs_of((1, 2, 4), FLAT) == rungs_of((4,), Amdahl(0.9)) == rungs_of((1, 2), Amdahl(0.0)) == ()
+    assert steps_of((1, 2, 4), FLAT) == steps_of((4,), Amdahl(0.9)) == steps_of((1, 2), Amdahl(0.0)) == ()
 
 
 def test_a_small_rung_does_not_tear_down_a_large_one(world: Any) -> None:

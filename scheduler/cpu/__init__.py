@@ -1,0 +1,5 @@
+"""Who gets which cores: books of a node's cores, and one dispatcher per way of giving them out.
+
+`in_order` starts actions in the order of the queue, on as many cores as the policy says. `elastic` hands cores over, and has running
+actions grow and shrink.
+"""

@@ -1,0 +1,326 @@
+"""Cores given and taken back: what `elastic` does on the cores of one node.
+
+A *contender* is an action that wants cores and has none: it waits, or it runs in the background. An *occupant* has cores of its own
+and may lose them. One round over a group, when something in it has changed or an expectation has:
+
+1. **Rank by expected work left.** Contenders stand in order: jobs beyond their share last, then by priority, then by the work
+   that is expected to be left of the action and of its trajectory (`scheduler/learning/work_left.py`).
+2. **Hand cores over.** Each contender in turn gets its least amount: free cores, extra units, or the cores of the occupant with
+   most expected work left, if that is 1.2 times the contender's. That occupant goes to the background. Whoever has contended
+   for 20 s comes before all others and keeps its cores for 2 s, its *turn*.
+3. **Give what is left by marginal gain** (`marginal.py`). Units are taken from one action for another only if they gain 1.25
+   times as much there. Nothing grows that would not save 50 ms.
+
+Contenders that still have no cores then start in the background. A job beyond its share loses units to any other job first
+(`fairness.py`). The constants are in `tuning.py`.
+
+A round is worked out first (`round.py`) and then put into commands. Whoever loses cores comes before whoever gets them, so that no
+core is granted twice.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from scheduler.commands import Resize
+from scheduler.cpu.cores import CoreGroup
+from scheduler.cpu.fairness import Fairness
+from scheduler.cpu.in_order import unqueue
+from scheduler.cpu.marginal import Candidate
+from scheduler.cpu.occupants import Occupant
+from scheduler.cpu.round import Round
+from scheduler.cpu.tuning import TUNING
+from scheduler.durations import speed_on
+from scheduler.holds import Holds
+from scheduler.model import Grant, Running, Waiting
+from scheduler.policies.elastic import Elastic
+from scheduler.resources.queue import Contenders, Walk
+from scheduler.state import Node, State, could_run, own_memory
+from tangram.action import CORES
+
+
+class ElasticCores:
+    """Hands over, grows and shrinks."""
+
+    def __init__(self, state: State, holds: Holds, policy: Elastic) -> None:
+        self._state = state
+        self._holds = holds
+        self._policy = policy
+
+    def run(self, group: CoreGroup, node: Node, now: float) -> None:
+        """Give out the cores of a group anew."""
+        fairness = Fairness(self._state.shares, counts=self._policy.shares)
+        round_ = Round(group, node, now, self._state.shares, fairness, shrinks=self._policy.shrinks)
+        contended = any(len(queue) for queue in self._queues(round_))
+        if contended:
+            self._refresh(group, now)
+            self._rank_again(round_)
+            self._hand_over(round_, reserved=self._give_turns(round_))
+        if self._policy.resizes or round_.entering:
+            self._give_what_is_left(round_)
+        self._carry_out(round_)
+        if contended:
+            self._start_in_background(round_)
+            self._wake_later(round_)
+
+    # 1. Rank
+
+    def _refresh(self, group: CoreGroup, now: float) -> None:
+        """Note anew what is expected of the occupants of which that may have changed."""
+        for running in group.occupants.take_due(now):
+            self._state.note_work(running, now)
+            group.occupants.offer(running, self._state.left_s(running.waiting), now + self._state.changes_in_s(running))
+
+    def _rank_again(self, round_: Round) -> None:
+        for queue in self._queues(round_):
+            if round_.now >= queue.rank_again_at:
+                queue.rank_again_at = round_.now + TUNING.rank_again_s
+                for waiting in [*queue]:
+                    self._state.rank_again(waiting, queue)
+
+    def _queues(self, round_: Round) -> list[Contenders]:
+        floating = [self._state.floating_cores] if round_.group is round_.node.cores else []
+        return [round_.group.queue, *floating]
+
+    # 2. Hand cores over
+
+    def _give_turns(self, round_: Round) -> bool:
+        """Give turns; say whether the cores that are left are reserved for an action that needs more of them."""
+        group = round_.group
+        most_turns = max(1, group.capacity // TUNING.cores_per_turn)
+        for waiting in self._starving(round_):
+            if group.occupants.turns + len(round_.turns) >= most_turns:
+                break
+            running = group.running.get(waiting.id)
+            if running is not None and not running.grant.background:
+                if waiting.id not in round_.preempted:
+                    group.occupants.protect(running, running.on_cores_since + TUNING.turn_s)
+            elif self._may_start(round_, waiting):
+                if round_.shrink_others(waiting.least, _anyone) or round_.preempt(waiting.least, _anyone):
+                    self._begin(round_, waiting)
+                    round_.turns[waiting.id] = None
+                elif self._reserves(round_, waiting):
+                    return True
+        return False
+
+    def _starving(self, round_: Round) -> Iterator[Waiting]:
+        """Walk those that have contended for long enough for a turn, the longest first.
+
+        An action that has cores, but has not had them for a turn, is one of them: it only has to keep its cores.
+        """
+        now, after_s = round_.now, TUNING.turn_after_s
+        lines = [queue.starving(now, after_s) for queue in self._queues(round_)]
+        recent = [running.waiting for running in round_.group.occupants.recent(now, TUNING.turn_s)]
+        lines.append(iter(sorted((one for one in recent if now >= one.contends_since + after_s), key=_contends_since)))
+        return heapq.merge(*lines, key=_contends_since)
+
+    def _reserves(self, round_: Round, waiting: Waiting) -> bool:
+        """Say whether a group is reserved for an action. One that can run on any node has one of them reserved at a time."""
+        if waiting.action.environment is not None:
+            return True
+        node = self._state.nodes.get(waiting.reserved_on)
+        if node is None or not could_run(waiting, node, "cpu", node.cores.capacity):
+            waiting.reserved_on = round_.node.spec.name
+        return waiting.reserved_on == round_.node.spec.name
+
+    def _hand_over(self, round_: Round, *, reserved: bool) -> None:
+        """Give each contender in turn its least amount; while cores are `reserved`, only to those that can lose it again."""
+        too_much = dict[str, int]()
+        contenders = self._state.in_order(self._queues(round_), round_.now)
+        for waiting in contenders:
+            job, least = waiting.action.job, waiting.least
+            if (reserved and not waiting.preemptible) or waiting.id in round_.turns or least >= too_much.get(job, least + 1):
+                continue
+            if not self._may_start(round_, waiting):
+                continue
+            if self._find_cores(round_, waiting):
+                self._begin(round_, waiting)
+                continue
+            # Whoever of the job comes later has no better claim, so only those that need less may find cores.
+            too_much[job] = least
+            if least == 1 and not isinstance(contenders, Walk):
+                break
+            if least == 1 and isinstance(contenders, Walk):
+                contenders.skip(job)
+
+    def _may_start(self, round_: Round, waiting: Waiting) -> bool:
+        group = round_.group
+        if waiting.id in group.background:
+            return not group.background[waiting.id].stopping
+        if len(group.running) + len(round_.entering) >= TUNING.most_started:
+            return False
+        if waiting.action.environment is None and not could_run(waiting, round_.node, "cpu", group.capacity):
+            return False
+        if own_memory(waiting.action) > round_.memory_free:
+            return False
+        return not (waiting.action.cost.quotas and self._holds.held(waiting, group, round_.now))
+
+    def _begin(self, round_: Round, waiting: Waiting) -> None:
+        """Give an action its least amount, which is free."""
+        round_.enter(Candidate.of(waiting, round_.group.capacity))
+        if waiting.id not in round_.group.background:
+            self._holds.take(waiting, round_.now)
+            round_.memory_free -= own_memory(waiting.action)
+
+    def _find_cores(self, round_: Round, waiting: Waiting) -> bool:
+        """Have a contender's least amount free; returns False, and takes nothing, where it may not have that."""
+        job, least, left_s = waiting.action.job, waiting.least, waiting.key[1]
+        fair = round_.fairness.may_take
+
+        def may_lose(occupant: Occupant, loss: int) -> bool:
+            if not fair(job, least, occupant.job, loss):
+                return False
+            if waiting.action.priority != occupant.priority:
+                return waiting.action.priority > occupant.priority
+            return left_s * TUNING.better < occupant.left_s
+
+        if round_.free >= least or self._take_back(round_, job, least):
+            return True
+        return round_.shrink_others(least, lambda other, loss: fair(job, least, other, loss)) or round_.preempt(least, may_lose)
+
+    def _take_back(self, round_: Round, job: str, units: int) -> bool:
+        """Take units from jobs beyond their share, for one that is not: extra ones first, then those of occupants."""
+        fairness = round_.fairness
+        if not fairness.contended or fairness.deprioritised(job):
+            return False
+
+        def may_take(other: str, loss: int) -> bool:
+            return fairness.deprioritised(other) and fairness.may_take(job, units, other, loss)
+
+        return round_.shrink_others(units, may_take) or round_.preempt(units, lambda occupant, loss: may_take(occupant.job, loss))
+
+    # 3. Give what is left by marginal gain
+
+    def _give_what_is_left(self, round_: Round) -> None:
+        marginal, done = round_.group.marginal, set[str]()
+        marginal.wake(round_.now)
+        while (candidate := marginal.best_to_grow(done)) is not None:
+            if not self._saves_enough(candidate, round_.now):
+                marginal.rest(candidate, round_.now + TUNING.rest_s)
+            elif self._find_units(round_, candidate):
+                round_.grow(candidate)
+            else:
+                done.add(candidate.waiting.action.job)
+
+    def _saves_enough(self, candidate: Candidate, now: float) -> bool:
+        if candidate.running is None:
+            return True  # what starts is granted something anyway
+        left_s = candidate.running.left_s(now)
+        after = speed_on(candidate.waiting.estimate.curve, candidate.next_step.units)
+        return left_s / candidate.speed - left_s / after >= TUNING.least_saving_s
+
+    def _find_units(self, round_: Round, candidate: Candidate) -> bool:
+        """Have the units for a step free; returns False, and takes nothing, where they gain too little."""
+        step, job = candidate.next_step, candidate.waiting.action.job
+        if round_.free >= step.extra_units:
+            return True
+        if not self._policy.shrinks:
+            return False
+        if round_.fairness.entitled(job, step.extra_units) and self._take_back(round_, job, step.extra_units):
+            return True
+        return round_.shrink_others(
+            step.extra_units, lambda other, loss: round_.fairness.may_take(job, step.extra_units, other, loss), to_gain=step
+        )
+
+    # Commands
+
+    def _carry_out(self, round_: Round) -> None:
+        group = round_.group
+        round_.settle()
+        growing = []
+        for running in round_.preempted.values():
+            self._send_to_background(round_, running)
+        for candidate, before in round_.moved.values():
+            resized = candidate.running
+            assert resized is not None, "only what runs is noted"
+            if candidate.units > before:
+                growing.append((candidate, resized))
+            elif candidate.units < before:
+                self._regrant(resized, group.shrink(resized.grant.core_ids, candidate.units), round_.now)
+        for candidate, running in growing:
+            held = running.grant.core_ids
+            self._regrant(running, held + group.take(candidate.units - running.units, near=held), round_.now)
+        for candidate in round_.entering:
+            self._enter(round_, candidate)
+
+    def _send_to_background(self, round_: Round, running: Running) -> None:
+        group, now, waiting, core_ids = round_.group, round_.now, running.waiting, running.grant.core_ids
+        self._state.note_work(running, now)
+        self._regrant(running, (), now)
+        group.give_back(core_ids)
+        group.to_background(running)
+        had_enough = now >= running.on_cores_since + TUNING.turn_s  # the very sum at which a turn ends: a difference may round otherwise
+        self._state.contend(waiting, group.queue, now if had_enough else waiting.contends_since)
+        if now >= waiting.contends_since + TUNING.turn_after_s:
+            self._state.look_at(group, now + TUNING.soonest_s)  # its own turn may have come
+
+    def _enter(self, round_: Round, candidate: Candidate) -> None:
+        """Give an action its first cores, or its first after a time in the background."""
+        waiting, group, now = candidate.waiting, round_.group, round_.now
+        running: Running
+        if waiting.id in group.background:
+            running = group.background[waiting.id]
+            group.to_foreground(running, None)
+            self._regrant(running, group.take(candidate.units), now)
+        else:
+            unqueue(self._state, waiting, group)
+            core_ids = group.take(candidate.units)
+            grant = Grant(node=round_.node.spec.name, attempt=waiting.attempt + 1, units=candidate.units, core_ids=core_ids)
+            running = self._state.start(waiting, grant, now, waiting.duration_s(candidate.units))
+        elastic = bool(candidate.steps) and self._policy.resizes and waiting.action.preemptible
+        if not elastic:
+            group.marginal.leave(candidate)
+        running.on_cores_since = now
+        group.enter(running, candidate if elastic else None)
+        if waiting.id in round_.turns:
+            group.occupants.protect(running, now + TUNING.turn_s if waiting.preemptible else math.inf)
+
+    def _regrant(self, running: Running, core_ids: tuple[int, ...], now: float) -> None:
+        before, background = running.grant, not core_ids
+        grant = replace(before, units=len(core_ids) or before.units, core_ids=core_ids, background=background)
+        running.regrant(grant, now)
+        self._state.shares.hold(running.waiting.action.job, CORES, len(core_ids) - len(before.core_ids))
+        action_id = running.waiting.id
+        self._state.out.append(
+            Resize(id=action_id, node=grant.node, attempt=grant.attempt, core_ids=core_ids, units=grant.units, background=background)
+        )
+
+    def _start_in_background(self, round_: Round) -> None:
+        """Start contenders without a core, so that they use what others leave idle."""
+        group = round_.group
+        most = min(TUNING.background_per_core * group.capacity, len(group.queue))
+        room = min(most - len(group.background), TUNING.most_started // 2 - len(group.running))
+        if not self._policy.preempts or room <= 0:
+            return
+        contenders = self._state.in_order([group.queue], round_.now)
+        for waiting in list(islice((one for one in contenders if _may_start_in_background(group, one)), room)):
+            grant = Grant(node=round_.node.spec.name, attempt=waiting.attempt + 1, units=waiting.least, background=True)
+            group.to_background(self._state.start(waiting, grant, round_.now, math.inf))
+
+    def _wake_later(self, round_: Round) -> None:
+        """Ask for a round when an expectation changes, or somebody's turn comes."""
+        group, now, queues = round_.group, round_.now, self._queues(round_)
+        self._refresh(group, now)  # those that have just got their cores
+        # Whose turn has come waits for the end of another one's, which the occupants know.
+        times = [group.occupants.next_due(), *(queue.next_starving(now, TUNING.turn_after_s) for queue in queues)]
+        at = min((at for at in times if at is not None), default=None)
+        if at is not None and any(len(queue) for queue in queues):
+            self._state.look_at(group, max(at, now + TUNING.soonest_s))
+
+
+def _may_start_in_background(group: CoreGroup, waiting: Waiting) -> bool:
+    action = waiting.action
+    for_cores = action.queue_timeout_s is not None  # it waits for cores: in the background it would count as started
+    return waiting.preemptible and not for_cores and not action.cost.quotas and waiting.id not in group.background
+
+
+def _contends_since(waiting: Waiting) -> float:
+    return waiting.contends_since
+
+
+def _anyone(loser: object, loss: int) -> bool:
+    return True

@@ -1,0 +1,238 @@
+"""Who gains most from more units, and who misses them least: the elastic actions of one group of cores, kept in order.
+
+A *step* leads from one of an action's amounts to a larger one. Its *marginal gain* is the time that it saves over the core-time
+that it costs, since wide grants are less efficient:
+
+    (d(a) - d(b)) / (c(b) - c(a)),   d(m) = 1 / speed on m,   c(m) = m ** width_charge * d(m)
+
+That is the price of a core's second at which both amounts come to the same. If each action takes all steps that gain more than
+one price, the same for all, then the sum of durations and of core-time at that price is least. The queue finds the price at
+which the units are just used up. Durations cancel out, so a step's gain does not change with time. Three other orders were
+turned down:
+
+* The sum of remaining seconds, which the paper minimises, favours long actions. But units that are given to the action that is
+  soonest done come back soonest.
+* The sum of speeds asks what units do now and not what they cost until the end.
+* The product of all speeds (proportional fairness; F. Kelly 1997) gives an action that scales badly nearly as much as one that
+  scales well.
+
+So the order is kept, not computed: a decision costs O(log n) for each step, however many actions run, and one comparison for each
+job. Entries of the heaps are not removed when an action moves on: each bears the version that it was made for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from scheduler.cpu.tuning import TUNING
+from scheduler.durations import speed_on
+from scheduler.model import Running, Waiting
+from tangram.elasticity import FLAT, Curve
+
+FREE_GAIN: Final = 1000.0
+"""The gain of a step that costs no core-time at all, as where a recorded curve scales better than perfectly. No other step gains
+more: it is far above what any curve of Amdahl's comes to."""
+
+ROUNDING: Final = 1e-12
+"""Part of its time on the smallest amount that more units must save: below that it is rounding."""
+
+LEAST_STOP: Final = 0.1
+"""Part of the time that a stop on the way to a better amount must save. A stop that saves little would be refused to a running
+action, and would so keep it from all that comes after."""
+
+
+class Step(NamedTuple):
+    """A step to a larger amount: its marginal gain, the units that it costs, and the amount that it reaches."""
+
+    gain: float
+    extra_units: int
+    units: int
+
+
+@lru_cache(maxsize=4096)
+def steps_of(units: tuple[int, ...], curve: Curve) -> tuple[Step, ...]:
+    """Return the steps of some amounts on a curve, in descending order of gain; none where more units do nothing.
+
+    The corners are the lower convex hull of durations over charges: the amounts that some price makes the best. Amounts between
+    two corners are steps too, with the same gain: where there is no room for the whole way, part of it is taken.
+    """
+    if len(units) < 2 or curve is FLAT:
+        return ()
+    amounts, durations = _ever_faster(units, curve)
+    charges = [amount**TUNING.width_charge * duration for amount, duration in zip(amounts, durations, strict=True)]
+    last = len(amounts) - 1
+    # As far as the charge falls with the duration, no price makes the smaller amount the better: that way is free.
+    at, corner, gain = 0, min(range(last + 1), key=lambda index: (charges[index], -index)), FREE_GAIN
+    steps = list[Step]()
+    while True:
+        for stop in range(at + 1, corner + 1):
+            if stop == corner or durations[at] - durations[stop] >= LEAST_STOP * durations[at]:
+                steps.append(Step(gain, amounts[stop] - amounts[at], amounts[stop]))
+                at = stop
+        if at == last:
+            return tuple(steps)
+        later = range(at + 1, last + 1)
+        steepest, corner = max(((durations[at] - durations[index]) / (charges[index] - charges[at]), index) for index in later)
+        gain = min(gain, steepest)  # rounding must not put a later step before an earlier one
+
+
+def _ever_faster(units: tuple[int, ...], curve: Curve) -> tuple[list[int], list[float]]:
+    """Return the amounts that are faster than all smaller ones, and their durations."""
+    amounts, durations = [units[0]], [1.0 / speed_on(curve, units[0])]
+    for amount in units[1:]:
+        duration = 1.0 / speed_on(curve, amount)
+        if durations[-1] - duration > ROUNDING * durations[0]:
+            amounts.append(amount)
+            durations.append(duration)
+    return amounts, durations
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """An elastic action that has taken the first `taken` of its steps. It may not have started yet."""
+
+    waiting: Waiting
+    steps: tuple[Step, ...]
+    running: Running | None = None
+    taken: int = 0
+    version: int = 0
+    gone: bool = False
+
+    @classmethod
+    def of(cls, waiting: Waiting, most_units: int) -> Candidate:
+        """Return an action on its smallest amount that can have at most `most_units`."""
+        amounts = waiting.units
+        if amounts[-1] > most_units:
+            amounts = tuple(amount for amount in amounts if amount <= most_units)
+        return cls(waiting, steps_of(amounts, waiting.estimate.curve))
+
+    @property
+    def units(self) -> int:
+        """Its present amount."""
+        return self.steps[self.taken - 1].units if self.taken else self.waiting.least
+
+    @property
+    def speed(self) -> float:
+        """Its speed-up on its present amount."""
+        return speed_on(self.waiting.estimate.curve, self.units)
+
+    @property
+    def next_step(self) -> Step:
+        """The step that it would take next; it must have one."""
+        return self.steps[self.taken]
+
+    @property
+    def last_step(self) -> Step:
+        """The step that it took last; it must have taken one."""
+        return self.steps[self.taken - 1]
+
+
+Entry = tuple[float, int, int, Candidate]
+"""An entry of a heap: gain, order of arrival, version, candidate."""
+
+
+@dataclass(slots=True, eq=False)
+class MarginalQueue:
+    """The elastic actions of one group; `extra` are the units that they hold above their smallest amounts."""
+
+    extra: int = 0
+    extra_by_job: dict[str, int] = field(default_factory=dict)
+    _next: dict[str, list[Entry]] = field(default_factory=dict)
+    """For each job, who would take a step, the highest gain first."""
+    _last: dict[str, list[Entry]] = field(default_factory=dict)
+    """For each job, who has taken a step, the lowest gain first."""
+    _resting: list[Entry] = field(default_factory=list)
+    _versions: int = 0
+
+    def enter(self, candidate: Candidate) -> None:
+        """Take in an action, on the amount that it has."""
+        self._count(candidate, candidate.units - candidate.waiting.least)
+        self._offer(candidate)
+
+    def leave(self, candidate: Candidate) -> None:
+        """Forget an action that has ended or is being stopped."""
+        if not candidate.gone:
+            candidate.gone = True
+            self._count(candidate, candidate.waiting.least - candidate.units)
+
+    def grow(self, candidate: Candidate) -> None:
+        """Have an action take its next step."""
+        self._count(candidate, candidate.next_step.extra_units)
+        candidate.taken += 1
+        self._offer(candidate)
+
+    def shrink(self, candidate: Candidate) -> None:
+        """Have an action take its last step back."""
+        self._count(candidate, -candidate.last_step.extra_units)
+        candidate.taken -= 1
+        self._offer(candidate)
+
+    def best_to_grow(self, but: Collection[str] = ()) -> Candidate | None:
+        """Return who gains most from its next step, of all jobs but some."""
+        return self._best(self._next, but)
+
+    def best_to_shrink(self, but: Collection[str] = ()) -> Candidate | None:
+        """Return who misses its last step least, of all jobs but some."""
+        return self._best(self._last, but)
+
+    def first_to_shrink(self, job: str) -> Candidate | None:
+        """Return who of a job misses its last step least."""
+        entry = self._first(self._last, job) if job in self._last else None
+        return None if entry is None else entry[3]
+
+    def rest(self, candidate: Candidate, until: float) -> None:
+        """Do not consider an action for growing before `until`; it must be the best to grow of its job."""
+        heapq.heappop(self._next[candidate.waiting.action.job])
+        heapq.heappush(self._resting, (until, candidate.waiting.seq, candidate.version, candidate))
+
+    def wake(self, now: float) -> None:
+        """Consider again those that have rested until `now`."""
+        while self._resting and self._resting[0][0] <= now:
+            _, seq, version, candidate = heapq.heappop(self._resting)
+            if not candidate.gone and version == candidate.version:
+                _push(self._next, (-candidate.next_step.gain, seq, version, candidate))
+
+    def _count(self, candidate: Candidate, units: int) -> None:
+        job = candidate.waiting.action.job
+        self.extra += units
+        held = self.extra_by_job.get(job, 0) + units
+        if held:
+            self.extra_by_job[job] = held
+        else:
+            self.extra_by_job.pop(job, None)
+
+    def _offer(self, candidate: Candidate) -> None:
+        self._versions += 1
+        candidate.version = self._versions
+        if candidate.taken < len(candidate.steps):
+            _push(self._next, (-candidate.next_step.gain, candidate.waiting.seq, candidate.version, candidate))
+        if candidate.taken:
+            _push(self._last, (candidate.last_step.gain, -candidate.waiting.seq, candidate.version, candidate))
+
+    def _best(self, heaps: dict[str, list[Entry]], but: Collection[str]) -> Candidate | None:
+        best: Entry | None = None
+        for job in tuple(heaps):
+            entry = None if job in but else self._first(heaps, job)
+            if entry is not None and (best is None or entry < best):
+                best = entry
+        return None if best is None else best[3]
+
+    def _first(self, heaps: dict[str, list[Entry]], job: str) -> Entry | None:
+        heap = heaps[job]
+        while heap:
+            _, _, version, candidate = heap[0]
+            if not candidate.gone and version == candidate.version:
+                if candidate.running is None or not candidate.running.stopping:
+                    return heap[0]
+                self.leave(candidate)
+            heapq.heappop(heap)
+        del heaps[job]
+        return None
+
+
+def _push(heaps: dict[str, list[Entry]], entry: Entry) -> None:
+    heapq.heappush(heaps.setdefault(entry[3].waiting.action.job, []), entry)

@@ -1,0 +1,163 @@
+"""One round over the cores of a group: what is decided so far, before any of it is put into commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from scheduler.cpu.cores import CoreGroup
+from scheduler.cpu.fairness import Fairness
+from scheduler.cpu.marginal import Candidate, Step
+from scheduler.cpu.occupants import Occupant
+from scheduler.cpu.tuning import TUNING
+from scheduler.model import Running, Waiting
+from scheduler.shares import Shares
+from scheduler.state import Node
+from tangram.action import CORES
+
+MayTake = Callable[[str, int], bool]
+"""Says whether a job may lose so many units."""
+
+
+class Round:
+    """The decisions of one round.
+
+    Attributes
+    ----------
+    free, memory_free
+        Cores, and memory in MB, that are left once all that is decided so far is carried out.
+    entering
+        Actions that get their first cores, or cores again after a time in the background.
+    turns
+        The ids of those among them that get their cores for a turn.
+    moved
+        Running actions that grow or shrink, with the units that they had.
+    preempted
+        Running actions that lose all their cores.
+
+    """
+
+    def __init__(self, group: CoreGroup, node: Node, now: float, shares: Shares, fairness: Fairness, *, shrinks: bool) -> None:
+        self.group = group
+        self.node = node
+        self.now = now
+        self.fairness = fairness
+        self.free = group.free
+        self.memory_free = node.memory_free
+        self.entering: list[Candidate] = []
+        self.turns: dict[str, None] = {}
+        self.moved: dict[str, tuple[Candidate, int]] = {}
+        self.preempted: dict[str, Running] = {}
+        self._shares = shares
+        self._shrinks = shrinks
+        self._taken: dict[str, int] = {}
+
+    def enter(self, candidate: Candidate) -> None:
+        """Give an action its least amount."""
+        self.entering.append(candidate)
+        self._take(candidate.waiting, candidate.waiting.least)
+        if candidate.steps:
+            self.group.marginal.enter(candidate)
+
+    def grow(self, candidate: Candidate) -> None:
+        """Have an action take its next step."""
+        self._note(candidate)
+        self._take(candidate.waiting, candidate.next_step.extra_units)
+        self.group.marginal.grow(candidate)
+
+    def shrink(self, candidate: Candidate) -> None:
+        """Have an action take its last step back."""
+        self._note(candidate)
+        self._take(candidate.waiting, -candidate.last_step.extra_units)
+        self.group.marginal.shrink(candidate)
+
+    def shrink_others(self, units: int, may_take: MayTake, *, to_gain: Step | None = None) -> bool:
+        """Take extra units back until `units` are free, whoever misses them least first.
+
+        Returns False, and takes nothing, where there are not enough. With `to_gain`, the step that they are for, neither any unit
+        nor all of them together may be worth nearly as much where they are.
+        """
+        taken, lost = list[Candidate](), 0.0
+        if not self._shrinks or self.free + self.group.marginal.extra < units:
+            return self.free >= units
+        while self.free < units:
+            other = self.group.marginal.best_to_shrink(self._protected(may_take))
+            if other is None:
+                break
+            loss = other.last_step
+            lost += loss.gain * loss.extra_units
+            if to_gain is not None and TUNING.gain_ratio * max(loss.gain / to_gain.gain, lost / (to_gain.gain * to_gain.extra_units)) > 1.0:
+                break
+            self.shrink(other)
+            taken.append(other)
+        if self.free >= units:
+            return True
+        for undone in reversed(taken):
+            self.grow(undone)
+        return False
+
+    def preempt(self, units: int, may_lose: Callable[[Occupant, int], bool]) -> bool:
+        """Send occupants to the background until `units` are free, in their order.
+
+        `may_lose` says whether an occupant may lose its cores where its job loses so many units. Returns False, and sends
+        nobody, where there are not enough.
+        """
+        occupants, found, free = self.group.occupants, list[Occupant](), self.free
+        lost = dict[str, int]()
+        while free < units:
+            occupant = occupants.first(
+                self.fairness.deprioritised, lambda one: may_lose(one, lost.get(one.job, 0) + self._units_of(one.running))
+            )
+            if occupant is None:
+                break
+            occupants.leave(occupant.running.waiting.id)
+            found.append(occupant)
+            lost[occupant.job] = lost.get(occupant.job, 0) + self._units_of(occupant.running)
+            free += self._units_of(occupant.running)
+        for occupant in found:
+            if free >= units:
+                self._send_to_background(occupant.running)
+            else:
+                occupants.offer(occupant.running, occupant.left_s, occupant.refresh_at)
+        return free >= units
+
+    def settle(self) -> None:
+        """Have jobs hold again what they did before this round: carrying it out counts what they hold anew."""
+        if self.fairness.contended:
+            for job, units in self._taken.items():
+                self._shares.hold(job, CORES, -units)
+
+    def _send_to_background(self, running: Running) -> None:
+        action_id = running.waiting.id
+        candidate = self.group.candidates.get(action_id)
+        self._take(running.waiting, -self._units_of(running))
+        self.preempted[action_id] = running
+        self.moved.pop(action_id, None)
+        if candidate is not None:
+            self.group.marginal.leave(candidate)
+
+    def _protected(self, may_take: MayTake) -> Collection[str]:
+        """Return the jobs that may not lose the extra units that are next to go."""
+        if not self.fairness.contended:
+            return ()
+        marginal, found = self.group.marginal, list[str]()
+        for job in list(marginal.extra_by_job):
+            first = marginal.first_to_shrink(job)
+            if first is None or not may_take(job, first.last_step.extra_units):
+                found.append(job)
+        return found
+
+    def _units_of(self, running: Running) -> int:
+        candidate = self.group.candidates.get(running.waiting.id)
+        return candidate.units if candidate is not None else running.units
+
+    def _note(self, candidate: Candidate) -> None:
+        """Remember on how many units a running action was before this round."""
+        if candidate.running is not None and not candidate.running.grant.background:
+            self.moved.setdefault(candidate.waiting.id, (candidate, candidate.units))
+
+    def _take(self, waiting: Waiting, units: int) -> None:
+        self.free -= units
+        if self.fairness.contended:
+            job = waiting.action.job
+            self._taken[job] = self._taken.get(job, 0) + units
+            self._shares.hold(job, CORES, units)  # from now on, so that the rest of this round knows
