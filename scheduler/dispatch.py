@@ -6,15 +6,15 @@ costs therefore does not grow with the rest of the system.
 
 from __future__ import annotations
 
+from scheduler.gpu.cells import CellGroup
+from scheduler.gpu.elastic import Services
+from scheduler.gpu.on_demand import Cells
 from scheduler.holds import Holds
-from scheduler.lanes.cells import Cells
 from scheduler.lanes.cores import Cores
 from scheduler.lanes.elastic import ElasticCores
-from scheduler.lanes.services import Services
 from scheduler.model import Grant, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.gpu import CellGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import Node, State, own_memory
 

@@ -10,10 +10,10 @@ from scheduler import events
 from scheduler.commands import Finish
 from scheduler.dispatch import Dispatcher
 from scheduler.durations import MEASURED
+from scheduler.gpu.cells import CellGroup
 from scheduler.lifecycle import End
 from scheduler.model import Running
 from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.gpu import CellGroup
 from scheduler.state import State, own_memory, wants_cores
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from scheduler.gpu.cells import CellGroup
 from scheduler.model import Waiting
 from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.gpu import CellGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import State
 

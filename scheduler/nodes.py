@@ -14,10 +14,10 @@ from scheduler.commands import NoteNode, Requeue
 from scheduler.dispatch import Dispatcher
 from scheduler.ends import Ends
 from scheduler.environments import Environments
+from scheduler.gpu.cells import CellGroup
 from scheduler.lifecycle import MISSED_BEATS, MOST_TRIES
 from scheduler.model import NodeSpec, Running, Waiting
 from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.gpu import CellGroup
 from scheduler.state import Node, State
 
 SILENCE = f"{MISSED_BEATS} beats missed"

@@ -27,8 +27,8 @@ from dataclasses import replace
 
 from scheduler.commands import Restore
 from scheduler.events import ServiceChanged, ServicesDeclared
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.model import NodeSpec, ServiceSpec
-from scheduler.resources.gpu import CellGroup, Instance
 from scheduler.state import Node, State
 
 

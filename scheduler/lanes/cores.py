@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
+from scheduler.gpu.cells import CellGroup
 from scheduler.holds import Holds
 from scheduler.model import Grant, Waiting
 from scheduler.resources.cpu import CoreGroup
-from scheduler.resources.gpu import CellGroup
 from scheduler.resources.queue import merged
 from scheduler.state import Node, State, own_memory
 

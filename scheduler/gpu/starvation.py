@@ -3,15 +3,15 @@
 Waiting actions of a job beyond its share come last in the queue, but one that finds its service resident would start at once
 all the same, and no instance would ever fall idle for the others. So while somebody is owed, such actions start only on
 instances that run others already, or are pinned. An action whose service is nowhere is owed cells once it has waited for as long as a
-restore takes; from `OVERDUE_S` on, when it has a node to itself (overdue.py), no longer.
+restore takes; from `OVERDUE_S` on, when it has a node to itself (ageing.py), no longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler.lanes.lines import Line, Place
-from scheduler.lanes.overdue import OVERDUE_S
+from scheduler.gpu.ageing import OVERDUE_S
+from scheduler.gpu.lines import Line, Place
 from scheduler.state import Node
 
 

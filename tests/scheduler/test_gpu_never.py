@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.lanes.overdue import OVERDUE_S
+from scheduler.gpu.ageing import OVERDUE_S
 from scheduler.model import ServiceSpec
 
 PINNED = ServiceSpec(name="pinned", restore_s=0.5, max_concurrency=2, pinned=True)

@@ -1,4 +1,4 @@
-"""Who deserves that an instance is brought for it, and who comes first: rules 3, 4 and 7 of services.py.
+"""Who deserves that an instance is brought for it, and who comes first: rules 3, 4 and 7 of elastic.py.
 
 A line deserves one where no node has an instance that it could use; where more of it wait than should find a place soon; and where its
 first has waited for long, whatever should fall free soon. What should find a place is counted: each place that is expected to be
@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from scheduler.lanes.lines import Line
+from scheduler.gpu.cells import Instance
+from scheduler.gpu.lines import Line
+from scheduler.gpu.residents import Residents
 from scheduler.model import ServiceSpec
-from scheduler.resources.gpu import Instance
-from scheduler.resources.residents import Residents
 from scheduler.state import State
 
 SOON: Final = 2.0

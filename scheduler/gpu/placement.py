@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scheduler.resources.chunks import take
+from scheduler.gpu.aligned import take
 
 if TYPE_CHECKING:
-    from scheduler.resources.gpu import Instance
+    from scheduler.gpu.cells import Instance
 
 Spare = Callable[["Instance", Sequence["Instance"]], bool]
 """Says whether an instance may be thrown off, besides those that are already."""

@@ -5,25 +5,25 @@ instance because it is the next, but because its service deserves one:
 
 1. *Resident first.* Waiting actions start in the order of the queue (`State.in_order`: priorities, shares) wherever an
    instance of their service has a place for them: on the largest one, of these on a busy one, else on the one used last. Those
-   of jobs beyond their share start on no idle one while others are owed cells (owed.py).
+   of jobs beyond their share start on no idle one while others are owed cells (starvation.py).
 2. *Lines.* What is left stands in lines of actions that are alike: same service, amounts, labels and memory (lines.py).
 3. *Swap.* A line has an instance brought where no node has one that it could use, or where more wait than should find a place within
-   `SOON` restores (need.py). As many of the line start on it as it has places.
+   `SOON` restores (ranking.py). As many of the line start on it as it has places.
 4. *Order.* Jobs within their share come first, then priorities, then the lines with most waiting for each place that they have:
-   there a restore serves most (need.py).
-5. *Size.* What is brought is as large as sizing.py says, by all that is on hand for the cells that the line could use (on_hand.py): with
+   there a restore serves most (ranking.py).
+5. *Size.* What is brought is as large as sizing.py says, by all that is on hand for the cells that the line could use (backlog.py): with
    few actions about, idle cells are best used by one that is there. It is smaller where fewer cells are idle: what waits for larger ones
    wastes those that it has.
 6. *Victims.* An instance goes on unused cells, then on those of idle instances, least asked for first, then least recently used. Where
    actions that should come for these would wait for long, and a busy one that is hardly asked for is done soon, it waits for that
-   (victims.py).
-7. *Patience.* An action that has waited for `PATIENCE_RESTORES` restores of its service, at most `PATIENCE_S` (need.py), is brought
+   (eviction.py).
+7. *Patience.* An action that has waited for `PATIENCE_RESTORES` restores of its service, at most `PATIENCE_S` (ranking.py), is brought
    an instance, however soon a place should fall free: no such action waits beside idle cells that would do for it, but for rule 8.
    Then idle instances of its own that are too large for the load (rule 5) are victims too, and it starts on them only if they
    cannot go.
 8. *Overdue.* An action that has waited for `OVERDUE_S`, and could use no instance on any node, goes before all others: it has a node
    to itself, where instances that have had their turn make way for it. That bounds how long an action waits for a service that is
-   nowhere, because others are preferred (overdue.py).
+   nowhere, because others are preferred (ageing.py).
 
 In a look, first starts what has a place (1); then the overdue lines are brought theirs, then the others (2 to 8); and instances that
 were kept idle to make way for others, but had not to, are used after all.
@@ -39,20 +39,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from scheduler.gpu.ageing import LOOK_S, OVERDUE_S, Overdue
+from scheduler.gpu.backlog import Able, OnHand
+from scheduler.gpu.cells import CellGroup, Instance
+from scheduler.gpu.demand import Demands
+from scheduler.gpu.eviction import Victims
+from scheduler.gpu.lines import Line, Place, Room
+from scheduler.gpu.on_demand import Cells
+from scheduler.gpu.ranking import Need, impatient
+from scheduler.gpu.residents import Residents
+from scheduler.gpu.sizing import best_size
+from scheduler.gpu.starvation import keep_idle, owed
 from scheduler.holds import Holds
-from scheduler.lanes.cells import Cells
 from scheduler.lanes.cores import could_run
-from scheduler.lanes.lines import Line, Place, Room
-from scheduler.lanes.need import Need, impatient
-from scheduler.lanes.on_hand import Able, OnHand
-from scheduler.lanes.overdue import LOOK_S, OVERDUE_S, Overdue
-from scheduler.lanes.owed import keep_idle, owed
-from scheduler.lanes.victims import Victims
 from scheduler.model import ServiceSpec, Waiting
-from scheduler.resources.demand import Demands
-from scheduler.resources.gpu import CellGroup, Instance
-from scheduler.resources.residents import Residents
-from scheduler.sizing import best_size
 from scheduler.state import Node, State, own_memory
 
 AHEAD: Final = 1.25

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.resources.chunks import LARGEST, take, whole_chunks
+from scheduler.gpu.aligned import LARGEST, take, whole_chunks
 
 
 def whole(free: Iterable[int], size: int) -> list[int]:

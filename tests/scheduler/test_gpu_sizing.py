@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from scheduler import events
 from scheduler.core import Core
-from scheduler.lanes.on_hand import OnHand
+from scheduler.gpu.backlog import OnHand
+from scheduler.gpu.demand import Demands
+from scheduler.gpu.sizing import best_size
 from scheduler.model import NodeSpec, ServiceSpec, Waiting
 from scheduler.policies import make_policy
-from scheduler.resources.demand import Demands
-from scheduler.sizing import best_size
 from scheduler.state import Node
 from tangram.action import Action
 

@@ -12,8 +12,8 @@ that declares no memory, or cells of which nobody knows how much they have, are 
 | restoring | its worker says that it is there | idle |
 | busy | last action ended | idle, still resident |
 | idle | action of its service | busy |
-| idle | cells needed by another instance | evicted: least recently used first, or as lanes/victims.py says |
-| busy, idle | an overdue action of a service that is nowhere (lanes/overdue.py) | leaving: takes no more actions, evicted once idle |
+| idle | cells needed by another instance | evicted: least recently used first, or as gpu/eviction.py says |
+| busy, idle | an overdue action of a service that is nowhere (gpu/ageing.py) | leaving: takes no more actions, evicted once idle |
 | leaving | the overdue action is gone, or its service is there | busy or idle |
 """
 
@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from scheduler.gpu.placement import Cleared, Clearing
 from scheduler.model import UNLIMITED, Evicted, Running, ServiceSpec
 from scheduler.policies.abstract import Group, Release
-from scheduler.resources.clearing import Cleared, Clearing
 
 
 @dataclass(slots=True, eq=False)

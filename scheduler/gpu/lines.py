@@ -1,13 +1,13 @@
-"""Waiting actions for models that are alike, and where an instance could go for them: what lanes/services.py thinks in."""
+"""Waiting actions for models that are alike, and where an instance could go for them: what gpu/elastic.py thinks in."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
+from scheduler.gpu.cells import Instance
+from scheduler.gpu.placement import Cleared
 from scheduler.model import ServiceSpec, Waiting
-from scheduler.resources.clearing import Cleared
-from scheduler.resources.gpu import Instance
 from scheduler.state import Node
 
 Place = tuple[Instance, Node]

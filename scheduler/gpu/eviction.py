@@ -1,6 +1,6 @@
 """Who makes way on GPU cells: the order in which instances could go, and when a better one is waited for.
 
-Who leaves for the line already (overdue.py) goes first, then who is idle, then who is asked for least, then who was used longest
+Who leaves for the line already (ageing.py) goes first, then who is idle, then who is asked for least, then who was used longest
 ago. So an idle instance that is often asked for goes before a busy one that hardly is. Where the latter is soon done, that may cost
 more than to wait for it: those who come for the former meanwhile all wait for its restore.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from scheduler.lanes.lines import Line, Room
-from scheduler.resources.demand import Demands
-from scheduler.resources.gpu import Instance
-from scheduler.resources.residents import Residents
+from scheduler.gpu.cells import Instance
+from scheduler.gpu.demand import Demands
+from scheduler.gpu.lines import Line, Room
+from scheduler.gpu.residents import Residents
 from scheduler.state import Node, State
 
 SURE: Final = 2.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.holds import Holds
 from scheduler.lanes.cores import could_run
 from scheduler.model import Evicted, Grant, Waiting
 from scheduler.policies.abstract import Choice
-from scheduler.resources.gpu import CellGroup, Instance
 from scheduler.state import Node, State, own_memory
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core import Core
-from scheduler.lanes.overdue import LOOK_S, OVERDUE_S, TURN_S, bound_s
+from scheduler.gpu.ageing import LOOK_S, OVERDUE_S, TURN_S, bound_s
 from scheduler.model import ServiceSpec
 
 from .cells_run import Ask, CellsRun

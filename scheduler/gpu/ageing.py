@@ -1,4 +1,4 @@
-"""Overdue: who has waited for too long for a service that is nowhere, and how room is made for it. Rule 8 of services.py.
+"""Overdue: who has waited for too long for a service that is nowhere, and how room is made for it. Rule 8 of elastic.py.
 
 What the other rules prefer may come without end: actions that find their service resident, lines with more waiting, jobs within
 their share. So for whom that has kept out for long it counts no more:
@@ -10,7 +10,7 @@ their share. So for whom that has kept out for long it counts no more:
 3. *A node to itself.* An overdue line that is brought nothing claims a node that could serve it: the one where instances leave for its
    service; else, unless a quota keeps it back, the first on which enough can be closed; else, until turns end, the one where most cells
    would do. Nothing is brought there for lines of other services.
-4. *Leaving.* Instances that are idle, or have been there for a turn (`TURN_S`), are closed, in the order of victims.py and no more of
+4. *Leaving.* Instances that are idle, or have been there for a turn (`TURN_S`), are closed, in the order of eviction.py and no more of
    them than give room for the least amount of the line: they take no more actions, and are evicted once idle. Where the service is
    resident and only waits for its cells, the others on these are closed, and it starts there once they are idle.
 5. *Open again.* When nobody is overdue any more for whom an instance leaves, it takes actions again.
@@ -27,11 +27,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from scheduler.gpu.cells import Instance
+from scheduler.gpu.eviction import Victims
+from scheduler.gpu.lines import Line
+from scheduler.gpu.residents import Residents
 from scheduler.holds import Holds
-from scheduler.lanes.lines import Line
-from scheduler.lanes.victims import Victims
-from scheduler.resources.gpu import Instance
-from scheduler.resources.residents import Residents
 from scheduler.state import Node, State, own_memory
 
 LOOK_S: Final = 1.0

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from scheduler.cell_books import BrokenGrant, CellBooks
 from scheduler.core import Core
-from scheduler.lanes.overdue import OVERDUE_S, bound_s
+from scheduler.gpu.ageing import OVERDUE_S, bound_s
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
-from scheduler.resources.gpu import CellGroup, Instance
 
 from .cells_run import Ask, CellsRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler import events
-from scheduler.lanes.overdue import OVERDUE_S
+from scheduler.gpu.ageing import OVERDUE_S
 from scheduler.model import ServiceSpec
 
 RM = ServiceSpec(name="rm", restore_s=0.5)

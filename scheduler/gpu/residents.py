@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler.resources.gpu import CellGroup, Instance
+from scheduler.gpu.cells import CellGroup, Instance
 
 
 class Residents:
