@@ -7,8 +7,10 @@ costs therefore does not grow with the rest of the system.
 from __future__ import annotations
 
 from scheduler.gpu.cells import CellGroup
-from scheduler.gpu.elastic import Services
-from scheduler.gpu.on_demand import Cells
+from scheduler.gpu.dispatcher import CellDispatcher
+from scheduler.gpu.elastic import ElasticCells
+from scheduler.gpu.on_demand import OnDemandCells
+from scheduler.gpu.static import StaticCells
 from scheduler.holds import Holds
 from scheduler.lanes.cores import Cores
 from scheduler.lanes.elastic import ElasticCores
@@ -27,7 +29,7 @@ class Dispatcher:
         self.holds = Holds(state)
         policy = state.policy
         self._cores = ElasticCores(state, self.holds, policy) if isinstance(policy, Elastic) else Cores(state, self.holds)
-        self._cells = Services(state, self.holds) if isinstance(policy, Elastic) and policy.services else Cells(state, self.holds)
+        self._cells = _cell_dispatcher(state, self.holds)
 
     def run(self, now: float) -> bool:
         """Look at the changed groups; return whether there were any."""
@@ -60,7 +62,6 @@ class Dispatcher:
         """Have the cells looked at, if the time has come."""
         at = self._cells.next_look()
         if at is not None and at <= now:
-            self._cells.woken()
             for node in self._state.nodes.values():
                 if node.cells.capacity:
                     self._state.touch(node.cells)
@@ -87,7 +88,7 @@ class Dispatcher:
         for place in places:
             self._state.dirty.pop(place, None)
             self.holds.forget(place)
-        self._cells.count_shares()
+        self._cells.node_gone()
 
     def _least_busy(self, pool: str, waiting: Waiting) -> Node | None:
         """Return the node of `pool` that runs the fewest actions, among those with the labels and the memory."""
@@ -107,3 +108,11 @@ class Dispatcher:
         """Start an action that holds no cores or cells."""
         grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, not_before=not_before)
         self._state.start(waiting, grant, now, waiting.durations_s[0])
+
+
+def _cell_dispatcher(state: State, holds: Holds) -> CellDispatcher:
+    """Return the dispatcher of GPU cells that the policy asks for."""
+    policy = state.policy
+    if policy.pod_cores():
+        return StaticCells(state, holds)
+    return ElasticCells(state, holds) if isinstance(policy, Elastic) and policy.services else OnDemandCells(state, holds)

@@ -1,164 +1,139 @@
-"""Overdue: who has waited for too long for a service that is nowhere, and how room is made for it. Rule 8 of elastic.py.
+"""Ageing: how a line that others are preferred to gets an instance in time.
 
-What the other rules prefer may come without end: actions that find their service resident, lines with more waiting, jobs within
-their share. So for whom that has kept out for long it counts no more:
+The other rules prefer actions whose service is resident, lines with more waiting, and jobs within their share. Any of these could come
+without end. So the preference for them ends once a line is old enough:
 
-1. *Who.* A line is overdue once the first of it has waited for `OVERDUE_S` and it is shut out: no node has an instance that it could
-   use, but such as are idle on cells on which others compute.
-2. *Turns.* Overdue lines come before all others, in the order of the time since which they have waited for their turn: since the first
-   of them came, or since they were last brought an instance. Before them come the lines for whose service instances leave.
-3. *A node to itself.* An overdue line that is brought nothing claims a node that could serve it: the one where instances leave for its
-   service; else, unless a quota keeps it back, the first on which enough can be closed; else, until turns end, the one where most cells
-   would do. Nothing is brought there for lines of other services.
-4. *Leaving.* Instances that are idle, or have been there for a turn (`TURN_S`), are closed, in the order of eviction.py and no more of
-   them than give room for the least amount of the line: they take no more actions, and are evicted once idle. Where the service is
-   resident and only waits for its cells, the others on these are closed, and it starts there once they are idle.
-5. *Open again.* When nobody is overdue any more for whom an instance leaves, it takes actions again.
+1. *Age.* A line has *aged* once its first action has waited for `Tuning.aged_s`. An aged line needs an instance however soon a place
+   should fall free, and does not wait for a better victim.
+2. *Overdue.* An aged line is overdue while it is shut out: it can use no resident instance, or only idle ones on cells on which others
+   compute. Overdue lines are served before all others, in the order of their turns. A turn begins when the first action came in, or
+   when the line was last brought an instance, whichever is later.
+3. *Reservation.* An overdue line that finds no room reserves a node: the one where the instances in its way have had their turn first.
+   An instance has had its turn `Tuning.turn_s` after it was brought. Nothing else is brought onto a reserved node. When all turns
+   have ended, the instances in the way take no more actions, and are evicted once idle. Where the line has an instance there, and
+   only waits for the cells, the others on these cells are not evicted, but take no actions until it has started.
+4. *Release.* Reservations are made anew in each round. An instance takes actions again when no reservation needs it to go.
 
-The bound that follows (`bound_s`): an action waits for a service that is nowhere, because others are preferred, at most
-`OVERDUE_S`, the time until somebody looks (`LOOK_S`), and one turn and the longest time that an action holds cells for itself and
-for each line that is overdue before it: they have their turns one after the other. Where its service is resident it waits as in any
-queue. Kept back by a quota, by memory, or by `instances_per_node`, it waits longer.
+*Claim.* Let no action hold cells for longer than L seconds, its restore included. An action waits for a service that is nowhere at
+most `bound_s(p, L)` = `aged_s` + p · (`turn_s` + L) seconds, where p counts the overdue lines up to its own.
+
+*Proof.* The line is overdue after at most `aged_s`, since a round is held when it ages. Consider the first of the overdue lines. Nothing
+is brought onto the node that it reserves, so all turns there end within `turn_s`. Then the instances in its way take no more actions,
+and are idle within L. Now the line is brought an instance, and its next turn comes after those of all lines that are overdue by then.
+So each of the p lines takes at most `turn_s` + L. ∎
+
+The bound does not hold while a quota, the memory of the node, `instances_per_node` or a pinned instance keeps the line back. Where its
+service is resident, an action waits as in any queue.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from scheduler.gpu.cells import Instance
-from scheduler.gpu.eviction import Victims
-from scheduler.gpu.lines import Line
-from scheduler.gpu.residents import Residents
-from scheduler.holds import Holds
-from scheduler.state import Node, State, own_memory
-
-LOOK_S: Final = 1.0
-"""Seconds between two looks at the cells while somebody who waits may still grow impatient or overdue."""
-
-OVERDUE_S: Final = 15.0
-"""Seconds after which an action whose service is nowhere goes before all others."""
-
-TURN_S: Final = 5.0
-"""Seconds that an instance stays at least before it is closed for an overdue action."""
+from scheduler.gpu.eviction import candidates
+from scheduler.gpu.round import Line, Round
+from scheduler.gpu.tuning import TUNING, Tuning
+from scheduler.state import Node
 
 
-def bound_s(place: int, longest_s: float) -> float:
-    """Return how long the `place`-th overdue line waits at most, from 1, where no action holds cells for longer than `longest_s`."""
-    return OVERDUE_S + LOOK_S + place * (TURN_S + longest_s)
+def bound_s(place: int, longest_s: float, tuning: Tuning = TUNING) -> float:
+    """Return how long an action of the `place`-th overdue line waits at most. No action holds cells for longer than `longest_s`."""
+    return tuning.aged_s + place * (tuning.turn_s + longest_s)
 
 
-class Overdue:
-    """Says who is overdue, and closes instances for them; remembers who was brought one when."""
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A node for an overdue line, the instances that are in its way there, and when the last of them has had its turn."""
 
-    def __init__(self, state: State, holds: Holds, residents: Residents, victims: Victims) -> None:
-        self._state, self._holds = state, holds
-        self._residents, self._victims = residents, victims
+    node: Node
+    victims: list[Instance]
+    ready_at: float
+
+
+class Ageing:
+    """Says which lines have aged and which are overdue, and keeps the reservations of one round."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
         self._brought: dict[tuple[str, tuple[int, ...]], float] = {}
-        self._turn_ends = math.inf
+        self._reserved: dict[Node, Reservation] = {}
+        self._service_on: dict[Node, str] = {}
 
-    def of(self, lines: Iterable[Line], now: float) -> list[Line]:
-        """Return the overdue lines, in the order of their turns."""
-        leaving_for = {i.leaving for node in self._state.nodes.values() for i in node.cells.instances}  # only asked for membership
-        # For whom instances leave has claimed a node until they are gone: two that each wait for the other's would never end.
-        overdue = (line for line in lines if self._is_overdue(line, now))
-        return sorted(overdue, key=lambda line: (line.service not in leaving_for, self._since(line)))
+    @property
+    def reserves(self) -> bool:
+        """Whether the last round made any reservation."""
+        return bool(self._reserved)
 
-    def claim(self, line: Line, now: float) -> Node | None:
-        """Return the node that an overdue line has to itself until there is room, and close instances there; None where it needs none."""
-        if not line.waiting or not self._shut_out(line):
-            return None
-        own = own_memory(line.waiting[0].action)
-        able = [node for node in line.nodes if node.memory_free >= own and node.cells.could_serve(line.spec, line.units)]
-        for node in able:
-            if any(instance.leaving == line.service for instance in node.cells.instances):
-                return node
-        if not able or self._holds.held(line.waiting[0], able[0].cells, now):
-            return None
-        return self._close_on_one(able, line, now)
+    def turn(self, line: Line) -> tuple[float, float]:
+        """Return the place of an overdue line among the others: smaller goes first."""
+        brought = self._brought.get((line.service, line.units), -math.inf)
+        return max(line.since, brought), brought
 
-    def bring(self, line: Line, now: float) -> None:
-        """Take note that a line is about to be brought an instance."""
-        if self._is_overdue(line, now):  # what it kept others off may be elsewhere
-            for node in self._state.nodes.values():
-                self._state.touch(node.cells)
+    def aged(self, line: Line, now: float) -> bool:
+        """Say whether a line has waited for long."""
+        return line.since + self._tuning.aged_s <= now
+
+    def overdue(self, line: Line, round_: Round) -> bool:
+        """Say whether a line has aged and is shut out."""
+        return self.aged(line, round_.now) and round_.shut_out(line)
+
+    def note_brought(self, line: Line, now: float) -> None:
+        """Take note that a line has been brought an instance."""
         self._brought[line.service, line.units] = now
 
-    def open_again(self, nodes: Iterable[Node], lines: Sequence[Line], now: float) -> bool:
-        """Have instances stay for which nobody is overdue any more; say whether there are any."""
-        opened = False
-        for node in nodes:
-            for instance in node.cells.instances:
-                if instance.leaving is not None and not self._waited_for(instance.leaving, node, lines, now):
-                    instance.leaving = None
-                    opened = True
-        if opened:
-            self._residents.note()
-        return opened
+    def begin(self) -> None:
+        """Forget the reservations of the last round."""
+        self._reserved, self._service_on = {}, {}
 
-    def next_turn_end(self) -> float:
-        """Return when the first turn ends that this look has found somebody to wait for; the next look finds its own."""
-        ends, self._turn_ends = self._turn_ends, math.inf
-        return ends
+    def may_use(self, node: Node, line: Line) -> bool:
+        """Say whether a node is reserved for no other service than the line's."""
+        return self._service_on.get(node, line.service) == line.service
 
-    def _waited_for(self, service: str, node: Node, lines: Iterable[Line], now: float) -> bool:
-        """Say whether somebody is overdue whom what leaves a node for a service makes room for."""
-        concerned = (line for line in lines if line.service == service and node in line.nodes)
-        return any(self._is_overdue(line, now) and node.cells.could_serve(line.spec, line.units) for line in concerned)
+    def reserve(self, line: Line, round_: Round) -> None:
+        """Reserve the node where an overdue line will have room soonest; one that was reserved for its service before comes first."""
+        found: list[tuple[bool, float, Reservation]] = []
+        for node in line.nodes:
+            victims = _in_the_way(node, line, round_) if node.memory_free >= line.memory_mb else None
+            if victims is not None:
+                ready_at = max((one.since + self._tuning.turn_s for one in victims if one.busy), default=round_.now)
+                elsewhere = all(one.evicting_for != line.service for one in node.cells.instances)
+                found.append((elsewhere, ready_at, Reservation(node, victims, ready_at)))
+        if not found:
+            return
+        _, _, chosen = min(found, key=lambda each: each[:2])
+        self._reserved[chosen.node], self._service_on[chosen.node] = chosen, line.service
+        if chosen.ready_at <= round_.now:
+            for victim in chosen.victims:
+                victim.evicting_for = line.service
+            round_.refresh()
 
-    def _is_overdue(self, line: Line, now: float) -> bool:
-        return now - line.since >= OVERDUE_S and self._shut_out(line)
+    def release(self, round_: Round) -> bool:
+        """Have instances take actions again that no reservation needs to go; say whether there were any."""
+        needed = {id(victim) for reservation in self._reserved.values() for victim in reservation.victims}
+        released = [
+            instance
+            for node in round_.nodes
+            for instance in node.cells.instances
+            if instance.evicting_for is not None and id(instance) not in needed
+        ]
+        for instance in released:
+            instance.evicting_for = None
+        return bool(released)
 
-    def _shut_out(self, line: Line) -> bool:
-        """Say whether a line's service is nowhere, or only where others compute."""
-        return all(self._residents.blocked(instance) for instance in self._residents.usable(line.service, line.units))
+    def next_round(self, lines: Iterable[Line], now: float) -> float | None:
+        """Return when time alone changes something: a line has aged, or the turns on a reserved node have ended."""
+        times = [line.since + self._tuning.aged_s for line in lines if line.waiting]
+        times += [reservation.ready_at for reservation in self._reserved.values()]
+        return min((at for at in times if at > now), default=None)
 
-    def _since(self, line: Line) -> float:
-        """Return since when a line waits for its turn: who has had one comes after those that have not, though it came before them."""
-        return max(line.since, self._brought.get((line.service, line.units), -math.inf))
 
-    def _close_on_one(self, able: Sequence[Node], line: Line, now: float) -> Node:
-        """Close instances on the first node where that makes room; return it, or else the one with most cells free for the line."""
-        best, most = able[0], -1
-        for node in able:
-            closing = self._closing(node, line, now)
-            if not isinstance(closing, int):
-                for instance in closing:
-                    instance.leaving = line.service
-                self._residents.note()
-                return node
-            if closing > most:
-                best, most = node, closing
-        return best
-
-    def _closing(self, node: Node, line: Line, now: float) -> list[Instance] | int:
-        """Return who must take no more actions for a line to have room on a node; the cells free for it where some may still stay."""
-        group = node.cells
-        for own in group.instances:
-            if own.service == line.service and own.size in line.units:
-                others = group.others_on(own.cell_ids, line.service)
-                if self._had_their_turn(others, now):
-                    return others
-        replaced = group.replaceable(line.spec)[:1]
-        if any(instance.size in line.units for instance in replaced):  # it need not go: it is waited for
-            return replaced[0].size
-        if not self._had_their_turn(replaced, now):
-            return 0
-        clearing = group.clearing(line.spec)
-        candidates = self._victims.candidates(node, line)
-        cleared = clearing.clear(line.units[0], candidates, lambda victim, going: self._had_its_turn(victim, now))
-        if cleared is None:
-            return len(clearing.room())
-        return [*replaced, *group.others_on(cleared.cell_ids, line.service)]
-
-    def _had_their_turn(self, instances: Iterable[Instance], now: float) -> bool:
-        return all([self._had_its_turn(instance, now) for instance in instances])  # a list: each is to say when its turn ends
-
-    def _had_its_turn(self, instance: Instance, now: float) -> bool:
-        """Say whether an instance may be closed; if not, the cells are looked at again when it may."""
-        turn_ends = instance.since + TURN_S
-        if instance.busy and now < turn_ends:
-            self._turn_ends = min(self._turn_ends, turn_ends)
-            return False
-        return True
+def _in_the_way(node: Node, line: Line, round_: Round) -> list[Instance] | None:
+    """Return the instances that must be idle for a line to have room on a node; None where it can have none."""
+    for instance in node.cells.instances:
+        if instance.service == line.service and instance.size in line.units and instance.evicting_for is None:
+            return node.cells.others_on(instance)
+    plan = node.cells.plan(line.spec, line.units[0], candidates(node, line, round_))
+    return None if plan is None else list(plan.victims)

@@ -1,38 +1,38 @@
-"""GPU cells and the services that are resident on them.
+"""The books of one node's GPU cells: which instance of which service is resident on which cells, and what it runs.
 
-An *instance* is a service on a set of cells; it keeps them between actions until the cells are needed
-(evict-on-execution), and runs up to `max_concurrency` actions at once. Where cells are shared (`CellGroup.sharing`), several
-instances may be resident on a cell, as long as their memory fits; only one of them computes on it at a time. A service
-that declares no memory, or cells of which nobody knows how much they have, are not shared: such an instance takes whole cells.
+An *instance* is a service on a set of cells. It stays resident between actions until another instance needs the cells, and runs up to
+`max_concurrency` actions at once. Where cells are shared (`CellGroup.sharing`), a cell may hold instances of several services as long
+as their memory fits; only one of them computes at a time. A service that declares no memory takes whole cells. So does every service
+on a node that does not declare the memory of its cells.
 
 | from | on | to |
 |---|---|---|
-| – | action without a place on a resident instance | busy, after a restore |
-| – | its node has joined, and the service is warm | restoring |
-| restoring | its worker says that it is there | idle |
-| busy | last action ended | idle, still resident |
-| idle | action of its service | busy |
-| idle | cells needed by another instance | evicted: least recently used first, or as gpu/eviction.py says |
-| busy, idle | an overdue action of a service that is nowhere (gpu/ageing.py) | leaving: takes no more actions, evicted once idle |
-| leaving | the overdue action is gone, or its service is there | busy or idle |
+| – | an action is granted cells on which its service is not resident | busy, after a restore |
+| – | the node of a warm service has joined | restoring |
+| restoring | the worker reports the instance as resident | idle |
+| busy | its last action ended | idle |
+| idle | an action of its service | busy |
+| idle | another instance needs its cells | evicted |
+| busy, idle | a line of another service has aged (ageing.py) | evicting: takes no more actions, evicted once idle |
+| evicting | the aged line is served elsewhere, or is gone | busy or idle |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.gpu.placement import Cleared, Clearing
-from scheduler.model import UNLIMITED, Evicted, Running, ServiceSpec
+from scheduler.gpu.placement import Placement, PlacementPlan
+from scheduler.model import UNLIMITED, Running, ServiceSpec
 from scheduler.policies.abstract import Group, Release
 
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A service resident on cells since `since`, with `memory_mb` on each.
+    """A service that has been resident on cells since `since`, with `memory_mb` on each of them.
 
-    `pinned` instances are never evicted. `leaving` names the service that it makes way for, and takes no more actions for.
-    While it is `restoring` without an action it takes none, and keeps its cells.
+    A `pinned` instance is never evicted. An instance with `evicting_for` takes no more actions: it makes way for that service. One
+    that is `restoring` without an action takes none yet.
     """
 
     service: str
@@ -43,36 +43,23 @@ class Instance:
     active: dict[str, None] = field(default_factory=dict)
     last_used: float = 0.0
     since: float = 0.0
-    leaving: str | None = None
+    evicting_for: str | None = None
     restoring: bool = False
 
     @property
     def busy(self) -> bool:
-        """Whether it cannot go now."""
+        """Whether it cannot be evicted now."""
         return self.restoring or bool(self.active)
 
     @property
     def takes(self) -> bool:
         """Whether it has a place for one more action."""
-        return not self.restoring and self.leaving is None and len(self.active) < self.places
+        return not self.restoring and self.evicting_for is None and len(self.active) < self.places
 
     @property
     def size(self) -> int:
-        """The cells that it holds."""
+        """The number of its cells."""
         return len(self.cell_ids)
-
-    @property
-    def named(self) -> Evicted:
-        """What names it for its node."""
-        return Evicted(service=self.service, cell_ids=self.cell_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """The cells for an instance and the instances to be thrown off for it."""
-
-    cell_ids: tuple[int, ...]
-    evicted: tuple[Evicted, ...]
 
 
 class CellGroup(Group):
@@ -98,11 +85,6 @@ class CellGroup(Group):
         return self.capacity - len({cell for i in self.instances if i.pinned for cell in i.cell_ids})
 
     @property
-    def unused(self) -> int:
-        """Cells without an instance."""
-        return sum(not there for there in self._on)
-
-    @property
     def idle(self) -> int:
         """Cells on which nothing computes."""
         return self.capacity - len({cell for i in self.instances if i.busy for cell in i.cell_ids})
@@ -116,7 +98,7 @@ class CellGroup(Group):
         for instance in self.instances:
             ends = [self.running[action_id].expected_end for action_id in instance.active if action_id in self.running]
             if ends:
-                yield Release(max(ends), len(instance.cell_ids))
+                yield Release(max(ends), instance.size)
 
     @property
     def has_room(self) -> bool:
@@ -125,75 +107,61 @@ class CellGroup(Group):
 
     def place_on(self, service: str, units: tuple[int, ...]) -> Instance | None:
         """Return a resident instance with a place free for the action: a busy one first, then the last used."""
-        fitting = [i for i in self.instances if i.service == service and len(i.cell_ids) in units and i.takes]
+        fitting = [i for i in self.instances if i.service == service and i.size in units and i.takes]
         return max(fitting, key=lambda i: (bool(i.active), i.last_used), default=None)
 
     def blocked(self, instance: Instance) -> bool:
         """Say whether another instance computes on its cells."""
         return self.sharing and any(other.busy and other is not instance for cell in instance.cell_ids for other in self._on[cell])
 
+    def others_on(self, instance: Instance) -> list[Instance]:
+        """Return the other instances on its cells, each once."""
+        return list(dict.fromkeys(other for cell in instance.cell_ids for other in self._on[cell] if other is not instance))
+
     def full_of(self, spec: ServiceSpec) -> bool:
-        """Say whether the node holds as many instances of the service as it can, none of which can go."""
+        """Say whether the node holds as many instances of the service as it may, none of which can be evicted."""
         own = [i for i in self.instances if i.service == spec.name]
         return spec.instances_per_node is not None and len(own) >= spec.instances_per_node and all(i.busy or i.pinned for i in own)
-
-    def could_serve(self, spec: ServiceSpec, units: tuple[int, ...]) -> bool:
-        """Say whether the service could have an instance of one of these sizes, were all others idle and gone but the pinned ones."""
-        own = [i for i in self.instances if i.service == spec.name]
-        if any(i.size in units for i in own):
-            return True
-        if spec.instances_per_node is not None and sum(i.pinned for i in own) >= spec.instances_per_node:
-            return False
-        pinned = [[i for i in there if i.pinned] for there in self._on]
-        left_mb = [self.cell_memory_mb - sum(i.memory_mb for i in there) for there in pinned if not any(i in own for i in there)]
-        return sum(left >= self.need_mb(spec) for left in left_mb) >= units[0]
 
     def need_mb(self, spec: ServiceSpec) -> int:
         """Return the memory that an instance of the service takes of each of its cells."""
         return spec.memory_mb if self.sharing and spec.memory_mb else self.cell_memory_mb
 
-    def replaceable(self, spec: ServiceSpec) -> list[Instance]:
-        """Return the instances of the service of which one must go for a further one, idle ones first; none while there may be more."""
+    def plan(self, spec: ServiceSpec, cells: int, candidates: Sequence[Instance]) -> PlacementPlan | None:
+        """Find cells for one more instance; None where there are none, even with all `candidates` evicted.
+
+        Where the node holds as many instances of the service as it may, the first candidate of this service is replaced.
+        """
+        placement = Placement(self._on, self.cell_memory_mb, spec.name, self.need_mb(spec))
         own = [i for i in self.instances if i.service == spec.name]
-        if spec.instances_per_node is None or len(own) < spec.instances_per_node:
-            return []
-        return sorted((i for i in own if not i.pinned), key=lambda i: (i.busy, i.last_used))
+        if spec.instances_per_node is not None and len(own) >= spec.instances_per_node:
+            replaced = next((i for i in candidates if i.service == spec.name), None)
+            if replaced is None:
+                return None
+            placement.replace(replaced)
+        return placement.plan(cells, candidates)
 
-    def clearing(self, spec: ServiceSpec) -> Clearing:
-        """Begin a search for cells for one more instance; one that it must replace is thrown off."""
-        clearing = Clearing(self._on, self.cell_memory_mb, spec.name, self.need_mb(spec))
-        for replaced in self.replaceable(spec)[:1]:
-            clearing.throw_off(replaced)
-        return clearing
+    def plan_by_last_use(self, spec: ServiceSpec, cells: int) -> PlacementPlan | None:
+        """Find cells for one more instance; idle instances are evicted until it fits, the least recently used first."""
+        idle = (i for i in self.instances if not i.busy and not i.pinned)
+        return self.plan(spec, cells, sorted(idle, key=lambda i: (i.last_used, i.cell_ids)))
 
-    def others_on(self, cell_ids: Iterable[int], service: str) -> list[Instance]:
-        """Return the instances of other services that are on any of these cells, each once."""
-        return list(dict.fromkeys(other for cell in cell_ids for other in self._on[cell] if other.service != service))
-
-    def bring(self, spec: ServiceSpec, cells: int) -> tuple[Instance, Eviction]:
-        """Make an instance on `cells` cells, evicting idle ones until it fits, least recently used first."""
-        idle = sorted((i for i in self.instances if not i.busy and not i.pinned), key=lambda i: (i.last_used, i.cell_ids))
-        cleared = self.clearing(spec).clear(cells, idle, lambda victim, going: True)
-        if cleared is None:
-            raise ValueError(f"{cells} cells wanted on {self.node}, which has none to spare")
-        return self.bring_onto(spec, cleared)
-
-    def bring_onto(self, spec: ServiceSpec, cleared: Cleared) -> tuple[Instance, Eviction]:
-        """Make an instance on cells that were found for it, and evict who is in its way."""
-        for victim in cleared.victims:
+    def bring(self, spec: ServiceSpec, plan: PlacementPlan) -> Instance:
+        """Carry a plan out: forget the instances that it evicts, and make the one that it is for."""
+        for victim in plan.victims:
             self.drop(victim)
-        return self._put(spec, cleared.cell_ids), Eviction(cleared.cell_ids, tuple(victim.named for victim in cleared.victims))
+        return self._put(spec, plan.cell_ids)
 
     def instance_on(self, service: str, cell_ids: tuple[int, ...]) -> Instance | None:
-        """Return the instance of the service on these very cells."""
+        """Return the instance of the service on exactly these cells."""
         return next((i for i in self.instances if i.service == service and i.cell_ids == cell_ids), None)
 
     def has_room_on(self, spec: ServiceSpec, cell_ids: tuple[int, ...]) -> bool:
-        """Say whether an instance could be on these very cells with nothing evicted for it, whoever computes there."""
+        """Say whether an instance could be on exactly these cells with nothing evicted for it."""
         return all(0 <= cell < self.capacity and self._fits(spec, cell) for cell in cell_ids)
 
     def adopt(self, spec: ServiceSpec, cell_ids: tuple[int, ...]) -> Instance:
-        """Return the instance on these very cells, noting it where it is not known yet; who is in its way is forgotten."""
+        """Return the instance on exactly these cells. One that is not known yet is noted, and those in its way are forgotten."""
         known = self.instance_on(spec.name, cell_ids)
         if known is not None:
             return known
@@ -215,7 +183,7 @@ class CellGroup(Group):
         return instance
 
     def drop(self, instance: Instance) -> None:
-        """Forget an instance; what it held is free."""
+        """Forget an instance; its cells are free."""
         self.instances.remove(instance)
         for cell in instance.cell_ids:
             self._on[cell].remove(instance)

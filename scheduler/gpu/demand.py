@@ -1,79 +1,70 @@
-"""How much each service is asked for: a rate that forgets, and what one action of it takes on so many cells.
+"""How much each service is asked for: how often, and how many cells that would keep busy. Both fade with time.
 
-Numbers only. Nothing here reads a clock: time is handed in, and never runs backwards.
+Nothing here reads a clock: time is handed in, and never runs backwards.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 from scheduler.model import Waiting
 
-FORGET_S: Final = 8.0
-FORGET_DURATIONS: Final = 8.0
-"""Seconds, or durations of one action where those are more, after which an arrival counts for 1/e of what it counted. Shorter
-follows noise, longer misses the wave of a batch."""
-
-SMOOTHING: Final = 0.125
-"""Weight of the latest action in what an action of the service takes."""
+LEAST_S = 1.0
+"""Seconds that an action counts as lasting at least, where `Demands.fading` speaks of durations."""
 
 
 @dataclass(slots=True)
 class Demand:
-    """What has been asked of one service lately. `rate` is in actions a second, as of `at`."""
+    """What has been asked of one service lately, as of `at`.
 
+    `rate` is in actions a second. `load` is the number of actions that would be running in the mean, were each to start at once on its
+    least amount.
+    """
+
+    at: float
     rate: float = 0.0
-    at: float = 0.0
-    units: tuple[int, ...] = ()
-    durations_s: tuple[float, ...] = ()
-
-    def come(self, waiting: Waiting, now: float) -> None:
-        """Count an action; one that came in earlier, as after a restart, counts for as much less."""
-        self.forget(now)
-        if not self.units:
-            self.units, self.durations_s = waiting.units, waiting.durations_s
-        self.rate += math.exp(min(0.0, waiting.received_at - now) / self.forget_s) / self.forget_s
-        if waiting.units != self.units:
-            self.units, self.durations_s = waiting.units, waiting.durations_s
-            return
-        latest = zip(self.durations_s, waiting.durations_s, strict=True)
-        self.durations_s = tuple(known + SMOOTHING * (seen - known) for known, seen in latest)
-
-    @property
-    def forget_s(self) -> float:
-        """The seconds after which an arrival counts for 1/e."""
-        return max(FORGET_S, FORGET_DURATIONS * max(self.durations_s, default=0.0))
-
-    def forget(self, now: float) -> None:
-        """Let the rate fade until `now`."""
-        if now > self.at:
-            self.rate *= math.exp((self.at - now) / self.forget_s)
-            self.at = now
+    load: float = 0.0
 
 
-@dataclass(slots=True)
 class Demands:
-    """The demand for each service that was ever asked for, in the order of first arrival."""
+    """The demand for each service, in the order of first arrival.
 
-    by_service: dict[str, Demand] = field(default_factory=dict)
+    An arrival counts for 1/e of what it counted after `fading` durations of the service's actions.
+    """
+
+    def __init__(self, fading: float) -> None:
+        self._fading = fading
+        self._by_service: dict[str, Demand] = {}
 
     def come(self, waiting: Waiting, now: float) -> None:
-        """Count an action."""
-        service = waiting.action.service or ""
-        demand = self.by_service.get(service)
-        if demand is None:
-            demand = self.by_service[service] = Demand(at=now)
-        demand.come(waiting, now)
+        """Count an action. One that came in earlier, as after a restart, counts for as much less."""
+        service, duration_s = waiting.action.service or "", waiting.durations_s[0]
+        demand = self._by_service.setdefault(service, Demand(now))
+        self._fade(demand, now)
+        fade_s = self._fade_s(demand, duration_s)
+        weight = math.exp(min(0.0, waiting.received_at - now) / fade_s) / fade_s
+        demand.rate += weight
+        demand.load += weight * duration_s
 
     def rate(self, service: str) -> float:
-        """Return the arrivals a second, as of the last time that it was asked for or forgotten."""
-        demand = self.by_service.get(service)
+        """Return the arrivals a second, as of the last arrival or the last call of `loads`."""
+        demand = self._by_service.get(service)
         return demand.rate if demand is not None else 0.0
 
     def loads(self, now: float) -> dict[str, float]:
-        """Return for each service how many actions would be running in the mean, were each to start at once on its least amount."""
-        for demand in self.by_service.values():
-            demand.forget(now)
-        return {service: demand.rate * demand.durations_s[0] for service, demand in self.by_service.items()}
+        """Return the load of each service."""
+        for demand in self._by_service.values():
+            self._fade(demand, now)
+        return {service: demand.load for service, demand in self._by_service.items()}
+
+    def _fade(self, demand: Demand, now: float) -> None:
+        if now > demand.at and demand.rate:
+            factor = math.exp((demand.at - now) / self._fade_s(demand, 0.0))
+            demand.rate, demand.load = demand.rate * factor, demand.load * factor
+        demand.at = now
+
+    def _fade_s(self, demand: Demand, first_s: float) -> float:
+        """Return the seconds after which an arrival counts for 1/e."""
+        mean_s = demand.load / demand.rate if demand.rate else first_s
+        return self._fading * max(LEAST_S, mean_s)

@@ -1,74 +1,58 @@
-"""Who deserves that an instance is brought for it, and who comes first: rules 3, 4 and 7 of elastic.py.
+"""Which lines need an instance, and in which order they are served.
 
-A line deserves one where no node has an instance that it could use; where more of it wait than should find a place soon; and where its
-first has waited for long, whatever should fall free soon. What should find a place is counted: each place that is expected to be
-free within `SOON` restores is one, and one more for each action that it could run after that within this time. On cells that other
-services are on too a place counts once, for the next turn may be theirs; and where they compute now, so does the whole instance.
+A line *needs* an instance if it can use none that is resident, or if more of it wait than should start soon. To find out, each resident
+instance is asked how many actions of the line it should start within a few restores: one on each place that falls free by then, and
+further ones after that, as long as an action takes. An instance that shares its cells counts once for each place, since the next turn
+on these cells may be another service's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
-from scheduler.gpu.cells import Instance
-from scheduler.gpu.lines import Line
-from scheduler.gpu.residents import Residents
-from scheduler.model import ServiceSpec
-from scheduler.state import State
-
-SOON: Final = 2.0
-"""Restores of a service that its actions rather wait for a place than have another instance brought."""
-
-PATIENCE_RESTORES: Final = 4.0
-PATIENCE_S: Final = 10.0
-"""Restores of its service, and seconds at most, that an action waits beside idle cells for a place that should fall free."""
+from scheduler.gpu.ageing import Ageing
+from scheduler.gpu.round import Line, Place, Round
 
 LEAST_S: Final = 0.01
-"""What an action is taken to last at least, where its turns on an instance are counted."""
-
-NO_PLACE: Final = 0.5
-"""What is added to the places of each line, so that those without any compare: one that waits for none counts as three for one place."""
+"""Seconds that an action is taken to last at least. Its expected duration may be 0."""
 
 
-def impatient(spec: ServiceSpec, since: float, now: float) -> bool:
-    """Say whether an action that waits since then has waited beside idle cells for long enough."""
-    return now - since >= min(PATIENCE_S, PATIENCE_RESTORES * spec.restore_s)
+def rank(round_: Round, ageing: Ageing) -> list[Line]:
+    """Return the lines in the order in which they are served.
+
+    Overdue lines come first, in the order of their turns. Then come jobs within their share, higher priorities, and the lines with
+    most waiting for each place that they have: there a restore serves most.
+    """
+
+    def order(line: Line) -> tuple[object, ...]:
+        if ageing.overdue(line, round_):
+            return (0, ageing.turn(line))
+        places = sum(instance.places for instance, _ in round_.usable(line))
+        last = round_.state.comes_last(line.first, round_.now)
+        return (1, last, -line.first.action.priority, -len(line.waiting) / (places + round_.tuning.place_offset))
+
+    return sorted((line for line in round_.lines.values() if line.waiting and line.nodes), key=order)
 
 
-class Need:
-    """Compares what waits with the instances that there are."""
+def needs(line: Line, round_: Round, restores: float) -> bool:
+    """Say whether more of a line wait than should start within so many restores of its service."""
+    usable = round_.usable(line)
+    return not usable or len(line.waiting) > sum(_starts(place, line, round_, restores) for place in usable)
 
-    def __init__(self, state: State, residents: Residents) -> None:
-        self._state, self._residents = state, residents
 
-    def deserves(self, line: Line, now: float) -> bool:
-        """Say whether a line deserves one more instance."""
-        if impatient(line.spec, line.since, now):
-            return True
-        usable = self._residents.usable(line.service, line.units)
-        return not usable or len(line.waiting) > sum(self._turns_soon(instance, line, now) for instance in usable)
-
-    def in_order(self, lines: Sequence[Line], now: float) -> list[Line]:
-        """Return lines in the order in which they are brought instances."""
-
-        def need(line: Line) -> tuple[bool, int, float]:
-            first = line.waiting[0]
-            places = sum(instance.places for instance in self._residents.usable(line.service, line.units))
-            return self._state.comes_last(first, now), -first.action.priority, -len(line.waiting) / (places + NO_PLACE)
-
-        return sorted(lines, key=need) if len(lines) > 1 else list(lines)
-
-    def _turns_soon(self, instance: Instance, line: Line, now: float) -> int:
-        """Count how many of a line should find a place on an instance within `SOON` restores, one after the other."""
-        if self._residents.blocked(instance):
-            return 1
-        soon = now + SOON * line.spec.restore_s
-        if instance.restoring:
-            free_at = [now + line.spec.restore_s] * instance.places
-        else:
-            free_at = [max(now, self._state.running[action_id].expected_end) for action_id in instance.active]
-        # Where another service is on its cells, that may have the next turn.
-        each_s = math.inf if self._residents.has_company(instance) else max(LEAST_S, line.waiting[0].duration_s(instance.size))
-        return sum(1 + int((soon - at) / each_s) for at in free_at if at <= soon)
+def _starts(place: Place, line: Line, round_: Round, restores: float) -> int:
+    """Return how many of a line an instance should start within so many restores."""
+    instance, node = place
+    now, restore_s = round_.now, line.spec.restore_s
+    if not instance.busy and node.cells.blocked(instance):
+        return 1
+    until = now + restores * restore_s
+    running = round_.state.running
+    if instance.restoring:
+        free_at = [now + restore_s] * instance.places
+    else:
+        free_at = [max(now, running[action_id].expected_end) for action_id in instance.active]
+    shares = node.cells.sharing and node.cells.others_on(instance)
+    each_s = math.inf if shares else max(LEAST_S, line.first.duration_s(instance.size))
+    return sum(1 + int((until - at) / each_s) for at in free_at if at <= until)
