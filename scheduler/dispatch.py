@@ -47,20 +47,20 @@ class Dispatcher:
             if isinstance(group, CoreGroup):
                 self._cores.look(group, node, now)
             else:
-                self._cells.look(group, node, now)
+                self._cells.hold_round(group, node, now)
         return looked
 
     def came(self, waiting: Waiting, now: float) -> None:
         """Tell the lane of the cells that an action for a model has come in."""
-        self._cells.came(waiting, now)
+        self._cells.arrived(waiting, now)
 
     def next_look(self) -> float | None:
         """Return when the cells are to be looked at again by themselves; None where nothing would change."""
-        return self._cells.next_look()
+        return self._cells.next_round()
 
     def look_again(self, now: float) -> None:
         """Have the cells looked at, if the time has come."""
-        at = self._cells.next_look()
+        at = self._cells.next_round()
         if at is not None and at <= now:
             for node in self._state.nodes.values():
                 if node.cells.capacity:

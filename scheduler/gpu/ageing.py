@@ -46,9 +46,9 @@ def bound_s(place: int, longest_s: float, tuning: Tuning = TUNING) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A node for an overdue line, the instances that are in its way there, and when the last of them has had its turn."""
+    """The service that a node is reserved for, the instances that are in its way there, and when the last of them has had its turn."""
 
-    node: Node
+    service: str
     victims: list[Instance]
     ready_at: float
 
@@ -60,7 +60,6 @@ class Ageing:
         self._tuning = tuning
         self._brought: dict[tuple[str, tuple[int, ...]], float] = {}
         self._reserved: dict[Node, Reservation] = {}
-        self._service_on: dict[Node, str] = {}
 
     @property
     def reserves(self) -> bool:
@@ -86,27 +85,29 @@ class Ageing:
 
     def begin(self) -> None:
         """Forget the reservations of the last round."""
-        self._reserved, self._service_on = {}, {}
+        self._reserved = {}
 
     def may_use(self, node: Node, line: Line) -> bool:
         """Say whether a node is reserved for no other service than the line's."""
-        return self._service_on.get(node, line.service) == line.service
+        return node not in self._reserved or self._reserved[node].service == line.service
 
     def reserve(self, line: Line, round_: Round) -> None:
-        """Reserve the node where an overdue line will have room soonest; one that was reserved for its service before comes first."""
-        found: list[tuple[bool, float, Reservation]] = []
+        """Reserve the node where an overdue line will have room soonest; one where instances are evicted for it already comes first."""
+        found: list[tuple[bool, float, Node, Reservation]] = []
         for node in line.nodes:
             victims = _in_the_way(node, line, round_) if node.memory_free >= line.memory_mb else None
             if victims is not None:
                 ready_at = max((one.since + self._tuning.turn_s for one in victims if one.busy), default=round_.now)
                 elsewhere = all(one.evicting_for != line.service for one in node.cells.instances)
-                found.append((elsewhere, ready_at, Reservation(node, victims, ready_at)))
+                found.append((elsewhere, ready_at, node, Reservation(line.service, victims, ready_at)))
         if not found:
             return
-        _, _, chosen = min(found, key=lambda each: each[:2])
-        self._reserved[chosen.node], self._service_on[chosen.node] = chosen, line.service
-        if chosen.ready_at <= round_.now:
-            for victim in chosen.victims:
+        _, ready_at, node, reservation = min(found, key=lambda each: each[:2])
+        if node in self._reserved:  # for another line of the service
+            reservation.victims.extend(self._reserved[node].victims)
+        self._reserved[node] = reservation
+        if ready_at <= round_.now:
+            for victim in reservation.victims:
                 victim.evicting_for = line.service
             round_.refresh()
 

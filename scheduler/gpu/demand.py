@@ -37,7 +37,7 @@ class Demands:
         self._fading = fading
         self._by_service: dict[str, Demand] = {}
 
-    def come(self, waiting: Waiting, now: float) -> None:
+    def arrived(self, waiting: Waiting, now: float) -> None:
         """Count an action. One that came in earlier, as after a restart, counts for as much less."""
         service, duration_s = waiting.action.service or "", waiting.durations_s[0]
         demand = self._by_service.setdefault(service, Demand(now))

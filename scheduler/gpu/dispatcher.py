@@ -19,17 +19,17 @@ class CellDispatcher:
         self._holds = holds
         self._started: list[Waiting] = []
 
-    def look(self, group: CellGroup, node: Node, now: float) -> None:
+    def hold_round(self, group: CellGroup, node: Node, now: float) -> None:
         """Hold a round: start what can start on the cells of a node that has changed."""
         raise NotImplementedError
 
-    def came(self, waiting: Waiting, now: float) -> None:
+    def arrived(self, waiting: Waiting, now: float) -> None:
         """Take note of an action that has come in."""
 
     def node_gone(self) -> None:
         """Take note that a node is there no more."""
 
-    def next_look(self) -> float | None:
+    def next_round(self) -> float | None:
         """Return when a round would change something though nothing else has happened."""
         return None
 

@@ -21,15 +21,16 @@ and when a turn ends. It has four steps:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from scheduler.gpu.ageing import Ageing
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.demand import Demands
-from scheduler.gpu.dispatcher import CellDispatcher, can_run
+from scheduler.gpu.dispatcher import CellDispatcher
 from scheduler.gpu.eviction import better_later, candidates
 from scheduler.gpu.placement import PlacementPlan
-from scheduler.gpu.ranking import needs, rank
+from scheduler.gpu.ranking import rank, starts_soon
 from scheduler.gpu.round import Line, Round
 from scheduler.gpu.sizing import Backlog, best_size
 from scheduler.gpu.tuning import TUNING, Tuning
@@ -49,12 +50,12 @@ class ElasticCells(CellDispatcher):
         self._overloaded: dict[tuple[object, ...], int] = {}
         self._wake: float | None = None
 
-    def came(self, waiting: Waiting, now: float) -> None:
+    def arrived(self, waiting: Waiting, now: float) -> None:
         """Count an action for the rate of its service."""
         if not waiting.attempt:
-            self._demands.come(waiting, now)
+            self._demands.arrived(waiting, now)
 
-    def next_look(self) -> float | None:
+    def next_round(self) -> float | None:
         """Return when a line ages, or a turn ends that a line waits for."""
         return self._wake
 
@@ -63,7 +64,7 @@ class ElasticCells(CellDispatcher):
         if not any(node.cells.capacity for node in self._state.nodes.values()):
             self._wake = None
 
-    def look(self, group: CellGroup, node: Node, now: float) -> None:
+    def hold_round(self, group: CellGroup, node: Node, now: float) -> None:
         """Hold one round for all nodes that have changed: what starts on one of them decides what is brought to another."""
         nodes = [node, *self._others_changed()]
         if self._ageing.reserves:  # a reservation may end because of what happens on any node
@@ -97,7 +98,7 @@ class ElasticCells(CellDispatcher):
         `overloaded` lines start on no idle instance of more cells than given here.
         """
         state, lines, now = self._state, round_.lines, round_.now
-        contended, kept_idle = state.shares.contended, False
+        contended, closed = state.shares.contended, False
         # Thousands may wait, and most of them only join their line: as little as can be is done for each.
         for waiting in state.in_order([state.floating_cells], now):
             line = lines.get(waiting.alike)
@@ -109,15 +110,14 @@ class ElasticCells(CellDispatcher):
                     contended = False
                     if any(self._is_owed(each, round_) for each in lines.values()):
                         round_.close_idle()
-                        kept_idle = True
+                        closed = True
                 if self._start_one(waiting, line, now):
                     continue
-                kept_idle = kept_idle or line.largest in line.units
             line.waiting.append(waiting)
             if waiting.received_at < line.since:
                 line.since = waiting.received_at
         self._take_out_started()
-        return kept_idle
+        return closed or any(line.kept_off for line in lines.values())
 
     def _is_owed(self, line: Line, round_: Round) -> bool:
         """Say whether idle cells are kept for a line: its service is nowhere, could be somewhere, and it reserves no node yet."""
@@ -134,15 +134,15 @@ class ElasticCells(CellDispatcher):
             (instance, node)
             for instance, node in line.open
             if instance.size in line.units
-            and (instance.active or instance.size <= line.largest)
             and node in line.nodes
             and node.memory_free >= line.memory_mb
             and not node.cells.blocked(instance)
         ]
-        if not fitting:
-            line.stuck = True
+        allowed = [place for place in fitting if place[0].active or place[0].size <= line.largest]
+        if not allowed:
+            line.stuck, line.kept_off = True, bool(fitting)
             return False
-        best = max(fitting, key=lambda place: (place[0].size, bool(place[0].active), place[0].last_used))
+        best = max(allowed, key=lambda place: (place[0].size, bool(place[0].active), place[0].last_used))
         instance, node = best
         if self._holds.held(waiting, node.cells, now):
             return False
@@ -157,20 +157,17 @@ class ElasticCells(CellDispatcher):
         backlog: Backlog | None = None
         for line in rank(round_, self._ageing):
             line.nodes = [node for node in line.nodes if self._ageing.may_use(node, line)]
-            if not self._needs_instance(line, round_):
+            soon, aged = starts_soon(line, round_), self._ageing.aged(line, round_.now)
+            if not aged and len(line.waiting) <= soon:
                 continue
             backlog = backlog or self._backlog(round_)
-            self._size(line, backlog, round_)
-            while line.waiting and self._needs_instance(line, round_):
-                chosen = self._choose_place(line, round_)
-                if chosen is None or not self._bring_for(line, *chosen, round_):
+            self._size(line, backlog, overloaded=len(line.waiting) > self._tuning.overload * max(1, soon))
+            while (chosen := self._choose_place(line, round_)) is not None and self._bring_for(line, *chosen, round_):
+                if not line.waiting or not (aged or len(line.waiting) > starts_soon(line, round_)):
                     break
             if line.waiting and line.nodes and self._ageing.overdue(line, round_) and not self._held(line, line.nodes[0], round_):
                 self._ageing.reserve(line, round_)
         self._take_out_started()
-
-    def _needs_instance(self, line: Line, round_: Round) -> bool:
-        return self._ageing.aged(line, round_.now) or needs(line, round_, self._tuning.soon_restores)
 
     def _held(self, line: Line, node: Node, round_: Round) -> bool:
         """Say whether a quota keeps back the action that is next."""
@@ -181,22 +178,18 @@ class ElasticCells(CellDispatcher):
         backlog = Backlog(self._state.nodes.values())
         for line in round_.lines.values():
             if line.waiting:
-                backlog.spread(len(line.waiting), self._able(line))
+                backlog.spread(len(line.waiting), line.able)
         for service, load in self._demands.loads(round_.now).items():
             able = [node for node in self._state.nodes.values() if node.heard and node.serves(service)]
             backlog.spread(self._tuning.ahead_durations * load, able)
         return backlog
 
-    def _able(self, line: Line) -> list[Node]:
-        return [node for node in self._state.nodes.values() if can_run(line.first, node, self._state)]
-
-    def _size(self, line: Line, backlog: Backlog, round_: Round) -> None:
-        """Choose the best size for a line; where it is overloaded, its larger instances make way for such."""
-        per_cell = backlog.per_cell(self._able(line)) / line.spec.max_concurrency
+    def _size(self, line: Line, backlog: Backlog, *, overloaded: bool) -> None:
+        """Choose the best size for a line; where it is overloaded, its larger instances make way."""
+        per_cell = backlog.per_cell(line.able) / line.spec.max_concurrency
         restore_s = self._tuning.restored_share * line.spec.restore_s
         line.best = best_size(line.units, line.first.durations_s, restore_s, per_cell)
-        if round_.usable(line) and needs(line, round_, self._tuning.overload_restores):
-            line.largest = line.best
+        line.largest = line.best if overloaded else math.inf
 
     def _choose_place(self, line: Line, round_: Round) -> tuple[Node, PlacementPlan] | None:
         """Return where the largest instance up to the best size can go now, with the fewest evictions."""

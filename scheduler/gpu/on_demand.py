@@ -16,7 +16,7 @@ from scheduler.state import Node, own_memory
 class OnDemandCells(CellDispatcher):
     """Starts actions on resident instances, or brings one for each."""
 
-    def look(self, group: CellGroup, node: Node, now: float) -> None:
+    def hold_round(self, group: CellGroup, node: Node, now: float) -> None:
         """Start what can start on the cells of a node."""
         if group.has_room:
             self._start_in_order(group, node, now)

@@ -8,7 +8,6 @@ on these cells may be another service's.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from scheduler.gpu.ageing import Ageing
@@ -35,24 +34,24 @@ def rank(round_: Round, ageing: Ageing) -> list[Line]:
     return sorted((line for line in round_.lines.values() if line.waiting and line.nodes), key=order)
 
 
-def needs(line: Line, round_: Round, restores: float) -> bool:
-    """Say whether more of a line wait than should start within so many restores of its service."""
-    usable = round_.usable(line)
-    return not usable or len(line.waiting) > sum(_starts(place, line, round_, restores) for place in usable)
+def starts_soon(line: Line, round_: Round) -> int:
+    """Return how many of a line should start soon on resident instances. If more wait, the line needs an instance."""
+    return sum(_starts_on(place, line, round_) for place in round_.usable(line))
 
 
-def _starts(place: Place, line: Line, round_: Round, restores: float) -> int:
-    """Return how many of a line an instance should start within so many restores."""
+def _starts_on(place: Place, line: Line, round_: Round) -> int:
+    """Return how many of a line an instance should start within `Tuning.soon_restores`."""
     instance, node = place
     now, restore_s = round_.now, line.spec.restore_s
     if not instance.busy and node.cells.blocked(instance):
         return 1
-    until = now + restores * restore_s
+    until = now + round_.tuning.soon_restores * restore_s
     running = round_.state.running
     if instance.restoring:
         free_at = [now + restore_s] * instance.places
     else:
-        free_at = [max(now, running[action_id].expected_end) for action_id in instance.active]
-    shares = node.cells.sharing and node.cells.others_on(instance)
-    each_s = math.inf if shares else max(LEAST_S, line.first.duration_s(instance.size))
+        free_at = [at for action_id in instance.active if (at := max(now, running[action_id].expected_end)) <= until]
+    if not free_at or (node.cells.sharing and node.cells.others_on(instance)):
+        return len(free_at)
+    each_s = max(LEAST_S, line.first.duration_s(instance.size))
     return sum(1 + int((until - at) / each_s) for at in free_at if at <= until)

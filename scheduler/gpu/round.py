@@ -26,14 +26,16 @@ class Line:
 
     Attributes
     ----------
-    nodes
-        The nodes of the round that could run the actions.
+    able, nodes
+        The nodes that could run the actions: all of them, and those of the round.
     open
         The instances of the service that have a place free. All lines of a service share this list.
     since
         When the first action came in.
     stuck
         Whether no open instance is left on which an action could start.
+    kept_off
+        Whether only idle instances that are too large are left.
     best
         The cells of an instance that is brought for the line, or fewer where fewer are idle.
     largest
@@ -45,11 +47,13 @@ class Line:
     units: tuple[int, ...]
     spec: ServiceSpec
     memory_mb: int
+    able: list[Node]
     nodes: list[Node]
     open: list[Place]
     waiting: list[Waiting] = field(default_factory=list)
     since: float = math.inf
     stuck: bool = False
+    kept_off: bool = False
     best: int = 0
     largest: float = math.inf
 
@@ -91,8 +95,9 @@ class Round:
         if line is None:
             service = action.service or ""
             spec = self.state.services.get(service, ServiceSpec(name=service))
-            nodes = [node for node in self.nodes if can_run(waiting, node, self.state)]
-            line = Line(service, waiting.units, spec, own_memory(action), nodes, self._open.get(service, []))
+            able = [node for node in self.state.nodes.values() if can_run(waiting, node, self.state)]
+            nodes = [node for node in self.nodes if node in able]
+            line = Line(service, waiting.units, spec, own_memory(action), able, nodes, self._open.get(service, []))
             self.lines[waiting.alike] = line
         return line
 

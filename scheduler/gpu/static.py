@@ -24,7 +24,7 @@ class StaticCells(CellDispatcher):
                 if instance.pinned:
                     self._owned[instance.service] = self._owned.get(instance.service, 0) + instance.size
 
-    def look(self, group: CellGroup, node: Node, now: float) -> None:
+    def hold_round(self, group: CellGroup, node: Node, now: float) -> None:
         """Start what can start on the cells of a node."""
         if group.has_room:
             self._start_in_order(group, node, now)

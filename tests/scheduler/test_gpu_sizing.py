@@ -63,7 +63,7 @@ def test_the_rate_of_a_steady_stream_is_found_and_fades_when_it_ends() -> None:
     # Given two arrivals a second
     demands = Demands(8.0)
     for number in range(120):
-        demands.come(waiting("rm", number / 2), number / 2)
+        demands.arrived(waiting("rm", number / 2), number / 2)
     assert demands.rate("rm") == pytest.approx(2.0, rel=0.1)
 
     # When they end
@@ -75,8 +75,8 @@ def test_the_rate_of_a_steady_stream_is_found_and_fades_when_it_ends() -> None:
 
 def test_actions_that_came_before_a_restart_count_for_less() -> None:
     demands = Demands(8.0)
-    demands.come(waiting("old", 0.0), 40.0)
-    demands.come(waiting("new", 40.0), 40.0)
+    demands.arrived(waiting("old", 0.0), 40.0)
+    demands.arrived(waiting("new", 40.0), 40.0)
 
     assert demands.rate("old") < 0.01 * demands.rate("new")
 
@@ -85,7 +85,7 @@ def test_the_load_is_how_many_would_be_running() -> None:
     # Given two arrivals a second of three seconds each
     demands = Demands(8.0)
     for number in range(240):
-        demands.come(waiting("rm", number / 2, work_s=3.0), number / 2)
+        demands.arrived(waiting("rm", number / 2, work_s=3.0), number / 2)
 
     assert demands.loads(119.5)["rm"] == pytest.approx(6.0, rel=0.1)
     assert demands.loads(1000.0)["rm"] < 0.01
