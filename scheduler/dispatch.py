@@ -1,7 +1,15 @@
-"""Who starts now: looks at every group that changed, lane by lane (lanes/).
+"""Who starts now: holds a round over every group that changed.
 
-A group is looked at only when something in it changed: an action came, units came back, a rate opened. What it
-costs therefore does not grow with the rest of the system.
+A round takes place only where something changed: an action came, units came back, a rate opened. What it costs therefore does not
+grow with the rest of the system. What an action needs decides where it waits and which dispatcher starts it:
+
+| it needs | it waits in | dispatcher |
+|---|---|---|
+| cores, in an environment | the queue of its node or its pod | `scheduler/cpu` |
+| cores, anywhere | `State.floating_cores` | `scheduler/cpu`, on any node of the pool `cpu` |
+| cells | `State.floating_cells` | `scheduler/gpu`, on any node of the pool `gpu` |
+| quotas only | the queue of the first quota | `Dispatcher`, on a node of the pool `api` |
+| nothing | `State.unplaced`, while there is no node | `Dispatcher` |
 """
 
 from __future__ import annotations
@@ -9,12 +17,14 @@ from __future__ import annotations
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.elastic import ElasticCores
 from scheduler.cpu.in_order import Cores
+from scheduler.gpu.cells import CellGroup
+from scheduler.gpu.dispatcher import CellDispatcher
+from scheduler.gpu.elastic import ElasticCells
+from scheduler.gpu.on_demand import OnDemandCells
+from scheduler.gpu.static import StaticCells
 from scheduler.holds import Holds
-from scheduler.lanes.cells import Cells
-from scheduler.lanes.services import Services
 from scheduler.model import Grant, Waiting
 from scheduler.policies.elastic import Elastic
-from scheduler.resources.gpu import CellGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import Node, State, own_memory
 
@@ -27,7 +37,7 @@ class Dispatcher:
         self.holds = Holds(state)
         policy = state.policy
         self._cores = ElasticCores(state, self.holds, policy) if isinstance(policy, Elastic) else Cores(state, self.holds)
-        self._cells = Services(state, self.holds) if isinstance(policy, Elastic) and policy.services else Cells(state, self.holds)
+        self._cells = _cell_dispatcher(state, self.holds)
 
     def run(self, now: float) -> bool:
         """Look at the changed groups; return whether there were any."""
@@ -45,22 +55,21 @@ class Dispatcher:
             if isinstance(group, CoreGroup):
                 self._cores.run(group, node, now)
             else:
-                self._cells.look(group, node, now)
+                self._cells.hold_round(group, node, now)
         return looked
 
     def came(self, waiting: Waiting, now: float) -> None:
         """Tell the lane of the cells that an action for a model has come in."""
-        self._cells.came(waiting, now)
+        self._cells.arrived(waiting, now)
 
     def next_look(self) -> float | None:
         """Return when the cells are to be looked at again by themselves; None where nothing would change."""
-        return self._cells.next_look()
+        return self._cells.next_round()
 
     def look_again(self, now: float) -> None:
         """Have the cells looked at, if the time has come."""
-        at = self._cells.next_look()
+        at = self._cells.next_round()
         if at is not None and at <= now:
-            self._cells.woken()
             for node in self._state.nodes.values():
                 if node.cells.capacity:
                     self._state.touch(node.cells)
@@ -87,7 +96,7 @@ class Dispatcher:
         for place in places:
             self._state.dirty.pop(place, None)
             self.holds.forget(place)
-        self._cells.count_shares()
+        self._cells.node_gone()
 
     def _least_busy(self, pool: str, waiting: Waiting) -> Node | None:
         """Return the node of `pool` that runs the fewest actions, among those with the labels and the memory."""
@@ -107,3 +116,11 @@ class Dispatcher:
         """Start an action that holds no cores or cells."""
         grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, not_before=not_before)
         self._state.start(waiting, grant, now, waiting.durations_s[0])
+
+
+def _cell_dispatcher(state: State, holds: Holds) -> CellDispatcher:
+    """Return the dispatcher of GPU cells that the policy asks for."""
+    policy = state.policy
+    if policy.pod_cores():
+        return StaticCells(state, holds)
+    return ElasticCells(state, holds) if isinstance(policy, Elastic) and policy.services else OnDemandCells(state, holds)

@@ -11,9 +11,9 @@ from scheduler.commands import Finish
 from scheduler.cpu.cores import CoreGroup
 from scheduler.dispatch import Dispatcher
 from scheduler.durations import MEASURED
+from scheduler.gpu.cells import CellGroup
 from scheduler.lifecycle import End
 from scheduler.model import Running
-from scheduler.resources.gpu import CellGroup
 from scheduler.state import State, own_memory, wants_cores
 
 

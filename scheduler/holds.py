@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scheduler.cpu.cores import CoreGroup
+from scheduler.gpu.cells import CellGroup
 from scheduler.model import Waiting
-from scheduler.resources.gpu import CellGroup
 from scheduler.resources.quota import QuotaState
 from scheduler.state import State
 

@@ -169,7 +169,7 @@ class Waiting:
     contends_since: float = 0.0
     reserved_on: str = ""
     alike: tuple[object, ...] = ()
-    """What actions for models have in common that can take each other's place (lanes/services.py); empty until that is asked for."""
+    """What actions for models have in common that can take each other's place (gpu/elastic.py); empty until that is asked for."""
     least: int = field(init=False)
     """The smallest amount that it can use."""
     best: int = field(init=False)

@@ -15,9 +15,9 @@ from scheduler.cpu.cores import CoreGroup
 from scheduler.dispatch import Dispatcher
 from scheduler.ends import Ends
 from scheduler.environments import Environments
+from scheduler.gpu.cells import CellGroup
 from scheduler.lifecycle import MISSED_BEATS, MOST_TRIES
 from scheduler.model import NodeSpec, Running, Waiting
-from scheduler.resources.gpu import CellGroup
 from scheduler.state import Node, State
 
 SILENCE = f"{MISSED_BEATS} beats missed"

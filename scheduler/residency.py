@@ -27,8 +27,8 @@ from dataclasses import replace
 
 from scheduler.commands import Restore
 from scheduler.events import ServiceChanged, ServicesDeclared
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.model import NodeSpec, ServiceSpec
-from scheduler.resources.gpu import CellGroup, Instance
 from scheduler.state import Node, State
 
 
@@ -104,10 +104,10 @@ class Residency:
         """Bring a service onto cells with room for it, where there are any."""
         if spec.memory_mb > node.cells.cell_memory_mb:
             return
-        cleared = node.cells.clearing(spec).clear(spec.cells[0], (), lambda victim, going: False)
-        if cleared is None:
+        plan = node.cells.plan(spec, spec.cells[0], ())
+        if plan is None:
             return
-        instance, _ = node.cells.bring_onto(spec, cleared)
+        instance = node.cells.bring(spec, plan)
         instance.restoring = True
         instance.last_used = instance.since = now
         self._state.out.append(Restore(node=node.spec.name, service=spec.name, cell_ids=instance.cell_ids))

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from scheduler.commands import Command, Finish, NoteEnvironment, Start
 from scheduler.cpu.cores import CoreGroup
 from scheduler.durations import Durations, Observation, expected_s
+from scheduler.gpu.cells import CellGroup
 from scheduler.learning.work_left import WorkLeft, next_bin_s
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Limits, NodeSpec, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.policies.abstract import Policy
 from scheduler.policies.allocation import steps_of
-from scheduler.resources.gpu import CellGroup
 from scheduler.resources.queue import Contenders, WaitQueue, Walk, merged
 from scheduler.resources.quota import QuotaState, by_quota
 from scheduler.shares import Shares

@@ -7,7 +7,7 @@
 | `shrinking` | and give their extra ones back when others wait, or can use them better |
 | `learning` | expected work, durations and curves are learned (learning/, durations.py) |
 | `shares` | jobs that hold more than their share come after the others (shares.py) |
-| `services` | waiting actions of a service share a swap, and have the more cells the fewer there are (lanes/services.py) |
+| `services` | waiting actions of a service share a swap, and have the more cells the fewer there are (gpu/elastic.py) |
 | `sharing` | instances of several services may be resident on one cell, where memory allows; only with `services` |
 
 For cells and quotas an action's place is the time it came in, put forward by one *window* (`Limits.window_s`) for each class of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler import events
-from scheduler.lanes.overdue import OVERDUE_S
+from scheduler.gpu.tuning import TUNING
 from scheduler.model import ServiceSpec
 
 RM = ServiceSpec(name="rm", restore_s=0.5)
@@ -97,7 +97,7 @@ def test_what_is_often_asked_for_goes_once_an_action_has_waited_for_long(world: 
     w.score("t", "third", work_s=0.1)
     assert w.waiting == ["t"]
 
-    w.tick(8.0)
+    w.tick(TUNING.aged_s)
 
     assert w.evicted("t") == ["hot"]
 
@@ -142,7 +142,7 @@ def test_an_instance_leaves_for_an_overdue_action_though_its_own_go_on_waiting(w
     w.score("j", "judge")
 
     # When it is overdue, then the next of the stream starts no more
-    w.tick(OVERDUE_S)
+    w.tick(TUNING.aged_s)
     w.finish("a0")
 
     # Then the overdue one is brought in
@@ -156,7 +156,7 @@ def test_an_instance_need_not_leave_when_the_overdue_action_is_cancelled(world: 
     w.node(cells=1)
     w.score("a0", "rm")
     w.score("j", "judge", trajectory="t")
-    w.tick(OVERDUE_S)
+    w.tick(TUNING.aged_s)
     w.score("a1", "rm")
     assert w.waiting == ["j", "a1"]
 
@@ -176,7 +176,7 @@ def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> Non
         w.score(name, service)
 
     # When the large one is overdue and both fall idle, one after the other
-    w.tick(OVERDUE_S)
+    w.tick(TUNING.aged_s)
     w.finish("a")
     assert w.waiting == ["p", "a1", "b1"]
     w.finish("b")
@@ -195,7 +195,7 @@ def test_nothing_wakes_the_core_when_the_last_node_with_cells_is_lost(world: Any
 
     # When the node is lost, and time has passed
     w.lose()
-    w.tick(2.0)
+    w.tick(TUNING.aged_s)
 
     # Then there is nothing to wake up for until another one joins
     assert w.core.next_wake(w.now) is None

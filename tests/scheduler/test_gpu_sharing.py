@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from scheduler.cell_books import BrokenGrant, CellBooks
 from scheduler.core import Core
-from scheduler.lanes.overdue import OVERDUE_S, bound_s
+from scheduler.gpu.ageing import bound_s
+from scheduler.gpu.cells import CellGroup, Instance
+from scheduler.gpu.tuning import TUNING
 from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
-from scheduler.resources.gpu import CellGroup, Instance
 
 from .cells_run import Ask, CellsRun
 
@@ -120,7 +121,7 @@ def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: 
         w.finish(f"m{number - 2}")
         if "j1" in w.grants:
             break
-        w.finish(f"m{number - 1}") if w.now > OVERDUE_S else None
+        w.finish(f"m{number - 1}") if w.now > TUNING.aged_s else None
 
     # Then that one comes in time, and nothing was evicted
     assert "j1" in w.grants
@@ -169,7 +170,7 @@ class Longest:
                 for group in groups
                 for instance in group.instances
                 if instance.service == waiting.action.service
-                and instance.leaving is None
+                and instance.evicting_for is None
                 and (instance.active or not group.blocked(instance))
             ]
             if usable:
@@ -180,11 +181,9 @@ class Longest:
 
 
 MEMORY_MB = 4
-CHUNKS = [(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)]
+BLOCKS = [(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)]
 PLACED = st.lists(
-    st.tuples(
-        st.sampled_from("abcd"), st.integers(1, 3), st.sampled_from([(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)]), st.booleans()
-    ),
+    st.tuples(st.sampled_from("abcd"), st.integers(1, 3), st.sampled_from(BLOCKS), st.booleans()),
     max_size=8,
 )
 
@@ -203,7 +202,7 @@ def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
     idle = [instance for instance in group.instances if not instance.busy]
 
     # When cells are looked for, for one more
-    cleared = group.clearing(ServiceSpec(name="new", memory_mb=need_mb)).clear(count, idle, lambda victim, going: True)
+    plan = group.plan(ServiceSpec(name="new", memory_mb=need_mb), count, idle)
 
     # Then they are found where any choice of victims would do, and without any one of them they would not do
     def would_do(cell: int, gone: list[Instance]) -> bool:
@@ -212,13 +211,13 @@ def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
 
     ways = [gone for size in range(len(idle) + 1) for gone in combinations(idle, size)]
     possible = any(sum(would_do(cell, list(gone)) for cell in range(4)) >= count for gone in ways)
-    assert (cleared is not None) == possible
-    if cleared is not None:
-        assert len(set(cleared.cell_ids)) == count
-        assert all(would_do(cell, cleared.victims) for cell in cleared.cell_ids)
-        for kept in cleared.victims:
-            gone = [victim for victim in cleared.victims if victim is not kept]
-            assert not all(would_do(cell, gone) for cell in cleared.cell_ids)
+    assert (plan is not None) == possible
+    if plan is not None:
+        assert len(set(plan.cell_ids)) == count
+        assert all(would_do(cell, plan.victims) for cell in plan.cell_ids)
+        for kept in plan.victims:
+            gone = [victim for victim in plan.victims if victim is not kept]
+            assert not all(would_do(cell, gone) for cell in plan.cell_ids)
 
 
 @pytest.mark.parametrize(

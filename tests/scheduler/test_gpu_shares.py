@@ -27,8 +27,7 @@ def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> 
     flood(w, 10)
     w.score("r", "rare", job="modest")
 
-    # When it has waited for a restore, and the first instance falls idle
-    w.tick(RARE.restore_s)
+    # When the first instance falls idle
     w.finish("f0")
 
     # Then it is brought there, and the flood goes on on the others
@@ -37,13 +36,13 @@ def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> 
     assert "f4" in w.grants
 
 
-def test_before_that_cells_are_kept_busy(world: Any) -> None:
+def test_within_one_job_cells_are_kept_busy(world: Any) -> None:
+    # Given the same, but all of one job
     w = world(services=[FLOODED, RARE])
     w.node(cells=4)
     flood(w, 10)
-    w.score("r", "rare", job="modest")
+    w.score("r", "rare", job="flood")
 
-    w.tick(RARE.restore_s / 2)
     w.finish("f0")
 
     assert "f4" in w.grants

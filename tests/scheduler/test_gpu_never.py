@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.lanes.overdue import OVERDUE_S
+from scheduler.gpu.tuning import TUNING
 from scheduler.model import ServiceSpec
 
 PINNED = ServiceSpec(name="pinned", restore_s=0.5, max_concurrency=2, pinned=True)
@@ -84,7 +84,7 @@ def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node
     w.score("p", "pinned")
     w.finish("p")
     w.score("w", "wide")
-    w.tick(OVERDUE_S)
+    w.tick(TUNING.aged_s)
 
     # When others come, then they are served one after the other
     for name, service in (("a", "rm"), ("b", "judge")):
@@ -101,7 +101,7 @@ def test_instances_are_open_again_when_pinned_ones_leave_no_room_for_whom_they_w
     w.node(cells=2)
     w.score("a", "rm")
     w.score("w", "wide")
-    w.tick(OVERDUE_S)
+    w.tick(TUNING.aged_s)
 
     # When a worker says that the other cell holds a pinned service now
     w.report("pinned", (1,), "resident")
@@ -119,7 +119,7 @@ def test_an_instance_that_makes_way_for_a_larger_one_is_not_brought_back_meanwhi
     w.score("b", "rm")
     w.finish("a")
     w.score("large", "one", cells=[2])
-    w.tick(OVERDUE_S)
+    w.tick(TUNING.aged_s)
 
     # When another action comes that could run on the small one
     w.score("small", "one", cells=[1, 2])

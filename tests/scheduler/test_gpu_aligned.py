@@ -1,4 +1,4 @@
-"""Aligned chunks of cells, against every way that there is."""
+"""Aligned blocks of cells, against every way that there is."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.resources.chunks import LARGEST, take, whole_chunks
+from scheduler.gpu.aligned import LARGEST, take, whole_blocks
 
 
 def whole(free: Iterable[int], size: int) -> list[int]:
-    """Return where chunks of a size are wholly free."""
+    """Return where blocks of a size are wholly free."""
     there = set(free)
     return [first for first in range(0, 24, size) if there.issuperset(range(first, first + size))]
 
 
 def left_whole(free: Iterable[int], taken: Iterable[int]) -> tuple[int, ...]:
-    """Count the chunks that stay whole, the largest first."""
+    """Count the blocks that stay whole, the largest first."""
     left = set(free) - set(taken)
     return tuple(len(whole(left, size)) for size in (8, 4, 2))
 
@@ -29,20 +29,20 @@ def subsets() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_a_power_of_two_is_the_chunk_that_leaves_most_whole(count: int) -> None:
+def test_a_power_of_two_is_the_block_that_leaves_most_whole(count: int) -> None:
     for free in subsets():
-        chunks = [range(first, first + count) for first in whole(free, count)]
-        if not chunks:
+        blocks = [range(first, first + count) for first in whole(free, count)]
+        if not blocks:
             continue
 
         taken = take(free, count)
 
-        assert list(taken) in [list(chunk) for chunk in chunks]
-        assert left_whole(free, taken) == max(left_whole(free, chunk) for chunk in chunks)
+        assert list(taken) in [list(block) for block in blocks]
+        assert left_whole(free, taken) == max(left_whole(free, block) for block in blocks)
 
 
 @pytest.mark.parametrize("count", range(1, 9))
-def test_what_is_no_chunk_is_made_of_as_few_as_possible(count: int) -> None:
+def test_what_is_no_block_is_made_of_as_few_as_possible(count: int) -> None:
     for free in subsets():
         if len(free) < count:
             continue
@@ -50,7 +50,7 @@ def test_what_is_no_chunk_is_made_of_as_few_as_possible(count: int) -> None:
         taken = take(free, count)
 
         assert len(set(taken)) == count and set(taken) <= set(free)
-        assert len(whole_chunks(taken)) == min(len(whole_chunks(choice)) for choice in combinations(free, count))
+        assert len(whole_blocks(taken)) == min(len(whole_blocks(choice)) for choice in combinations(free, count))
 
 
 @given(st.sets(st.integers(0, 39)), st.integers(1, 40))
@@ -67,8 +67,8 @@ def test_of_many_trees_so_many_cells_are_taken_or_none(cells: set[int], count: i
 
 
 @given(st.sets(st.integers(0, 39)))
-def test_chunks_are_aligned_and_together_all_that_is_free(cells: set[int]) -> None:
-    chunks = whole_chunks(sorted(cells))
+def test_blocks_are_aligned_and_together_all_that_is_free(cells: set[int]) -> None:
+    blocks = whole_blocks(sorted(cells))
 
-    assert [cell for size, first in chunks for cell in range(first, first + size)] == sorted(cells)
-    assert all(size in (1, 2, 4, LARGEST) and first % size == 0 for size, first in chunks)
+    assert [cell for size, first in blocks for cell in range(first, first + size)] == sorted(cells)
+    assert all(size in (1, 2, 4, LARGEST) and first % size == 0 for size, first in blocks)

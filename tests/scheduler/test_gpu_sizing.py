@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from scheduler import events
 from scheduler.core import Core
-from scheduler.lanes.on_hand import OnHand
+from scheduler.gpu.demand import Demands
+from scheduler.gpu.sizing import Backlog, best_size
 from scheduler.model import NodeSpec, ServiceSpec, Waiting
 from scheduler.policies import make_policy
-from scheduler.resources.demand import Demands
-from scheduler.sizing import best_size
 from scheduler.state import Node
 from tangram.action import Action
 
@@ -27,7 +26,7 @@ def waiting(service: str, at: float, work_s: float = 1.0) -> Waiting:
     return Waiting(id="a", action=action, seq=1, submitted_at=at, received_at=at, units=(1,), durations_s=(work_s,))
 
 
-def size_for(per_cell: float, durations_s: tuple[float, ...] = DURATIONS_S, restore_s: float = 0.5) -> int:
+def size_for(per_cell: float, durations_s: tuple[float, ...] = DURATIONS_S, restore_s: float = 0.15) -> int:
     return best_size((1, 2, 4), durations_s, restore_s, per_cell)
 
 
@@ -44,8 +43,8 @@ def test_what_gains_nothing_from_more_cells_has_as_few_as_can_be() -> None:
 
 
 def test_long_restores_count_only_where_others_wait() -> None:
-    assert [size_for(0.1, restore_s=restore_s) for restore_s in (0.0, 5.0)] == [4, 4]
-    assert [size_for(0.8, restore_s=restore_s) for restore_s in (0.0, 5.0)] == [4, 1]
+    assert [size_for(0.1, restore_s=restore_s) for restore_s in (0.0, 1.5)] == [4, 4]
+    assert [size_for(0.8, restore_s=restore_s) for restore_s in (0.0, 1.5)] == [4, 1]
 
 
 @given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=3), st.floats(0.0, 10.0), st.floats(0.0, 50.0))
@@ -62,31 +61,31 @@ def test_it_is_one_of_the_sizes_and_the_least_where_there_is_no_end_of_work(
 
 def test_the_rate_of_a_steady_stream_is_found_and_fades_when_it_ends() -> None:
     # Given two arrivals a second
-    demands = Demands()
+    demands = Demands(8.0)
     for number in range(120):
-        demands.come(waiting("rm", number / 2), number / 2)
+        demands.arrived(waiting("rm", number / 2), number / 2)
     assert demands.rate("rm") == pytest.approx(2.0, rel=0.1)
 
     # When they end
-    demands.by_service["rm"].forget(160.0)
+    demands.loads(160.0)
 
     # Then little is left of it
     assert demands.rate("rm") < 0.02
 
 
 def test_actions_that_came_before_a_restart_count_for_less() -> None:
-    demands = Demands()
-    demands.come(waiting("old", 0.0), 40.0)
-    demands.come(waiting("new", 40.0), 40.0)
+    demands = Demands(8.0)
+    demands.arrived(waiting("old", 0.0), 40.0)
+    demands.arrived(waiting("new", 40.0), 40.0)
 
     assert demands.rate("old") < 0.01 * demands.rate("new")
 
 
 def test_the_load_is_how_many_would_be_running() -> None:
     # Given two arrivals a second of three seconds each
-    demands = Demands()
+    demands = Demands(8.0)
     for number in range(240):
-        demands.come(waiting("rm", number / 2, work_s=3.0), number / 2)
+        demands.arrived(waiting("rm", number / 2, work_s=3.0), number / 2)
 
     assert demands.loads(119.5)["rm"] == pytest.approx(6.0, rel=0.1)
     assert demands.loads(1000.0)["rm"] < 0.01
@@ -105,24 +104,18 @@ def of(name: str, cells: int, *services: str) -> NodeSpec:
 
 def test_what_waits_counts_for_the_cells_that_it_could_use() -> None:
     # Given cells of one service each, and of both
-    on_hand = OnHand(nodes(of("n0", 8, "a"), of("n1", 24, "b"), of("n2", 8, "a", "b")))
+    all_nodes = nodes(of("n0", 8, "a"), of("n1", 24, "b"), of("n2", 8, "a", "b"))
+    only_a, only_b, both = all_nodes
+    backlog = Backlog(all_nodes)
 
     # When sixteen wait for the one, and sixty-four for the other
-    on_hand.add(16, lambda node: node.serves("a"))
-    on_hand.add(64, lambda node: node.serves("b"))
+    backlog.spread(16, [only_a, both])
+    backlog.spread(64, [only_b, both])
 
     # Then each is spread over its cells, and counts for the other where they share them
-    assert on_hand.per_cell(lambda node: node.serves("a")) == pytest.approx((16 + 64 * 8 / 32) / 16)
-    assert on_hand.per_cell(lambda node: node.serves("b")) == pytest.approx((64 + 16 * 8 / 16) / 32)
-    assert on_hand.per_cell(lambda node: node.serves("c")) == 0.0
-
-
-def test_nodes_that_are_alike_count_together() -> None:
-    on_hand = OnHand(nodes(*(of(f"n{number}", 4, "a") for number in range(4))))
-
-    on_hand.add(8, lambda node: node.serves("a"))
-
-    assert on_hand.per_cell(lambda node: node.serves("a")) == pytest.approx(0.5)
+    assert backlog.per_cell([only_a, both]) == pytest.approx((16 + 64 * 8 / 32) / 16)
+    assert backlog.per_cell([only_b, both]) == pytest.approx((64 + 16 * 8 / 16) / 32)
+    assert backlog.per_cell([]) == 0.0
 
 
 def test_one_that_comes_after_a_crowd_has_the_largest_instance_that_is_idle(world: Any) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core import Core
-from scheduler.lanes.overdue import LOOK_S, OVERDUE_S, TURN_S, bound_s
+from scheduler.gpu.ageing import bound_s
+from scheduler.gpu.tuning import TUNING
 from scheduler.model import ServiceSpec
 
 from .cells_run import Ask, CellsRun
@@ -46,7 +47,7 @@ class Watch:
 
     def __call__(self, core: Core, before: float, now: float) -> None:
         state = core.state
-        there = [i for node in state.nodes.values() for i in node.cells.instances if i.leaving is None]
+        there = [i for node in state.nodes.values() for i in node.cells.instances if i.evicting_for is None]
         overdue = False
         for waiting in state.waiting.values():
             usable = any(i.service == waiting.action.service and len(i.cell_ids) in waiting.units for i in there)
@@ -57,12 +58,12 @@ class Watch:
                 self.absent_since.pop(waiting.id, None)
             else:
                 self.absent_since.setdefault(waiting.id, now)
-                overdue = overdue or now - waiting.received_at >= OVERDUE_S
+                overdue = overdue or now - waiting.received_at >= TUNING.aged_s
         for action_id in [each for each in self.absent_since if each not in state.waiting]:
             self.longest_s = max(self.longest_s, now - self.absent_since.pop(action_id))
         if not overdue:
             for waiting in state.waiting.values():
-                if now - waiting.received_at > 4.0 * 2.0 + LOOK_S:
+                if now - waiting.received_at > TUNING.aged_s:
                     assert all(node.cells.free < waiting.least for node in state.nodes.values()), f"{waiting.id} waits beside idle cells"
 
 
@@ -108,4 +109,4 @@ def test_services_that_are_all_overdue_have_their_turns() -> None:
 
     # Then each is resident for a turn, again and again, and a restore serves several
     assert watch.longest_s <= bound_s(4, 3.0)
-    assert run.restores <= len(asks) / TURN_S
+    assert run.restores <= len(asks) / TUNING.turn_s

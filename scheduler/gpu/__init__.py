@@ -1,0 +1,1 @@
+"""GPU cells: which instance of a service stands where, and which waiting action starts on it."""

@@ -1,0 +1,140 @@
+"""Ageing: how a line that others are preferred to gets an instance in time.
+
+The other rules prefer actions whose service is resident, lines with more waiting, and jobs within their share. Any of these could come
+without end. So the preference for them ends once a line is old enough:
+
+1. *Age.* A line has *aged* once its first action has waited for `Tuning.aged_s`. An aged line needs an instance however soon a place
+   should fall free, and does not wait for a better victim.
+2. *Overdue.* An aged line is overdue while it is shut out: it can use no resident instance, or only idle ones on cells on which others
+   compute. Overdue lines are served before all others, in the order of their turns. A turn begins when the first action came in, or
+   when the line was last brought an instance, whichever is later.
+3. *Reservation.* An overdue line that finds no room reserves a node: the one where the instances in its way have had their turn first.
+   An instance has had its turn `Tuning.turn_s` after it was brought. Nothing else is brought onto a reserved node. When all turns
+   have ended, the instances in the way take no more actions, and are evicted once idle. Where the line has an instance there, and
+   only waits for the cells, the others on these cells are not evicted, but take no actions until it has started.
+4. *Release.* Reservations are made anew in each round. An instance takes actions again when no reservation needs it to go.
+
+*Claim.* Let no action hold cells for longer than L seconds, its restore included. An action waits for a service that is nowhere at
+most `bound_s(p, L)` = `aged_s` + p · (`turn_s` + L) seconds, where p counts the overdue lines up to its own.
+
+*Proof.* The line is overdue after at most `aged_s`, since a round is held when it ages. Consider the first of the overdue lines. Nothing
+is brought onto the node that it reserves, so all turns there end within `turn_s`. Then the instances in its way take no more actions,
+and are idle within L. Now the line is brought an instance, and its next turn comes after those of all lines that are overdue by then.
+So each of the p lines takes at most `turn_s` + L. ∎
+
+The bound does not hold while a quota, the memory of the node, `instances_per_node` or a pinned instance keeps the line back. Where its
+service is resident, an action waits as in any queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.gpu.cells import Instance
+from scheduler.gpu.eviction import candidates
+from scheduler.gpu.round import Line, Round
+from scheduler.gpu.tuning import TUNING, Tuning
+from scheduler.state import Node
+
+
+def bound_s(place: int, longest_s: float, tuning: Tuning = TUNING) -> float:
+    """Return how long an action of the `place`-th overdue line waits at most. No action holds cells for longer than `longest_s`."""
+    return tuning.aged_s + place * (tuning.turn_s + longest_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The service that a node is reserved for, the instances that are in its way there, and when the last of them has had its turn."""
+
+    service: str
+    victims: list[Instance]
+    ready_at: float
+
+
+class Ageing:
+    """Says which lines have aged and which are overdue, and keeps the reservations of one round."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._brought: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._reserved: dict[Node, Reservation] = {}
+
+    @property
+    def reserves(self) -> bool:
+        """Whether the last round made any reservation."""
+        return bool(self._reserved)
+
+    def turn(self, line: Line) -> tuple[float, float]:
+        """Return the place of an overdue line among the others: smaller goes first."""
+        brought = self._brought.get((line.service, line.units), -math.inf)
+        return max(line.since, brought), brought
+
+    def aged(self, line: Line, now: float) -> bool:
+        """Say whether a line has waited for long."""
+        return line.since + self._tuning.aged_s <= now
+
+    def overdue(self, line: Line, round_: Round) -> bool:
+        """Say whether a line has aged and is shut out."""
+        return self.aged(line, round_.now) and round_.shut_out(line)
+
+    def note_brought(self, line: Line, now: float) -> None:
+        """Take note that a line has been brought an instance."""
+        self._brought[line.service, line.units] = now
+
+    def begin(self) -> None:
+        """Forget the reservations of the last round."""
+        self._reserved = {}
+
+    def may_use(self, node: Node, line: Line) -> bool:
+        """Say whether a node is reserved for no other service than the line's."""
+        return node not in self._reserved or self._reserved[node].service == line.service
+
+    def reserve(self, line: Line, round_: Round) -> None:
+        """Reserve the node where an overdue line will have room soonest; one where instances are evicted for it already comes first."""
+        found: list[tuple[bool, float, Node, Reservation]] = []
+        for node in line.nodes:
+            victims = _in_the_way(node, line, round_) if node.memory_free >= line.memory_mb else None
+            if victims is not None:
+                ready_at = max((one.since + self._tuning.turn_s for one in victims if one.busy), default=round_.now)
+                elsewhere = all(one.evicting_for != line.service for one in node.cells.instances)
+                found.append((elsewhere, ready_at, node, Reservation(line.service, victims, ready_at)))
+        if not found:
+            return
+        _, ready_at, node, reservation = min(found, key=lambda each: each[:2])
+        if node in self._reserved:  # for another line of the service
+            reservation.victims.extend(self._reserved[node].victims)
+        self._reserved[node] = reservation
+        if ready_at <= round_.now:
+            for victim in reservation.victims:
+                victim.evicting_for = line.service
+            round_.refresh()
+
+    def release(self, round_: Round) -> bool:
+        """Have instances take actions again that no reservation needs to go; say whether there were any."""
+        needed = {id(victim) for reservation in self._reserved.values() for victim in reservation.victims}
+        released = [
+            instance
+            for node in round_.nodes
+            for instance in node.cells.instances
+            if instance.evicting_for is not None and id(instance) not in needed
+        ]
+        for instance in released:
+            instance.evicting_for = None
+        return bool(released)
+
+    def next_round(self, lines: Iterable[Line], now: float) -> float | None:
+        """Return when time alone changes something: a line has aged, or the turns on a reserved node have ended."""
+        times = [line.since + self._tuning.aged_s for line in lines if line.waiting]
+        times += [reservation.ready_at for reservation in self._reserved.values()]
+        return min((at for at in times if at > now), default=None)
+
+
+def _in_the_way(node: Node, line: Line, round_: Round) -> list[Instance] | None:
+    """Return the instances that must be idle for a line to have room on a node; None where it can have none."""
+    for instance in node.cells.instances:
+        if instance.service == line.service and instance.size in line.units and instance.evicting_for is None:
+            return node.cells.others_on(instance)
+    plan = node.cells.plan(line.spec, line.units[0], candidates(node, line, round_))
+    return None if plan is None else list(plan.victims)

@@ -1,0 +1,220 @@
+"""GPU cells under `elastic`: actions of a service share a swap, and get the more cells the fewer actions there are.
+
+*Example.* Two GPUs hold `math` and `code`. A restore takes 0.5 s, and so does an action. An action for `math` starts at once on the
+resident instance. A second one waits for this instance, since that takes no longer than a restore. When three more come, they would
+wait for long: a second instance of `math` is brought onto the GPU of `code`, which is idle. An action for `code` then waits until a GPU
+falls idle. If none does, it ages, and one of the instances of `math` makes way.
+
+Waiting actions that can take each other's place form a *line* (round.py). A round is held when cells have changed, when a line ages,
+and when a turn ends. It has four steps:
+
+1. *Start on what is resident.* Actions start in the order of the queue wherever an instance of their service has a place free: on the
+   largest one, then on a busy one, then on the one used last. Two rules keep actions off idle instances, so that these can make way. A
+   job beyond its share starts on none while a job within its share waits for a service that is nowhere. An overloaded line starts on
+   none that is larger than its best size. What has not made way by the end of the round is used after all.
+2. *Rank services.* The lines that need an instance are ranked: overdue lines first, then jobs within their share (ranking.py).
+3. *Choose size and place.* An instance is as large as the backlog allows (sizing.py), or smaller where fewer cells are idle. It goes to
+   the node where it can be largest, then to the one where fewest instances are evicted (placement.py).
+4. *Choose what to evict.* Idle instances make way, the least asked for first, unless it is cheaper to wait for a busy one (eviction.py).
+   For an overdue line, busy ones take no more actions and make way once they are idle (ageing.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scheduler.gpu.ageing import Ageing
+from scheduler.gpu.cells import CellGroup, Instance
+from scheduler.gpu.demand import Demands
+from scheduler.gpu.dispatcher import CellDispatcher
+from scheduler.gpu.eviction import better_later, candidates
+from scheduler.gpu.placement import PlacementPlan
+from scheduler.gpu.ranking import rank, starts_soon
+from scheduler.gpu.round import Line, Round
+from scheduler.gpu.sizing import Backlog, best_size
+from scheduler.gpu.tuning import TUNING, Tuning
+from scheduler.holds import Holds
+from scheduler.model import Waiting
+from scheduler.state import Node, State
+
+
+class ElasticCells(CellDispatcher):
+    """Starts actions on instances, and decides which instances there are."""
+
+    def __init__(self, state: State, holds: Holds, tuning: Tuning = TUNING) -> None:
+        super().__init__(state, holds)
+        self._tuning = tuning
+        self._demands = Demands(tuning.fading)
+        self._ageing = Ageing(tuning)
+        self._overloaded: dict[tuple[object, ...], int] = {}
+        self._wake: float | None = None
+
+    def arrived(self, waiting: Waiting, now: float) -> None:
+        """Count an action for the rate of its service."""
+        if not waiting.attempt:
+            self._demands.arrived(waiting, now)
+
+    def next_round(self) -> float | None:
+        """Return when a line ages, or a turn ends that a line waits for."""
+        return self._wake
+
+    def node_gone(self) -> None:
+        """Wait for nothing where no node has cells any more."""
+        if not any(node.cells.capacity for node in self._state.nodes.values()):
+            self._wake = None
+
+    def hold_round(self, group: CellGroup, node: Node, now: float) -> None:
+        """Hold one round for all nodes that have changed: what starts on one of them decides what is brought to another."""
+        nodes = [node, *self._others_changed()]
+        if self._ageing.reserves:  # a reservation may end because of what happens on any node
+            nodes = list(self._state.nodes.values())
+        elif not len(self._state.floating_cells):
+            self._overloaded, self._wake = {}, None
+            return
+        self._round(nodes, now)
+
+    def _others_changed(self) -> list[Node]:
+        """Return the other nodes whose cells have changed, and take them off the list of the core."""
+        changed = [group for group in self._state.dirty if isinstance(group, CellGroup)]
+        for group in changed:
+            del self._state.dirty[group]
+        return [self._state.nodes[group.node] for group in changed if group.node in self._state.nodes]
+
+    def _round(self, nodes: list[Node], now: float) -> None:
+        round_ = Round(self._state, self._demands, self._tuning, nodes, now)
+        kept_idle = self._start_on_resident(round_, self._overloaded)
+        self._bring_instances(round_)
+        overloaded = {alike: line.best for alike, line in round_.lines.items() if line.waiting and line.largest == line.best}
+        if self._ageing.release(round_) or kept_idle:
+            round_ = Round(self._state, self._demands, self._tuning, nodes, now)
+            self._start_on_resident(round_, {})
+        self._overloaded = {alike: best for alike, best in overloaded.items() if alike in round_.lines and round_.lines[alike].waiting}
+        self._wake = self._ageing.next_round(round_.lines.values(), now)
+
+    def _start_on_resident(self, round_: Round, overloaded: dict[tuple[object, ...], int]) -> bool:
+        """Start the actions that have a place, and form lines of the others; say whether idle instances were kept from any of them.
+
+        `overloaded` lines start on no idle instance of more cells than given here.
+        """
+        state, lines, now = self._state, round_.lines, round_.now
+        contended, closed = state.shares.contended, False
+        # Thousands may wait, and most of them only join their line: as little as can be is done for each.
+        for waiting in state.in_order([state.floating_cells], now):
+            line = lines.get(waiting.alike)
+            if line is None:
+                line = round_.line_of(waiting)
+                line.largest = overloaded.get(waiting.alike, line.largest)
+            if line.open and not line.stuck:
+                if contended and state.comes_last(waiting, now):
+                    contended = False
+                    if any(self._is_owed(each, round_) for each in lines.values()):
+                        round_.close_idle()
+                        closed = True
+                if self._start_one(waiting, line, now):
+                    continue
+            line.waiting.append(waiting)
+            if waiting.received_at < line.since:
+                line.since = waiting.received_at
+        self._take_out_started()
+        return closed or any(line.kept_off for line in lines.values())
+
+    def _is_owed(self, line: Line, round_: Round) -> bool:
+        """Say whether idle cells are kept for a line: its service is nowhere, could be somewhere, and it reserves no node yet."""
+        if not line.waiting or self._ageing.aged(line, round_.now):
+            return False
+        instances = (instance for node in self._state.nodes.values() for instance in node.cells.instances)
+        if any(instance.service == line.service and instance.size in line.units for instance in instances):
+            return False
+        return any(node.cells.plan(line.spec, line.units[0], candidates(node, line, round_)) is not None for node in line.nodes)
+
+    def _start_one(self, waiting: Waiting, line: Line, now: float) -> bool:
+        """Start an action on the best of the open instances of its service."""
+        fitting = [
+            (instance, node)
+            for instance, node in line.open
+            if instance.size in line.units
+            and node in line.nodes
+            and node.memory_free >= line.memory_mb
+            and not node.cells.blocked(instance)
+        ]
+        allowed = [place for place in fitting if place[0].active or place[0].size <= line.largest]
+        if not allowed:
+            line.stuck, line.kept_off = True, bool(fitting)
+            return False
+        best = max(allowed, key=lambda place: (place[0].size, bool(place[0].active), place[0].last_used))
+        instance, node = best
+        if self._holds.held(waiting, node.cells, now):
+            return False
+        self._start(waiting, node, instance, now)
+        if not instance.takes:
+            line.open.remove(best)
+        return True
+
+    def _bring_instances(self, round_: Round) -> None:
+        """Bring instances for the lines that need them, and reserve nodes for the overdue lines that found no room."""
+        self._ageing.begin()
+        backlog: Backlog | None = None
+        for line in rank(round_, self._ageing):
+            line.nodes = [node for node in line.nodes if self._ageing.may_use(node, line)]
+            soon, aged = starts_soon(line, round_), self._ageing.aged(line, round_.now)
+            if not aged and len(line.waiting) <= soon:
+                continue
+            backlog = backlog or self._backlog(round_)
+            self._size(line, backlog, overloaded=len(line.waiting) > self._tuning.overload * max(1, soon))
+            while (chosen := self._choose_place(line, round_)) is not None and self._bring_for(line, *chosen, round_):
+                if not line.waiting or not (aged or len(line.waiting) > starts_soon(line, round_)):
+                    break
+            if line.waiting and line.nodes and self._ageing.overdue(line, round_) and not self._held(line, line.nodes[0], round_):
+                self._ageing.reserve(line, round_)
+        self._take_out_started()
+
+    def _held(self, line: Line, node: Node, round_: Round) -> bool:
+        """Say whether a quota keeps back the action that is next."""
+        return self._holds.held(line.first, node.cells, round_.now)
+
+    def _backlog(self, round_: Round) -> Backlog:
+        """Count the actions on hand: those that run or wait, and those that should come within `ahead_durations` of their durations."""
+        backlog = Backlog(self._state.nodes.values())
+        for line in round_.lines.values():
+            if line.waiting:
+                backlog.spread(len(line.waiting), line.able)
+        for service, load in self._demands.loads(round_.now).items():
+            able = [node for node in self._state.nodes.values() if node.heard and node.serves(service)]
+            backlog.spread(self._tuning.ahead_durations * load, able)
+        return backlog
+
+    def _size(self, line: Line, backlog: Backlog, *, overloaded: bool) -> None:
+        """Choose the best size for a line; where it is overloaded, its larger instances make way."""
+        per_cell = backlog.per_cell(line.able) / line.spec.max_concurrency
+        restore_s = self._tuning.restored_share * line.spec.restore_s
+        line.best = best_size(line.units, line.first.durations_s, restore_s, per_cell)
+        line.largest = line.best if overloaded else math.inf
+
+    def _choose_place(self, line: Line, round_: Round) -> tuple[Node, PlacementPlan] | None:
+        """Return where the largest instance up to the best size can go now, with the fewest evictions."""
+        plans = []
+        for node in line.nodes:
+            if node.memory_free < line.memory_mb or node.cells.idle < line.units[0]:
+                continue
+            could_go = candidates(node, line, round_)
+            plan = self._largest_plan(node, line, [instance for instance in could_go if not instance.busy])
+            if plan is not None and (self._ageing.aged(line, round_.now) or not better_later(plan, could_go, line, round_)):
+                plans.append((node, plan))
+        return max(plans, key=lambda each: (len(each[1].cell_ids), -len(each[1].victims)), default=None)
+
+    @staticmethod
+    def _largest_plan(node: Node, line: Line, idle: Sequence[Instance]) -> PlacementPlan | None:
+        sizes = (size for size in reversed(line.units) if size <= min(line.best, node.cells.idle))
+        return next((plan for size in sizes if (plan := node.cells.plan(line.spec, size, idle)) is not None), None)
+
+    def _bring_for(self, line: Line, node: Node, plan: PlacementPlan, round_: Round) -> bool:
+        """Bring an instance, and start on it as many of the line as it has places; False where a quota keeps the first back."""
+        if self._held(line, node, round_):
+            return False
+        instance = self._bring(line.waiting.pop(0), node, plan, round_.now)
+        self._ageing.note_brought(line, round_.now)
+        while line.waiting and instance.takes and node.memory_free >= line.memory_mb and not self._held(line, node, round_):
+            self._start(line.waiting.pop(0), node, instance, round_.now)
+        round_.refresh()
+        return True

@@ -1,0 +1,50 @@
+"""Which instances make way for another one, and in which order.
+
+Instances that are being evicted for the line already go first. Idle instances go before busy ones, those that are asked for least
+before others, and those that were used least recently before others. Of its own service, a line evicts the instances that it cannot
+use or that are too large for it.
+
+An idle instance that is often asked for therefore goes before a busy one that hardly is. If the busy one is soon done, it may be
+cheaper to wait for it: all callers of the evicted service would have to wait for its next restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.gpu.cells import Instance
+from scheduler.gpu.placement import PlacementPlan
+from scheduler.gpu.round import Line, Round
+from scheduler.state import Node
+
+
+def candidates(node: Node, line: Line, round_: Round) -> list[Instance]:
+    """Return the instances that could make way for a line once they are idle, in their order."""
+
+    def order(instance: Instance) -> tuple[object, ...]:
+        return instance.evicting_for is None, instance.busy, round_.asked(instance), instance.last_used, instance.cell_ids
+
+    def may_go(instance: Instance) -> bool:
+        useful = instance.service == line.service and instance.size in line.units and instance.size <= line.largest
+        return not useful and not instance.pinned and instance.evicting_for in (None, line.service)
+
+    return sorted(filter(may_go, node.cells.instances), key=order)
+
+
+def better_later(plan: PlacementPlan, candidates: Sequence[Instance], line: Line, round_: Round) -> bool:
+    """Say whether a line had better wait for a busy candidate than evict the victims of a plan at once."""
+    cost_s = sum(_restore_cost_s(victim, round_) for victim in plan.victims)
+    running = round_.state.running
+    for other in candidates if plan.victims else ():
+        if other.active and other.size >= len(plan.cell_ids):
+            wait_s = max(0.0, max(running[action_id].expected_end for action_id in other.active) - round_.now)
+            if round_.tuning.wait_advantage * (wait_s * len(line.waiting) + _restore_cost_s(other, round_)) < cost_s:
+                return True
+    return False
+
+
+def _restore_cost_s(victim: Instance, round_: Round) -> float:
+    """Return the seconds that the actions which come during the next restore of an instance wait for it, in total."""
+    spec = round_.state.services.get(victim.service)
+    restore_s = spec.restore_s if spec is not None else 0.0
+    return round_.asked(victim) * restore_s * restore_s / 2.0

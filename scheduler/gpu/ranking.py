@@ -1,0 +1,57 @@
+"""Which lines need an instance, and in which order they are served.
+
+A line *needs* an instance if it can use none that is resident, or if more of it wait than should start soon. To find out, each resident
+instance is asked how many actions of the line it should start within a few restores: one on each place that falls free by then, and
+further ones after that, as long as an action takes. An instance that shares its cells counts once for each place, since the next turn
+on these cells may be another service's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from scheduler.gpu.ageing import Ageing
+from scheduler.gpu.round import Line, Place, Round
+
+LEAST_S: Final = 0.01
+"""Seconds that an action is taken to last at least. Its expected duration may be 0."""
+
+
+def rank(round_: Round, ageing: Ageing) -> list[Line]:
+    """Return the lines in the order in which they are served.
+
+    Overdue lines come first, in the order of their turns. Then come jobs within their share, higher priorities, and the lines with
+    most waiting for each place that they have: there a restore serves most.
+    """
+
+    def order(line: Line) -> tuple[object, ...]:
+        if ageing.overdue(line, round_):
+            return (0, ageing.turn(line))
+        places = sum(instance.places for instance, _ in round_.usable(line))
+        last = round_.state.comes_last(line.first, round_.now)
+        return (1, last, -line.first.action.priority, -len(line.waiting) / (places + round_.tuning.place_offset))
+
+    return sorted((line for line in round_.lines.values() if line.waiting and line.nodes), key=order)
+
+
+def starts_soon(line: Line, round_: Round) -> int:
+    """Return how many of a line should start soon on resident instances. If more wait, the line needs an instance."""
+    return sum(_starts_on(place, line, round_) for place in round_.usable(line))
+
+
+def _starts_on(place: Place, line: Line, round_: Round) -> int:
+    """Return how many of a line an instance should start within `Tuning.soon_restores`."""
+    instance, node = place
+    now, restore_s = round_.now, line.spec.restore_s
+    if not instance.busy and node.cells.blocked(instance):
+        return 1
+    until = now + round_.tuning.soon_restores * restore_s
+    running = round_.state.running
+    if instance.restoring:
+        free_at = [now + restore_s] * instance.places
+    else:
+        free_at = [at for action_id in instance.active if (at := max(now, running[action_id].expected_end)) <= until]
+    if not free_at or (node.cells.sharing and node.cells.others_on(instance)):
+        return len(free_at)
+    each_s = max(LEAST_S, line.first.duration_s(instance.size))
+    return sum(1 + int((until - at) / each_s) for at in free_at if at <= until)

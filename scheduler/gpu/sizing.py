@@ -1,0 +1,55 @@
+"""On how many cells an instance that is brought should compute: the number on which actions are done soonest in the mean.
+
+Few actions get many cells each, where each action is fast. Many actions get few cells each, so that more of them run at once: twice
+the cells make no action twice as fast. To compare sizes, imagine that instances of one size hold all cells, and that each of them could
+serve any action. The actions on hand then run in waves, one at a time on each place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from scheduler.state import Node
+
+
+def best_size(sizes: Sequence[int], durations_s: Sequence[float], restore_s: float, per_cell: float) -> int:
+    """Return the size on which actions are expected to be done soonest in the mean; of equally good ones the smallest.
+
+    Parameters
+    ----------
+    sizes, durations_s
+        Ascending numbers of cells, and how long an action takes on each.
+    restore_s
+        What a restore adds to an action in the mean.
+    per_cell
+        Actions on hand for each cell, divided by the number that an instance runs at once.
+
+    """
+    best_s, best = math.inf, sizes[0]
+    for size, duration_s in zip(sizes, durations_s, strict=True):
+        waves = max(1.0, per_cell * size)
+        mean_s = (duration_s + restore_s) * (waves + 1.0) / 2.0
+        if mean_s < best_s - 1e-9:
+            best_s, best = mean_s, size
+    return best
+
+
+class Backlog:
+    """The actions on hand for each cell: those that run count on their node, all others are spread over the nodes that could run them."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._per_cell = {node: len(node.cells.running) / node.cells.capacity for node in nodes if node.cells.capacity}
+
+    def spread(self, actions: float, nodes: Iterable[Node]) -> None:
+        """Add actions that any of these nodes could run."""
+        able = [node for node in nodes if node in self._per_cell]
+        cells = sum(node.cells.capacity for node in able)
+        for node in able:
+            self._per_cell[node] += actions / cells
+
+    def per_cell(self, nodes: Iterable[Node]) -> float:
+        """Return the actions for each cell of these nodes, in the mean."""
+        able = [node for node in nodes if node in self._per_cell]
+        cells = sum(node.cells.capacity for node in able)
+        return sum(self._per_cell[node] * node.cells.capacity for node in able) / max(1, cells)
