@@ -306,7 +306,9 @@ class KombuTransport:
             if self._disowned:
                 with self._app.backend.client.pipeline(transaction=False) as pipe:
                     for claim in self._disowned:
-                        pipe.set(claim, "disowned", ex=CLAIM_TTL_S)
+                        # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
+                        pipe.set(claim, "disowned", xx=True, keepttl=True)
+                        pipe.set(claim, "disowned", nx=True, ex=CLAIM_TTL_S)
                     pipe.execute()
                 self._disowned.clear()
             until = time.monotonic() + _STORING_S

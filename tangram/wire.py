@@ -84,6 +84,8 @@ BLOB_THRESHOLD_BYTES = 32 * 1024
 
 CLAIM_TTL_S = 24 * 3600
 BLOB_TTL_S = 3600
+"""How much longer than its action may run a claim is kept: for the wait for a thread, for ends, and for messages that come late."""
+
 """A blob is kept for so long after it was made, and those of an action's arguments for as long as the action has not ended: the scheduler
 renews them."""
 

@@ -15,7 +15,16 @@ from celery import Celery
 
 from tangram import Action, ActionCancelled, ActionError, ActionFailed, ActionLost, Cost
 from tangram.connection import open_store
-from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, GRANT_HEADER, INGRESS_QUEUE, node_queue
+from tangram.wire import (
+    BLOB_KEY_PREFIX,
+    BLOB_THRESHOLD_BYTES,
+    BLOB_TTL_S,
+    CLAIM_KEY_PREFIX,
+    CLAIM_TTL_S,
+    GRANT_HEADER,
+    INGRESS_QUEUE,
+    node_queue,
+)
 from tests.live.support import Live
 
 INCLUDE = ("tests.live.live_tasks",)
@@ -90,6 +99,19 @@ def test_a_grant_that_comes_twice_is_dropped(live: Live, tmp_path: Path) -> None
         go.touch()
         assert handle.result(20) == "word"
     assert words(path) == {"word": 1, "other": 1}
+
+
+def test_a_claim_outlives_the_timeout_of_its_action(live: Live, tmp_path: Path) -> None:
+    # Given an action that may run for longer than claims are kept beyond that
+    path, go, timeout_s = tmp_path / "marks", tmp_path / "go", 3.0 * CLAIM_TTL_S
+    with live.client() as client, open_store(str(live.settings.result_url), 5.0) as store:
+        handle = client.submit(mark(path, "word", go, timeout_s=timeout_s))
+        # When it runs
+        live.until(lambda: words(path))
+        # Then its claim is kept until after its timeout
+        assert store.ttl(f"{CLAIM_KEY_PREFIX}{handle.id}:1") > timeout_s + CLAIM_TTL_S / 2
+        go.touch()
+        assert handle.result(20) == "word"
 
 
 def test_grants_of_a_scheduler_that_was_replaced_are_refused(live: Live, tmp_path: Path) -> None:
