@@ -59,7 +59,7 @@ class Session:
             When there is no stack to connect to.
 
         """
-        Action(kind="check", job=job)
+        Action.from_header({"kind": "check", "job": job})
         settings = settings or Settings()
         addresses = find_addresses(settings)
         self.job = job
@@ -155,7 +155,7 @@ class Session:
             _shut_down(self._publisher, self._feed, self._inbox, self._store, self._pid, wait_s)
 
     def _submit(self, action: Action) -> Handle[Any]:
-        if action.job == "default":
+        if not action.job:
             action = replace(action, job=self.job)
         task_id = f"{self._client_id}-{next(self._counter):08x}"
         future = self._inbox.expect(task_id, action.kind)
