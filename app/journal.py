@@ -27,8 +27,25 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from app import journal_fold
 from app.database import DatabaseError, database_errors, problem, shown, writing
 from app.leader import Lease
-from app.models import ABSENT, NODE_UP, RUNNING, Action, Base, Environment, Grant, Job, LeaseRow, Node, Service, ServiceInstance, table
+from app.models import (
+    ABSENT,
+    ENVIRONMENT_ENDS,
+    NODE_UP,
+    RUNNING,
+    Action,
+    Base,
+    Environment,
+    Grant,
+    Job,
+    LeaseRow,
+    Node,
+    Service,
+    ServiceInstance,
+    table,
+)
 from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, SpentAction, Unfinished, UnfinishedAction, UntoldEnd
+from scheduler.events import EnvironmentGone
+from scheduler.gone import REMEMBERED
 
 log = logging.getLogger(__name__)
 
@@ -271,8 +288,17 @@ def _load_unfinished(connection: Connection) -> Unfinished:
     environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
     nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
     ended = select(Action.id).where(Action.ended_at > time.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
+    gone = [
+        select(Environment.id, Environment.state, Environment.node, Environment.reason, Environment.ended_at)
+        .where(Environment.ended_at > time.time() - ENDS_LOADED_S, Environment.state == state)
+        .order_by(Environment.ended_at.desc())
+        .limit(REMEMBERED)
+        for state in ENVIRONMENT_ENDS
+    ]
+    lost = (Environment.id == Action.environment) & (Environment.state == "lost") & (Action.status == "lost")
     untold = (
-        select(Action.id, Action.message, Action.status, Action.reason)
+        select(Action.id, Action.message, Action.status, Action.reason, Environment.node)
+        .join_from(Action, Environment, lost, isouter=True)
         .where(Action.ended_at > time.time() - ENDS_LOADED_S, Action.message.is_not(None))
         .order_by(Action.ended_at, Action.position)
     )
@@ -295,6 +321,8 @@ def _load_unfinished(connection: Connection) -> Unfinished:
                 pod_cores=row.pod_cores,
                 at=row.changed_at,
                 reason=row.reason,
+                client=row.client or "",
+                used_at=row.used_at,
             )
             for row in connection.execute(environments)
         ],
@@ -304,7 +332,15 @@ def _load_unfinished(connection: Connection) -> Unfinished:
         ],
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
         spent=tuple(SpentAction(header=row.header, granted_at=row.granted_at) for row in connection.execute(spent)),
-        untold=tuple(UntoldEnd(id=row.id, message=row.message, status=row.status, reason=row.reason) for row in connection.execute(untold)),
+        untold=tuple(
+            UntoldEnd(id=row.id, message=row.message, status=row.status, reason=row.reason, environment_lost_on=row.node or "")
+            for row in connection.execute(untold)
+        ),
+        gone=tuple(
+            EnvironmentGone(id=row.id, state=row.state, node=row.node or "", reason=row.reason, at=row.ended_at)
+            for query in gone
+            for row in connection.execute(query).all()[::-1]
+        ),
     )
 
 

@@ -258,6 +258,8 @@ class Fold:
             "opened_at": earlier["opened_at"] if earlier and earlier["opened_at"] is not None else opened_at,
             "changed_at": entry.at,
             "ended_at": entry.at if entry.state in ENVIRONMENT_ENDS else None,
+            "client": entry.client or None,
+            "used_at": entry.used_at,
         }
 
     def _node(self, entry: NodeChanged) -> None:

@@ -152,7 +152,10 @@ class Grant(Base):
 
 
 class Environment(Base):
-    """A stateful sandbox of a trajectory; `pod_cores` are cores it holds for itself, 0 where cores go to actions."""
+    """A stateful sandbox of a trajectory; `pod_cores` are cores it holds for itself, 0 where cores go to actions.
+
+    It goes with its `client`, where it has one. Its last use is at most a part of its lease later than `used_at`.
+    """
 
     __tablename__ = "environments"
 
@@ -168,8 +171,16 @@ class Environment(Base):
     opened_at: Mapped[float | None]
     changed_at: Mapped[float]
     ended_at: Mapped[float | None]
+    client: Mapped[str | None]
+    used_at: Mapped[float | None]
 
     __table_args__ = (
+        Index(
+            "ix_environments_ended_at",
+            "ended_at",
+            sqlite_where=text("ended_at IS NOT NULL"),
+            postgresql_where=text("ended_at IS NOT NULL"),
+        ),
         Index("ix_environments_unfinished", "created_at", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
         Index("ix_environments_job", "job"),
     )

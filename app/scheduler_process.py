@@ -103,7 +103,15 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
             event_log = EventLogFile(settings.event_log, epoch, setup)
         transport = KombuTransport(_app_of(settings), connect_timeout_s=settings.connect_timeout_s, epoch=epoch)
         with SqlJournal(engine, lease=lease) as journal:
-            service = Service(setup.core(), transport, journal, epoch=epoch, still_leading=renewal.still_leading, event_log=event_log)
+            service = Service(
+                setup.core(),
+                transport,
+                journal,
+                epoch=epoch,
+                still_leading=renewal.still_leading,
+                orphan_s=settings.orphan_s,
+                event_log=event_log,
+            )
             unfinished = service.recover()
             if unfinished:
                 log.warning("going on with %d unfinished actions", unfinished)

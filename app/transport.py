@@ -38,7 +38,8 @@ from app.stored_ends import stored_end
 from scheduler.events import StoredEnd
 from scheduler.transport import Received
 from tangram.connection import REDIS_SCHEMES, open_store
-from tangram.errors import BY_STATUS, ActionFailed, StackUnreachable
+from tangram.errors import BY_STATUS, ActionFailed, EnvironmentLost, StackUnreachable
+from tangram.life_signs import silences
 from tangram.wire import (
     ACTION_HEADER,
     BLOB_TTL_S,
@@ -86,7 +87,7 @@ class KombuTransport:
         self._timeout_s = connect_timeout_s
         self._epoch = epoch
         self._outbox: list[tuple[str, bytes | str, dict[str, Any], dict[str, Any]]] = []
-        self._ends: deque[tuple[str, str, str, str]] = deque()
+        self._ends: deque[tuple[str, str, str, str, str]] = deque()
         self._disowned: list[str] = []
         self._declared: set[str] = set()
         self._intake: RedisIntake | AmqpIntake | None = None
@@ -161,9 +162,9 @@ class KombuTransport:
         properties = {"content_type": "application/json", "content_encoding": "utf-8", **message.properties}
         self._outbox.append((node, body, message.headers, properties))
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str) -> None:
+    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "") -> None:
         """Buffer the result of an action that ends without a worker."""
-        self._ends.append((action_id, message, status, reason))
+        self._ends.append((action_id, message, status, reason, environment_lost_on))
 
     def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
         """Return the ends of those of these actions, kinds by id, whose workers have stored a result; none while the store is away."""
@@ -176,6 +177,16 @@ class KombuTransport:
             return []
         found = [stored_end(action_id, kind, raw) for (action_id, kind), raw in zip(kinds.items(), raws, strict=True)]
         return [end for end in found if end is not None]
+
+    def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
+        """Return for how long clients have been silent; see the protocol."""
+        if time.monotonic() < self._store_pause_until:
+            return None
+        try:
+            return silences(self._app.backend.client, clients)
+        except (RedisError, OSError) as error:
+            self._pause_store(error)
+            return None
 
     def disown(self, action_id: str, attempt: int) -> None:
         """Buffer that the worker that has claimed this try shall drop its result."""
@@ -306,7 +317,9 @@ class KombuTransport:
             if self._disowned:
                 with self._app.backend.client.pipeline(transaction=False) as pipe:
                     for claim in self._disowned:
-                        pipe.set(claim, "disowned", ex=CLAIM_TTL_S)
+                        # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
+                        pipe.set(claim, "disowned", xx=True, keepttl=True)
+                        pipe.set(claim, "disowned", nx=True, ex=CLAIM_TTL_S)
                     pipe.execute()
                 self._disowned.clear()
             until = time.monotonic() + _STORING_S
@@ -320,14 +333,14 @@ class KombuTransport:
         log.warning("the result store does not answer: %s", error)
         self._store_pause_until = time.monotonic() + _LONGEST_PAUSE_S
 
-    def _store(self, action_id: str, message: str, status: str, reason: str) -> None:
+    def _store(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str) -> None:
         backend = self._app.backend
         if status == "succeeded":
             act = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
             payload = {"status": status, "value": None, "reason": reason, "dop": 0, "act": act}
             backend.store_result(action_id, payload, "SUCCESS")
             return
-        error = BY_STATUS.get(status, ActionFailed)(reason)
+        error = EnvironmentLost(reason, environment_lost_on) if environment_lost_on else BY_STATUS.get(status, ActionFailed)(reason)
         request = _request(message)
         try:
             backend.mark_as_failure(action_id, error, request=request)

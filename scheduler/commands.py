@@ -62,6 +62,7 @@ class Finish:
 
     With `by_worker` the result is stored already; otherwise the driver stores what `status` and `reason` say.
     The parts are seconds and add up to the ACT; `unit_s` are the core- or cell-seconds that its grants held.
+    `environment_lost_on` is the node on which the action's environment was lost, empty where it was not.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Finish:
     cpu_s: float
     dop: int
     unit_s: float = 0.0
+    environment_lost_on: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ class CloseEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteEnvironment:
-    """Note the state of an environment."""
+    """Note the state of an environment, and that it was last used at `used_at`."""
 
     id: str
     state: EnvironmentState
@@ -98,6 +100,8 @@ class NoteEnvironment:
     memory_mb: int
     pod_core_ids: tuple[int, ...]
     reason: str = ""
+    client: str = ""
+    used_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

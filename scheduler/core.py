@@ -20,7 +20,7 @@ Theory of operation:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from scheduler import events
 from scheduler.answers import may_wait_again, note_answer, note_sent, only_calls
@@ -28,7 +28,7 @@ from scheduler.commands import Command, Requeue, Stop
 from scheduler.dispatch import Dispatcher
 from scheduler.durations import Observation
 from scheduler.ends import Ends
-from scheduler.environments import Environments
+from scheduler.environments import CLOSED, Environments
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Limits, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.nodes import Nodes
@@ -37,6 +37,7 @@ from scheduler.recovery import Recovery
 from scheduler.refusal import refusal
 from scheduler.residency import Residency
 from scheduler.state import State, wants_cells, wants_cores
+from tangram.action import Action
 
 
 class Core:
@@ -101,6 +102,10 @@ class Core:
                 self._never_arrived(event, now)
             case events.EnvironmentOpened():
                 self._recovery.environment_opened(event, now)
+            case events.EnvironmentGone():
+                self.state.gone.add(event)
+            case events.ClientGone():
+                self._client_gone(event, now)
             case events.EnvironmentClosed():
                 self._closed(event, now)
             case events.Resumed():
@@ -141,9 +146,9 @@ class Core:
         waiting = state.make_waiting(event.id, event.action, event.submitted_at, now if event.received_at is None else event.received_at)
         waiting.attempt = event.attempt
         state.enter(waiting)
-        refused = refusal(state, waiting.action)
+        refused = refusal(state, waiting.action, now)
         if refused is not None:
-            state.finish_waiting(waiting, refused.status, refused.reason, now)
+            state.finish_waiting(waiting, refused.status, refused.reason, now, environment_lost_on=refused.environment_lost_on)
             return
         self._enqueue(waiting, now)
 
@@ -187,7 +192,7 @@ class Core:
             opener = self.state.waiting[environment.open_id]
             self.state.opens.remove(opener)
             self.state.finish_waiting(opener, "cancelled", "closed before it was opened", now)
-            self._environments.forget(environment, "closed", "closed before it was opened", now)
+            self._environments.forget(environment, "closed before it was opened", now)
             self.state.finish_waiting(waiting, "succeeded", "", now)
             self._environments.place(now)
             return
@@ -195,6 +200,7 @@ class Core:
             environment.actions[waiting.id] = None
             environment.parked.append(waiting)
             return
+        environment.close_requested = CLOSED
         self._environments.closing(environment, "its environment was closed", now)
         self._dispatcher.start_without_units(waiting, self.state.nodes[environment.node or ""], now)
 
@@ -276,10 +282,10 @@ class Core:
             if status == "succeeded":
                 self._opened(environment, now)
             else:
-                self._environments.not_opened(environment, reason or "it could not be opened", now)
+                self._environments.not_opened(environment, reason, now)
         elif waiting.action.kind == "cpu.close":
             if environment.state == "closing":  # else it is a later one of the same name
-                self._environments.closed(environment, reason or "closed", now)
+                self._environments.closed(environment, environment.close_requested, now)
         else:
             self._environments.action_ended(waiting, environment, now)
 
@@ -304,30 +310,36 @@ class Core:
         self._environments.closed(environment, event.reason, now)
 
     def _cancelled(self, event: events.Cancelled, now: float) -> None:
-        state = self.state
-        for action_id in [*event.ids, *self._ids_of(event)]:
-            waiting, running = state.waiting.get(action_id), state.running.get(action_id)
-            if waiting is not None:
-                self._drop_waiting(waiting, "cancelled", event.reason, now)
-            elif running is not None and not running.stopping and running.waiting.action.kind not in ("cpu.open", "cpu.close"):
-                running.stopping = event.reason
-                state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=event.reason))
-        if event.job is not None:
-            for environment in [e for e in state.environments.values() if self._concerns(event, e.job, e.trajectory)]:
-                environment.cut_short = True
-                self._environments.close_unasked(environment, event.reason, now)
+        def concerned(one: Action | Environment) -> bool:
+            return one.job == event.job and event.trajectory in (None, one.trajectory)
 
-    def _ids_of(self, event: events.Cancelled) -> list[str]:
-        if event.job is None:
-            return []
-        everything = [*self.state.waiting.values(), *(running.waiting for running in self.state.running.values())]
+        self._cancel(event.ids, event.reason, now)
+        if event.job is not None:
+            self._cancel_all(concerned, event.reason, now)
+
+    def _client_gone(self, event: events.ClientGone, now: float) -> None:
+        self._cancel_all(lambda one: one.client == event.client, event.reason, now)
+
+    def _cancel_all(self, concerned: Callable[[Action | Environment], bool], reason: str, now: float) -> None:
+        """Cancel the actions that are concerned, and close the environments."""
+        state = self.state
+        everything = [*state.waiting.values(), *(running.waiting for running in state.running.values())]
         # The last first: an action that waited for another one is gone before that one's end could start it.
         everything.sort(key=lambda waiting: -waiting.seq)
-        return [w.id for w in everything if self._concerns(event, w.action.job, w.action.trajectory) and w.action.kind != "cpu.close"]
+        self._cancel([w.id for w in everything if concerned(w.action) and w.action.kind != "cpu.close"], reason, now)
+        for environment in [one for one in state.environments.values() if concerned(one)]:
+            environment.cut_short = True
+            self._environments.close_unasked(environment, reason, now)
 
-    @staticmethod
-    def _concerns(event: events.Cancelled, job: str, trajectory: str) -> bool:
-        return job == event.job and event.trajectory in (None, trajectory)
+    def _cancel(self, ids: Iterable[str], reason: str, now: float) -> None:
+        state = self.state
+        for action_id in ids:
+            waiting, running = state.waiting.get(action_id), state.running.get(action_id)
+            if waiting is not None:
+                self._drop_waiting(waiting, "cancelled", reason, now)
+            elif running is not None and not running.stopping and running.waiting.action.kind not in ("cpu.open", "cpu.close"):
+                running.stopping = reason
+                state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
 
     def _drop_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
         """End a waiting action, wherever it waits."""
@@ -336,7 +348,7 @@ class Core:
         if action.kind == "cpu.open" and environment is not None:
             state.opens.remove(waiting)
             state.finish_waiting(waiting, status, reason, now)
-            self._environments.forget(environment, "closed", reason, now)
+            self._environments.forget(environment, reason, now)
             self._environments.place(now)
             return
         if environment is not None:

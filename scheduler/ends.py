@@ -71,7 +71,9 @@ class Ends:
             waiting.action, waiting.estimate, work_s=work_s, held_units=held_units, execution_s=execution_s, cpu_s=cpu_s
         )
 
-    def note_end(self, running: Running, status: End, reason: str, now: float, *, finished: events.Finished | None) -> None:
+    def note_end(
+        self, running: Running, status: End, reason: str, now: float, *, finished: events.Finished | None, environment_lost_on: str = ""
+    ) -> None:
         """Note the end of a running action; `finished` is what its worker said, None where it said nothing."""
         waiting = running.waiting
         held_s = now - running.granted_at
@@ -92,5 +94,6 @@ class Ends:
                 cpu_s=finished.cpu_s if finished else 0.0,
                 dop=running.grant.units,
                 unit_s=waiting.unit_s,
+                environment_lost_on=environment_lost_on,
             )
         )

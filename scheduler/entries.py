@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scheduler.commands import Finish
+from scheduler.events import EnvironmentGone
 from scheduler.lifecycle import End
 
 
@@ -77,7 +78,10 @@ class EndsTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentChanged:
-    """An environment is now in `state`: waiting, opening, open, closing, closed or lost."""
+    """An environment is now in `state`: waiting, opening, open, closing, closed or lost.
+
+    It goes with its `client`, unless that is empty, and was last used at `used_at`, as far as that is known.
+    """
 
     id: str
     state: str
@@ -88,6 +92,8 @@ class EnvironmentChanged:
     pod_cores: int
     at: float
     reason: str = ""
+    client: str = ""
+    used_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +185,7 @@ class UntoldEnd:
     message: str
     status: End
     reason: str
+    environment_lost_on: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +193,8 @@ class Unfinished:
     """All that a restarted scheduler goes on with, in order of reception.
 
     `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
-    them that drew on quotas, in the order of their grants, `untold` those whose trainers may still wait.
+    them that drew on quotas, in the order of their grants, `untold` those whose trainers may still wait. `gone` are the environments
+    that were closed or lost lately, the oldest first.
     """
 
     actions: Sequence[UnfinishedAction]
@@ -195,6 +203,7 @@ class Unfinished:
     ended: Sequence[str] = ()
     spent: Sequence[SpentAction] = ()
     untold: Sequence[UntoldEnd] = ()
+    gone: Sequence[EnvironmentGone] = ()
 
 
 class Journal(Protocol):

@@ -8,12 +8,20 @@ earlier action of the same shell session has ended. A worker is thus only ever h
 from __future__ import annotations
 
 import heapq
+from typing import Final, Literal
 
 from scheduler.commands import CloseEnvironment, Stop
+from scheduler.events import EnvironmentGone
+from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Waiting
 from scheduler.refusal import cores_refusal
 from scheduler.state import Node, State, memory_of, wants_cores
 from tangram.action import CORES
+
+CLOSED: Final = "its trainer closed it"
+
+NOTED_PART: Final = 0.1
+"""Part of a lease after which another use of an environment is written down."""
 
 
 class Environments:
@@ -38,6 +46,7 @@ class Environments:
             open_id=waiting.id,
             since=now,
             last_used=now,
+            client="" if action.detached else action.client,
         )
         self._state.keep_environment(environment)
         self._state.opens.add(waiting)
@@ -119,8 +128,8 @@ class Environments:
         self._lease(environment)
         self._state.note(environment)
         asked = any(waiting.action.kind == "cpu.close" for waiting in environment.parked)
-        if environment.doomed and not asked:
-            self.close_unasked(environment, environment.doomed, now)
+        if environment.close_requested and not asked:
+            self.close_unasked(environment, environment.close_requested, now)
         elif not asked:
             parked = list(environment.parked)
             environment.parked.clear()
@@ -128,9 +137,16 @@ class Environments:
                 self.admit(waiting, environment, now)
         self.place(now)
 
-    def adopt(self, environment: Environment, node: Node, now: float) -> None:
-        """Take over an environment that an earlier scheduler had opened."""
-        environment.since = environment.last_used = now
+    def adopt(self, environment: Environment, node: Node, used_at: float | None, now: float) -> None:
+        """Take over an environment that an earlier scheduler had opened; its lease goes on, where it is known when it was `used_at`.
+
+        A part of the lease is added: its last use is noted only as often (`_note_use`), and what was sent meanwhile must arrive first.
+        """
+        environment.since, environment.last_used = now, used_at if used_at is not None else now
+        environment.use_noted = environment.last_used
+        lease_s = self._state.limits.lease_s
+        if lease_s is not None:
+            environment.last_used = min(now, max(environment.last_used, now - lease_s) + lease_s * NOTED_PART)
         self._occupy(environment, node)
         environment.state = "open"
         self._lease(environment)
@@ -159,15 +175,16 @@ class Environments:
             self._make_pod(environment, node)
 
     def not_opened(self, environment: Environment, reason: str, now: float) -> None:
-        """Note that an environment could not be opened: its room is free, its actions fail."""
+        """Note that an environment could not be opened: its room is free, its actions fail, or are lost where it is."""
         self._opening -= 1
-        self.forget(environment, "closed", reason, now)
+        failed = f"it could not be opened: {reason}" if reason else "it could not be opened"
+        self.forget(environment, reason if environment.lost else failed, now)
         self.place(now)
 
     def admit(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Queue an action of an environment for cores, or park it while it cannot run anyway."""
         session = waiting.action.session
-        environment.last_used = now
+        self._note_use(environment, now)
         refused = cores_refusal(self._state, environment, waiting.action)
         if refused is not None:
             environment.actions.pop(waiting.id, None)
@@ -191,7 +208,7 @@ class Environments:
     def action_ended(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Let the next action of the same session go on."""
         environment.actions.pop(waiting.id, None)
-        environment.last_used = now
+        self._note_use(environment, now)
         session = waiting.action.session
         if session and environment.sessions.get(session) == waiting.id:
             del environment.sessions[session]
@@ -214,17 +231,18 @@ class Environments:
         if environment.actions:
             environment.over = reason
             return
-        self.forget(environment, "closed", reason, now)
+        self.forget(environment, reason, now)
         self.place(now)
 
     def gone(self, environment: Environment, reason: str, now: float) -> None:
-        """Note that an environment has ended by itself: what waits for it fails, its room is free once what runs has ended."""
+        """Note that an environment has ended by itself: what waits for it is lost, its room is free once what runs has ended."""
+        environment.lost = True
         if not environment.actions:
-            self.forget(environment, "lost", reason, now)
+            self.forget(environment, reason, now)
             self.place(now)
             return
         environment.state, environment.over = "closing", reason
-        self._fail_waiting(environment, f"environment {environment.id} is gone: {reason}", now)
+        self._end_waiting(environment, f"environment {environment.id} is lost: {reason}", now)
         self._state.note(environment, reason)
 
     def unqueue(self, waiting: Waiting, environment: Environment, now: float) -> None:
@@ -239,8 +257,8 @@ class Environments:
 
     def closing(self, environment: Environment, reason: str, now: float) -> None:
         """Fail what waits and stop what runs in an environment that is being closed."""
-        environment.state = "closing"
-        self._fail_waiting(environment, reason, now)
+        environment.state, environment.close_requested = "closing", environment.close_requested or reason
+        self._end_waiting(environment, reason, now)
         for action_id in list(environment.actions):
             running = self._state.running.get(action_id)
             if running is not None and not running.stopping:
@@ -251,12 +269,19 @@ class Environments:
     def close_unasked(self, environment: Environment, reason: str, now: float) -> None:
         """Close an environment that no trainer will close: now if it is open, as soon as it stands if it is opening."""
         if environment.state == "opening":
-            environment.doomed = reason
+            environment.close_requested = reason
         if environment.state != "open":
             return
         assert environment.node is not None, "an open environment has a node"
         self.closing(environment, reason, now)
         self._state.out.append(CloseEnvironment(id=environment.id, node=environment.node, reason=reason))
+
+    def _note_use(self, environment: Environment, now: float) -> None:
+        """Note that an environment is in use, in the journal once per part of a lease: a restarted scheduler lets the lease go on."""
+        environment.last_used = now
+        lease_s = self._state.limits.lease_s
+        if environment.state == "open" and lease_s is not None and now - environment.use_noted >= lease_s * NOTED_PART:
+            self._state.note(environment)
 
     def _lease(self, environment: Environment) -> None:
         """Note when the lease of an environment that has just opened is over, should nobody use it until then."""
@@ -287,9 +312,10 @@ class Environments:
         while (due := self.next_lease(now)) is not None and due <= now:
             self.close_unasked(self._leases[0][2], f"unused for {self._state.limits.lease_s:g} s", now)
 
-    def forget(self, environment: Environment, state: str, reason: str, now: float) -> None:
-        """Give back an environment's room; `state` is `closed` or `lost`."""
-        self._fail_waiting(environment, f"environment {environment.id} is gone: {reason}", now)
+    def forget(self, environment: Environment, reason: str, now: float) -> None:
+        """Give back the room of an environment that was closed or lost, and remember how it ended."""
+        how = "is lost" if environment.lost else "is gone"
+        self._end_waiting(environment, f"environment {environment.id} {how}: {reason}", now)
         node = self._state.nodes.get(environment.node or "")
         if node is not None and environment.id in node.environments:
             del node.environments[environment.id]
@@ -299,9 +325,11 @@ class Environments:
                 node.cores.give_back(environment.pod_core_ids)
             self._state.touch(node.cores)
         self._state.pods.pop(environment.id, None)
-        environment.cut_short = environment.cut_short or state == "lost"
+        environment.cut_short = environment.cut_short or environment.lost
         self._state.forget_environment(environment)
-        environment.state = "lost" if state == "lost" else "closed"
+        state: Literal["closed", "lost"] = "lost" if environment.lost else "closed"
+        environment.state = state
+        self._state.gone.add(EnvironmentGone(id=environment.id, state=state, node=environment.node or "", reason=reason, at=now))
         self._state.note(environment, reason)
 
     def back_to_waiting(self, environment: Environment, now: float) -> None:
@@ -311,7 +339,10 @@ class Environments:
         environment.state, environment.node, environment.pod_core_ids = "waiting", None, ()
         self._state.note(environment)
 
-    def _fail_waiting(self, environment: Environment, reason: str, now: float) -> None:
+    def _end_waiting(self, environment: Environment, reason: str, now: float) -> None:
+        """End what waits: as lost where its environment is, else as failed."""
+        status: End = "lost" if environment.lost else "failed"
+        lost_on = (environment.node or "") if environment.lost else ""
         for action_id in list(environment.actions):
             waiting = self._state.waiting.get(action_id)
             if waiting is None:
@@ -323,4 +354,4 @@ class Environments:
             environment.actions.pop(action_id, None)
             if environment.sessions.get(waiting.action.session or "") == action_id:
                 del environment.sessions[waiting.action.session or ""]
-            self._state.finish_waiting(waiting, "failed", reason, now)
+            self._state.finish_waiting(waiting, status, reason, now, environment_lost_on=lost_on)

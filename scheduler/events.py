@@ -208,7 +208,10 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentOpened:
-    """An environment that an earlier scheduler opened still stands on `node`."""
+    """An environment that an earlier scheduler opened still stands on `node`.
+
+    As far as its journal knows, it was last used at `used_at`, and was being closed for the reason `closing`.
+    """
 
     id: str
     node: str
@@ -216,6 +219,9 @@ class EnvironmentOpened:
     trajectory: str
     memory_mb: int = 0
     pod_core_ids: tuple[int, ...] = ()
+    client: str = ""
+    used_at: float | None = None
+    closing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +229,25 @@ class EnvironmentClosed:
     """An environment stands on its node no longer, asked or not."""
 
     id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentGone:
+    """An environment was `closed` or `lost` at `at`, on `node` where it had one, under an earlier scheduler."""
+
+    id: str
+    state: Literal["closed", "lost"]
+    node: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientGone:
+    """A client has given no sign of life for too long: its actions are cancelled, its environments closed."""
+
+    client: str
     reason: str
 
 
@@ -258,6 +283,8 @@ Event = (
     | ServiceChanged
     | EnvironmentOpened
     | EnvironmentClosed
+    | EnvironmentGone
+    | ClientGone
     | Cancelled
     | Tick
 )

@@ -4,11 +4,11 @@ Action:
 
 | from | on | to |
 |---|---|---|
-| – | submitted | `waiting`, or `rejected` at once |
+| – | submitted | `waiting`, or at once `rejected`; `failed` where its environment is closed, `lost` where that is lost |
 | `waiting` | start | `running` |
-| `waiting` | cancelled, queue deadline, environment gone | `cancelled`, `timed_out`, `failed` |
+| `waiting` | cancelled, queue deadline, environment closed, environment lost | `cancelled`, `timed_out`, `failed`, `lost` |
 | `running` | finished | `succeeded`, `failed`, `timed_out`, `cancelled` |
-| `running` | node lost | what its stored result says; without one `waiting` when it may run again, else `lost` |
+| `running` | node lost | what its stored result says; without one `waiting` when it may run again, else `lost`, as in an environment |
 | `running` | an outside API refused it | `waiting` when it may run again, else `succeeded` with the refusal as answer |
 | `running` | its node never got it | `waiting` if it draws on quotas alone, else it is sent to its node again |
 
@@ -19,10 +19,10 @@ Environment:
 | – | `cpu.open` submitted | `waiting` |
 | `waiting` | placed on a node | `opening` |
 | `opening` | opened, failed | `open`, `closed` |
-| `open` | `cpu.close`, lease over, trajectory cancelled | `closing` |
+| `open` | `cpu.close`, lease over, trajectory cancelled, client gone | `closing` |
 | `closing` | closed | `closed` |
-| `opening` | node lost | `waiting` |
-| `open`, `closing` | node lost | `lost` |
+| `opening` | node lost, for the second time | `waiting`, `lost` |
+| `open`, `closing` | node lost, ended by itself | `lost` |
 
 Node:
 

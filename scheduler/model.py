@@ -264,8 +264,11 @@ class Environment:
     """A sandbox of a trajectory.
 
     `parked` are its actions that wait for something other than units: for the environment to open, or for an earlier
-    action of the same shell session. `sessions` name the action that each session is busy with. `doomed` says why it is
-    to be closed as soon as it stands, `over` why it is closed as soon as the last of its actions has ended.
+    action of the same shell session. `sessions` name the action that each session is busy with. `close_requested` says why it is
+    being closed, or is to be as soon as it stands; `over` why it is closed as soon as the last of its actions
+    has ended. It is `lost` where its node was lost or it ended by itself.
+
+    It goes with its `client`, unless that is empty. Its use was written down last as of `use_noted`.
 
     `life` is the work that its actions have had, `ended_work_s` that of those that have ended. It is `cut_short` where its
     trainer gave it up, or its node was lost.
@@ -284,8 +287,11 @@ class Environment:
     parked: deque[Waiting] = field(default_factory=deque)
     sessions: dict[str, str] = field(default_factory=dict)
     actions: dict[str, None] = field(default_factory=dict)
-    doomed: str = ""
+    close_requested: str = ""
     over: str = ""
     life: Life = field(default_factory=Life)
     ended_work_s: float = 0.0
     cut_short: bool = False
+    client: str = ""
+    lost: bool = False
+    use_noted: float = 0.0

@@ -89,7 +89,7 @@ class Nodes:
         environments = [self._state.environments[e] for e in node.environments if e not in event.environments]
         for environment in environments:
             if environment.state == "closing" and not environment.actions:
-                self._environments.closed(environment, "closed by the system", now)
+                self._environments.closed(environment, environment.close_requested or "closed by the system", now)
             elif environment.state == "open":
                 self._environments.gone(environment, f"it ended on node {node.spec.name}", now)
 
@@ -116,7 +116,8 @@ class Nodes:
                 self.lose(running, f"node {name} was lost: {reason}", now)
         for environment in gone:
             if environment.state in ("open", "closing"):
-                self._environments.forget(environment, "lost", f"node {name} was lost: {reason}", now)
+                environment.lost = True
+                self._environments.forget(environment, f"node {name} was lost: {reason}", now)
         self._dispatcher.forget_node(node)
         node.cores.look_at = math.inf  # nobody is to look at what is gone
         self._environments.place(now)
@@ -127,7 +128,7 @@ class Nodes:
         self._ends.note_end(running, stored.status, stored.reason, now, finished=stored.finished(running.grant.attempt))
         environment = self._state.environments.get(running.waiting.action.environment or "")
         if environment is not None and running.waiting.action.kind == "cpu.open":
-            self._environments.not_opened(environment, stored.reason or "it could not be opened", now)
+            self._environments.not_opened(environment, stored.reason, now)
         elif environment is not None:
             environment.actions.pop(stored.id, None)
 
@@ -139,7 +140,7 @@ class Nodes:
         opening = action.kind == "cpu.open" and environment is not None
         # Tries that an outside API refused or that never arrived lost no node; a restarted scheduler knows only their sum, and is careful.
         tried = running.grant.attempt - waiting.refused >= MOST_TRIES
-        unwanted = running.stopping or (environment is not None and environment.doomed)
+        unwanted = running.stopping or (environment is not None and environment.close_requested)
         if (opening or (action.idempotent and action.environment is None)) and not tried and not unwanted:
             self._state.enter(waiting)
             self._state.out.append(Requeue(id=waiting.id, reason=reason))
@@ -151,8 +152,10 @@ class Nodes:
             return
         if tried and action.idempotent:
             reason += f"; it was the {MOST_TRIES}nd node that this action lost, so it is not tried again"
-        self._ends.note_end(running, "lost", reason, now, finished=None)
+        lost_on = running.grant.node if action.environment is not None else ""
+        self._ends.note_end(running, "lost", reason, now, finished=None, environment_lost_on=lost_on)
         if opening and environment is not None:
+            environment.lost = True
             self._environments.not_opened(environment, reason, now)
         elif environment is not None:
             environment.actions.pop(waiting.id, None)

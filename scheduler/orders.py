@@ -245,11 +245,19 @@ class Orders:
         if not command.by_worker:
             if granted is not None:
                 self._transport.disown(command.id, granted)
-            self.tell(UntoldEnd(id=command.id, message=message, status=command.status, reason=command.reason))
+            self.tell(
+                UntoldEnd(
+                    id=command.id,
+                    message=message,
+                    status=command.status,
+                    reason=command.reason,
+                    environment_lost_on=command.environment_lost_on,
+                )
+            )
 
     def tell(self, end: UntoldEnd) -> None:
         """Have the result of an action stored that ends without a worker, and note when that is done."""
-        self._transport.store_end(end.id, end.message, end.status, end.reason)
+        self._transport.store_end(end.id, end.message, end.status, end.reason, end.environment_lost_on)
         self._untold.append(end.id)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
@@ -264,6 +272,8 @@ class Orders:
                 pod_cores=len(command.pod_core_ids),
                 at=now,
                 reason=command.reason,
+                client=command.client,
+                used_at=command.used_at,
             )
         )
 

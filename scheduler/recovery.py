@@ -7,7 +7,7 @@ from dataclasses import replace
 from scheduler import events
 from scheduler.commands import Resize
 from scheduler.cpu.cores import CoreGroup
-from scheduler.environments import Environments
+from scheduler.environments import CLOSED, Environments
 from scheduler.model import Environment, QuotaSpec, Running, ServiceSpec, Waiting
 from scheduler.nodes import Nodes
 from scheduler.resources.quota import QuotaState
@@ -37,9 +37,12 @@ class Recovery:
             node=event.node,
             pod_core_ids=event.pod_core_ids,
             life=self._state.work_left.resume(event.job, event.id),
+            client=event.client,
         )
         environment.ended_work_s = environment.life.work_s
-        self._environments.adopt(environment, node, now)
+        self._environments.adopt(environment, node, event.used_at, now)
+        if event.closing:
+            self._environments.close_unasked(environment, event.closing, now)
 
     def resumed(self, event: events.Resumed, now: float) -> None:
         """Put a granted action back among the running ones; if its node is gone, it is lost or waits again."""
@@ -69,7 +72,7 @@ class Recovery:
         node.running[waiting.id] = None
         node.memory_free -= own_memory(action)
         if environment is not None and action.kind == "cpu.close":
-            environment.state = "closing"
+            environment.state, environment.close_requested = "closing", environment.close_requested or CLOSED
         elif environment is not None and action.kind != "cpu.open":
             environment.actions[waiting.id] = None
             if action.session:
@@ -126,5 +129,6 @@ class Recovery:
             open_id=waiting.id,
             pod_core_ids=event.grant.core_ids,
             last_used=now,
+            client="" if action.detached else action.client,
         )
         self._environments.readopt_opening(environment, self._state.nodes.get(event.grant.node))

@@ -13,14 +13,15 @@ from tangram.action import CELLS, CORES, Action
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How a refused action ends, and why."""
+    """How a refused action ends, and why; `environment_lost_on` is the node on which its environment was lost."""
 
     reason: str
-    status: Literal["rejected", "failed"] = "rejected"
+    status: Literal["rejected", "failed", "lost"] = "rejected"
+    environment_lost_on: str = ""
 
 
-def refusal(state: State, action: Action) -> Refusal | None:
-    """Return why `action`, already counted as waiting, is refused; None where it is not.
+def refusal(state: State, action: Action, now: float) -> Refusal | None:
+    """Return why `action`, already counted as waiting, is refused at time `now`; None where it is not.
 
     Where no node of the right pool is up there is nothing to compare with, and the action waits.
     """
@@ -39,23 +40,35 @@ def refusal(state: State, action: Action) -> Refusal | None:
         if most_tokens is not None and tokens > most_tokens:
             return Refusal(f"needs {tokens} tokens, quota {account.account!r} allows {most_tokens:g} a minute")
     if action.environment is not None:
-        return _environment_refusal(state, action)
+        return _environment_refusal(state, action, now)
     if wants_cells(action):
         return _cells_refusal(state, action)
     return _node_refusal(state, action, "api" if action.cost.quotas and not wants_cores(action) else "cpu")
 
 
-def _environment_refusal(state: State, action: Action) -> Refusal | None:
+def _environment_refusal(state: State, action: Action, now: float) -> Refusal | None:
     environment = state.environments.get(action.environment or "")
     if action.kind == "cpu.open":
         if environment is not None:
             return Refusal(f"environment {action.environment} is open already")
         return _node_refusal(state, action, "cpu", extra_cores=state.policy.pod_cores())
     if environment is None:
-        return Refusal(f"environment {action.environment} is gone: closed, lost or never opened", "failed")
+        return _gone_refusal(state, action.environment or "", now)
+    if environment.lost:
+        return Refusal(f"environment {environment.id} is lost: {environment.over}", "lost", environment.node or "")
     if environment.state == "closing":
-        return Refusal(f"environment {action.environment} is being closed", "failed")
+        return Refusal(f"environment {environment.id} is being closed: {environment.close_requested}", "failed")
     return cores_refusal(state, environment, action)
+
+
+def _gone_refusal(state: State, environment_id: str, now: float) -> Refusal:
+    """Return how an environment ended that is no longer there, as far as that is known."""
+    gone = state.gone.get(environment_id)
+    if gone is None:
+        return Refusal(f"environment {environment_id} is unknown: it was never opened, or ended long ago", "failed")
+    if gone.state == "lost":
+        return Refusal(f"environment {environment_id} is lost: {gone.reason}", "lost", gone.node)
+    return Refusal(f"environment {environment_id} was closed {max(0.0, now - gone.at):.0f} s ago: {gone.reason}", "failed")
 
 
 def cores_refusal(state: State, environment: Environment, action: Action) -> Refusal | None:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler import commands, events, reports
+from scheduler.clients import Clients
 from scheduler.core import Core
 from scheduler.entries import Journal, UnfinishedAction
 from scheduler.event_log import EventLog
@@ -60,6 +61,7 @@ class Service:
         epoch: int = 1,
         clock: Callable[[], float] = time.time,
         still_leading: Callable[[], bool] = lambda: True,
+        orphan_s: float = 0.0,
         event_log: EventLog | None = None,
     ) -> None:
         self._core = core
@@ -70,7 +72,9 @@ class Service:
         self._still_leading = still_leading
         self._orders = Orders(core, transport, journal, epoch)
         self._event_log = event_log
-        self._roll_call = RollCall(core, transport, self._orders, self._handle, clock())
+        now = clock()
+        self._roll_call = RollCall(core, transport, self._orders, self._handle, now)
+        self._clients = Clients(core.state, transport, self._handle, orphan_s, now)
         self._next_housekeeping = self._keep_blobs_at = 0.0
         self._decision_us: deque[float] = deque(maxlen=REMEMBERED_DECISIONS)
 
@@ -80,12 +84,21 @@ class Service:
         self._orders.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
         for end in unfinished.untold:
             self._orders.tell(end)
+        for gone in unfinished.gone:
+            self._handle(gone, now)
         for node in unfinished.nodes:
             self._roll_call.resume(node.name, node.description, now)
         for kept in unfinished.environments:
             if kept.node is not None and kept.state in ("open", "closing"):
                 opened = events.EnvironmentOpened(
-                    id=kept.id, node=kept.node, job=kept.job, trajectory=kept.trajectory, memory_mb=kept.memory_mb
+                    id=kept.id,
+                    node=kept.node,
+                    job=kept.job,
+                    trajectory=kept.trajectory,
+                    memory_mb=kept.memory_mb,
+                    client=kept.client,
+                    used_at=kept.used_at,
+                    closing=kept.reason if kept.state == "closing" else "",
                 )
                 self._handle(opened, now)
         for spent in unfinished.spent:
@@ -145,6 +158,7 @@ class Service:
         if housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_S
             self._roll_call.forget_the_gone()
+            self._clients.look(now)
             if now >= self._keep_blobs_at:
                 self._keep_blobs_at = now + BLOB_TTL_S / 4
                 self._orders.keep_blobs()

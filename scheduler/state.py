@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from scheduler.commands import Command, Finish, NoteEnvironment, Start
 from scheduler.cpu.cores import CoreGroup
 from scheduler.durations import Durations, Observation, expected_s
+from scheduler.gone import GoneEnvironments
 from scheduler.gpu.cells import CellGroup
 from scheduler.learning.work_left import WorkLeft, next_bin_s
 from scheduler.lifecycle import End
@@ -76,6 +77,7 @@ class State:
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, CoreGroup] = {}
         self.environments: dict[str, Environment] = {}
+        self.gone = GoneEnvironments()
         self.waiting: dict[str, Waiting] = {}
         self.running: dict[str, Running] = {}
         self.floating_cores = Contenders()
@@ -272,7 +274,7 @@ class State:
         self.out.append(Start(id=waiting.id, grant=grant))
         return running
 
-    def finish_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
+    def finish_waiting(self, waiting: Waiting, status: End, reason: str, now: float, *, environment_lost_on: str = "") -> None:
         """End an action that held nothing; it must be out of its queue."""
         self.leave(waiting)
         queue_s = max(0.0, now - waiting.received_at)
@@ -290,6 +292,7 @@ class State:
                 cpu_s=0.0,
                 dop=0,
                 unit_s=waiting.unit_s,
+                environment_lost_on=environment_lost_on,
             )
         )
 
@@ -305,6 +308,7 @@ class State:
 
     def note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""
+        environment.use_noted = environment.last_used
         self.out.append(
             NoteEnvironment(
                 id=environment.id,
@@ -315,6 +319,8 @@ class State:
                 memory_mb=environment.memory_mb,
                 pod_core_ids=environment.pod_core_ids,
                 reason=reason,
+                client=environment.client,
+                used_at=environment.last_used,
             )
         )
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from scheduler.model import QuotaSpec, ServiceSpec
+from tangram.action import DEFAULT_JOB
 from tangram.elasticity import Elasticity
 from tangram.errors import InvalidAction
 
 Kind = Literal["cpu.exec", "cpu.read_file", "cpu.write_file", "gpu.score", "gpu.logprobs", "gpu.generate", "api.call"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-DEFAULT_JOB = "default"
 DEFAULT_PRIORITY = 5
 
 

@@ -37,14 +37,20 @@ class Transport(Protocol):
     def send_control(self, node: str, task: str, arguments: Mapping[str, Any]) -> None:
         """Have a node run one of its control tasks."""
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str) -> None:
-        """Store the result of an action that ends without a worker."""
+    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "") -> None:
+        """Store the result of an action that ends without a worker, perhaps because its environment was lost on a node."""
 
     def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
         """Return the ends of those of these actions, kinds by id, whose workers have stored a result."""
 
     def disown(self, action_id: str, attempt: int) -> None:
         """Let the worker that has claimed this try know that its result does not count any more."""
+
+    def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
+        """Return for how many seconds each of these clients has given no sign of life, None for one of which none is known.
+
+        While the store does not answer, nothing is known of anybody, and None is returned.
+        """
 
     def keep_blobs(self, keys: Sequence[str]) -> None:
         """Have blobs live for `BLOB_TTL_S` from now on; tried again with the next ones where the store does not answer."""

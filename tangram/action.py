@@ -35,6 +35,9 @@ KINDS = CPU_KINDS + GPU_KINDS + API_KINDS
 LONGEST_S: Final = 1e9
 """Longest time an action may name, in seconds: some thirty years."""
 
+DEFAULT_JOB: Final = "default"
+"""The job of messages that name none."""
+
 LOWEST_PRIORITY, DEFAULT_PRIORITY, HIGHEST_PRIORITY = 0, 5, 9
 
 Amounts = int | Iterable[int]
@@ -114,15 +117,20 @@ class Action:
     `kind` is the Celery task's name and `arguments` its keywords. `work_s` is the expected duration on one unit
     (`T_ori`), absent where nobody knows. `timeout_s` counts from the start of execution, `queue_timeout_s` from
     submission; `output_timeout_s` is the longest silence allowed. Higher `priority` (0..9) goes first. An
-    `idempotent` action may be run again after its node was lost. One that is not `preemptible` keeps its cores once it has them:
-    for timing runs, and for programs with clocks of their own. `action_class` groups alike actions for learning.
+    `idempotent` action may be run again after its node was lost, unless it belongs to an environment, which is lost with its node.
+    One that is not `preemptible` keeps its cores once it has them: for timing runs, and for programs with clocks of their own.
+    `action_class` groups alike actions for learning.
+
+    One that names no `job` belongs to that of the client that sends it, or to `DEFAULT_JOB`. `client` is the id of that client, which
+    fills it in: when it gives no sign of life any more, its actions are cancelled and its environments closed, but not those that
+    are `detached`: these stay until their lease is over.
     """
 
     kind: str
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
     cost: Cost = field(default_factory=Cost)
     curve: Curve = FLAT
-    job: str = "default"
+    job: str = ""
     trajectory: str = ""
     environment: str | None = None
     session: str | None = None
@@ -136,13 +144,15 @@ class Action:
     idempotent: bool = False
     preemptible: bool = True
     action_class: str | None = None
+    client: str = ""
+    detached: bool = False
 
     def __post_init__(self) -> None:
         """Refuse wrong fields, naming the field."""
         _check_text("kind", self.kind)
-        _check_text("job", self.job)
-        if self.trajectory != "":
-            _check_text("trajectory", self.trajectory)
+        for name in ("job", "trajectory", "client"):
+            if getattr(self, name) != "":
+                _check_text(name, getattr(self, name))
         for name in ("environment", "session", "service", "action_class"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
@@ -151,7 +161,7 @@ class Action:
         _check_seconds("work_s", self.work_s, above_zero=False)
         if not isinstance(self.priority, int) or isinstance(self.priority, bool) or not 0 <= self.priority <= HIGHEST_PRIORITY:
             raise InvalidAction("priority", f"must be a whole number from 0 to {HIGHEST_PRIORITY}, not {shown(self.priority)}")
-        for name in ("idempotent", "preemptible"):
+        for name in ("idempotent", "preemptible", "detached"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidAction(name, f"must be true or false, not {shown(getattr(self, name))}")
         if not isinstance(self.requires, (list, tuple)):
@@ -168,6 +178,8 @@ class Action:
 
     def _check_place(self) -> None:
         """Refuse what contradicts where the action runs: on cells of a service, or in an environment, or anywhere."""
+        if self.detached and self.kind != "cpu.open":
+            raise InvalidAction("detached", "only an environment can be, when it is opened")
         on_cells = self.kind.startswith("gpu.") or CELLS in self.cost.amounts
         if self.kind.startswith("gpu.") and self.service is None:
             raise InvalidAction("service", f"{self.kind} needs the name of a service")
@@ -224,7 +236,8 @@ class Action:
         efficiency = header.get("efficiency")
         if efficiency is not None and not isinstance(efficiency, Mapping):
             raise InvalidAction("efficiency", f"must be an object, not {type(efficiency).__name__}")
-        plain = {name: header[name] for name in _PLAIN if name in header}
+        plain = {"job": DEFAULT_JOB, **{name: header[name] for name in _PLAIN if name in header}}
+        _check_text("job", plain["job"])
         return cls(
             kind=header.get("kind", ""),
             cost=Cost({name: _amounts(name, given) for name, given in cost.items()}),

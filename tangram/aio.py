@@ -41,11 +41,19 @@ class AsyncClient:
         snapshot: Snapshot | None = None,
         memory_mb: int | None = None,
         requires: Iterable[str] = (),
+        detached: bool = False,
         **limits: Unpack[Limits],
     ) -> AsyncEnvironment:
         """Open an environment of `trajectory`; see `Client.open`."""
         action = calls.open_environment(
-            self.job, trajectory=trajectory, image=image, snapshot=snapshot, memory_mb=memory_mb, requires=requires, **limits
+            self.job,
+            trajectory=trajectory,
+            image=image,
+            snapshot=snapshot,
+            memory_mb=memory_mb,
+            requires=requires,
+            detached=detached,
+            **limits,
         )
         session = await self._connected()
         await session.open_environment(action)

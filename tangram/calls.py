@@ -56,8 +56,8 @@ class ExecOptions(Limits, total=False):
     `output_timeout_s`. `session` names the shell session it runs in, `variables` are added to its process environment. With
     `fence`, as before a scoring run, whatever earlier commands left running in the environment is ended first, and the command
     starts from a clean shell: without the variables and functions that they left, in the folder where they were.
-    An `idempotent` command may run again after its node was lost. One that is not `preemptible` keeps its cores once it has them:
-    for timing runs, and for programs with clocks of their own.
+    A command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible`
+    keeps its cores once it has them: for timing runs, and for programs with clocks of their own.
     """
 
     units: Sequence[int]
@@ -119,6 +119,7 @@ def open_environment(
     snapshot: Snapshot | None = None,
     memory_mb: int | None = None,
     requires: Iterable[str] = (),
+    detached: bool = False,
     timeout_s: float | None = None,
     queue_timeout_s: float | None = None,
     priority: int | None = None,
@@ -137,6 +138,7 @@ def open_environment(
         trajectory=trajectory,
         environment=environment,
         requires=requires if isinstance(requires, str) else tuple(requires),  # type: ignore[arg-type]  # refused by Action
+        detached=detached,
         timeout_s=timeout_s,
         queue_timeout_s=queue_timeout_s,
         priority=_priority(priority),

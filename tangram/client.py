@@ -55,15 +55,24 @@ class Client:
         snapshot: Snapshot | None = None,
         memory_mb: int | None = None,
         requires: Iterable[str] = (),
+        detached: bool = False,
         **limits: Unpack[Limits],
     ) -> Environment:
         """Open an environment of `trajectory` and wait until it is there.
 
         `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a
-        `snapshot` it has the files of that, and is opened on the same node.
+        `snapshot` it has the files of that, and is opened on the same node. One that is `detached` is not closed when this process
+        dies: it stands until its lease is over, for another client to use.
         """
         action = calls.open_environment(
-            self.job, trajectory=trajectory, image=image, snapshot=snapshot, memory_mb=memory_mb, requires=requires, **limits
+            self.job,
+            trajectory=trajectory,
+            image=image,
+            snapshot=snapshot,
+            memory_mb=memory_mb,
+            requires=requires,
+            detached=detached,
+            **limits,
         )
         self._session.open_environment(action).result()
         return Environment(self._session, calls.place_of(action))

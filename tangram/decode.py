@@ -24,10 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tangram.action import KINDS
 from tangram.arrays import ArrayError, unpack_floats
 from tangram.blobs import Blobs
-from tangram.errors import BY_STATUS, ActionCancelled, ActionError, ActionFailed
+from tangram.errors import BY_STATUS, ActionCancelled, ActionError, ActionFailed, EnvironmentLost
 from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 
-_ERRORS = {error.__name__: error for error in BY_STATUS.values()}
+_ERRORS = {error.__name__: error for error in (*BY_STATUS.values(), EnvironmentLost)}
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MaybeBlob = str | dict[str, Any]
 
@@ -229,17 +229,24 @@ def _failure(result: object) -> ActionError:
     name = result.get("exc_type") if isinstance(result, Mapping) else None
     if not isinstance(name, str):
         return ActionFailed(f"failed without a readable error: {str(result)[:200]}")
-    text = _failure_text(result)
-    known = _ERRORS.get(name)
+    parts = _failure_parts(result)
+    if name == EnvironmentLost.__name__ and len(parts) == 2:
+        return EnvironmentLost(*parts)
+    text, known = ", ".join(parts), _ERRORS.get(name)
     return known(text) if known else ActionFailed(f"{name}: {text}" if text else name)
 
 
 def _failure_text(result: object) -> str:
-    """Return an exception's message; Celery stores its arguments as a list, some writers one string."""
+    """Return an exception's message."""
+    return ", ".join(_failure_parts(result))
+
+
+def _failure_parts(result: object) -> list[str]:
+    """Return an exception's arguments; Celery stores them as a list, some writers one string."""
     message = result.get("exc_message") if isinstance(result, Mapping) else None
     if isinstance(message, (list, tuple)):
-        return ", ".join(str(part) for part in message)
-    return "" if message is None else str(message)
+        return [str(part) for part in message]
+    return [] if message is None else [str(message)]
 
 
 def _first_line(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 Two families. `InvalidAction` and its kin are raised before anything was sent: the caller's words were
 wrong. `ActionError` and its kin say how an action that was sent has ended; they travel through the Celery
-result backend by class name, so each can be rebuilt from one string, its reason.
+result backend by class name, so each can be rebuilt from its arguments, which are strings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ActionError(TangramError):
 
 
 class ActionFailed(ActionError):
-    """Raised when an action could not be carried out, e.g. its environment is gone."""
+    """Raised when an action could not be carried out, e.g. its environment was closed before."""
 
     status = "failed"
 
@@ -72,6 +72,25 @@ class ActionLost(ActionError):
     status = "lost"
 
 
+class EnvironmentLost(ActionLost):
+    """Raised for every action on an environment that is lost: its node died, or it ended by itself there.
+
+    Its files and processes are gone, so no action on it can run again: open another environment and start the rollout anew.
+    """
+
+    def __init__(self, reason: str = "", node: str = "") -> None:
+        """Keep the `reason`, one sentence for a person, and the name of the `node` that the environment stood on."""
+        super().__init__(reason)
+        self.node = node
+        # Celery and pickle rebuild an error from its arguments.
+        self.args = (reason, node)
+
+    def __str__(self) -> str:
+        """Return the reason."""
+        return self.reason
+
+
 BY_STATUS: dict[str, type[ActionError]] = {
     error.status: error for error in (ActionFailed, ActionTimedOut, ActionCancelled, ActionRejected, ActionLost)
 }
+"""The error of each way to end without a result."""

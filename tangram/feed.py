@@ -11,6 +11,7 @@ been missed is read from the keys:
 | the connection breaks | a new one, with growing pauses up to `_LONGEST_PAUSE_S` |
 | no connection for `OUTAGE_LIMIT_S` | what waits ends with `StackUnreachable`; trying goes on |
 
+The thread also gives the client's signs of life (`tangram.life_signs`), the first before the client is `ready`.
 Only listening lives here: results are made sense of in `tangram.inbox`.
 """
 
@@ -28,6 +29,7 @@ from redis.client import PubSub
 
 from tangram.errors import StackUnreachable
 from tangram.inbox import Inbox
+from tangram.life_signs import SIGN_S, give_sign
 from tangram.wire import RESULT_KEY_PREFIX
 
 SWEEP_S = 30.0
@@ -41,12 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class Feed:
-    """One thread that listens for the results of the client `client_id` and hands them to its inbox."""
+    """One thread that listens for the results of the client `client_id`, hands them to its inbox, and gives the client's signs of life."""
 
     def __init__(self, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float, store_name: str) -> None:
         """Prepare; `start` begins. `store_name` is the store's address for error messages."""
         self._store = store
         self._inbox = inbox
+        self._client_id = client_id
         self._prefix = f"{RESULT_KEY_PREFIX}{client_id}-"
         self._connect_timeout_s = connect_timeout_s
         self._store_name = store_name
@@ -103,9 +106,12 @@ class Feed:
 
     def _listen(self, pubsub: PubSub) -> None:
         """Hand on what arrives until the client closes or the subscription turns out to be deaf."""
-        next_sweep = time.monotonic() + SWEEP_S
+        next_sweep, next_sign = time.monotonic() + SWEEP_S, 0.0
         while not self._stopping.is_set():
-            message = pubsub.get_message(timeout=_LISTEN_S)
+            if time.monotonic() >= next_sign:
+                give_sign(self._store, self._client_id)
+                next_sign = time.monotonic() + SIGN_S
+            message = pubsub.get_message(timeout=min(_LISTEN_S, SIGN_S))
             if message is not None:
                 self._take(message)
             if time.monotonic() >= next_sweep:

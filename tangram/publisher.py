@@ -76,9 +76,10 @@ class _Stop:
 class Publisher:
     """Sends submissions and control messages, in the order in which they were given to `send`."""
 
-    def __init__(self, app: Celery, blobs: Blobs, inbox: Inbox, connect_timeout_s: float) -> None:
+    def __init__(self, app: Celery, blobs: Blobs, inbox: Inbox, client_id: str, connect_timeout_s: float) -> None:
         """Prepare; `start` begins. What cannot be sent fails in `inbox`."""
         self._app = app
+        self._client_id = client_id
         self._blobs = blobs
         self._inbox = inbox
         self._connect_timeout_s = connect_timeout_s
@@ -182,7 +183,7 @@ class Publisher:
         task = self._app.amqp.create_task_message(
             message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=reprlib.repr(shown), ignore_result=False
         )
-        described = {**action.to_header(), "submitted_at": message.submitted_at}
+        described = {**action.to_header(), "client": self._client_id, "submitted_at": message.submitted_at}
         if keys := keys_of(message.packed.values()):
             described["blobs"] = keys
         header = {ACTION_HEADER: described}

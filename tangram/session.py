@@ -59,7 +59,7 @@ class Session:
             When there is no stack to connect to.
 
         """
-        Action(kind="check", job=job)
+        Action.from_header({"kind": "check", "job": job})
         settings = settings or Settings()
         addresses = find_addresses(settings)
         self.job = job
@@ -73,7 +73,9 @@ class Session:
         self._store = open_store(addresses.result_url, settings.connect_timeout_s)
         blobs = Blobs(self._store)
         self._inbox = Inbox(blobs)
-        self._publisher = Publisher(make_app(addresses, settings.connect_timeout_s), blobs, self._inbox, settings.connect_timeout_s)
+        self._publisher = Publisher(
+            make_app(addresses, settings.connect_timeout_s), blobs, self._inbox, self._client_id, settings.connect_timeout_s
+        )
         self._feed = Feed(self._store, self._inbox, self._client_id, settings.connect_timeout_s, show(addresses.result_url))
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
         self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self._store, self._pid)
@@ -101,11 +103,12 @@ class Session:
             return self._submit(action)
 
     def open_environment(self, action: Action) -> Handle[Any]:
-        """Submit a `cpu.open` whose environment is closed with the client, unless it could not be opened."""
+        """Submit a `cpu.open` whose environment is closed with the client, unless it is detached or could not be opened."""
         place = calls.place_of(action)
         with self._lock:
             self._check_open()
-            self._environments[place.environment] = place
+            if not action.detached:
+                self._environments[place.environment] = place
             handle = self._submit(action)
         handle.when_done(lambda failed: self._forget(place) if failed else None)
         return handle
@@ -155,7 +158,7 @@ class Session:
             _shut_down(self._publisher, self._feed, self._inbox, self._store, self._pid, wait_s)
 
     def _submit(self, action: Action) -> Handle[Any]:
-        if action.job == "default":
+        if not action.job:
             action = replace(action, job=self.job)
         task_id = f"{self._client_id}-{next(self._counter):08x}"
         future = self._inbox.expect(task_id, action.kind)

@@ -49,6 +49,12 @@ class Settings(BaseSettings):
     beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")
     takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
     lease_s: float = Field(default=3600.0, gt=0, description="An environment without any action for this long is closed.")
+    orphan_s: float = Field(
+        default=60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Silence of a client after which its actions are cancelled and its environments closed; at least 5, or 0 for never.",
+    )
     starting_limit: int = Field(default=64, ge=1, description="Environments that may be starting at once, over the whole fleet.")
     starts_per_s: float = Field(default=200.0, gt=0, description="Environments that may begin to start per second, over the whole fleet.")
     usage_s: float = Field(default=1.0, ge=0.1, description="Interval at which workers say what running commands have used.")
@@ -108,6 +114,13 @@ class Settings(BaseSettings):
         default=None, ge=1, description="Host memory for the copies of services that are off their cells; by default half the host's."
     )
     labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
+
+    @field_validator("orphan_s")
+    @classmethod
+    def _leaves_time_for_signs(cls, orphan_s: float) -> float:
+        if 0 < orphan_s < 5:
+            raise ValueError("clients give a sign of life every two seconds: name at least 5, or 0 for never")
+        return orphan_s
 
     @field_validator("warm")
     @classmethod

@@ -2,7 +2,7 @@
 
 | queue | from → to | holds |
 |---|---|---|
-| `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header`, `submitted_at` and keys of `blobs`) |
+| `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header`, `client`, `submitted_at`, `blobs`) |
 | `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and orders, see below |
 | `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown, service |
 | `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
@@ -74,6 +74,7 @@ GRANT_HEADER = "grant"
 RESULT_KEY_PREFIX = "celery-task-meta-"
 """Celery's Redis result backend stores and publishes the result of task t under this prefix + t."""
 
+CLIENT_KEY_PREFIX = "tangram-client-"
 CLAIM_KEY_PREFIX = "tangram-claim-"
 BLOB_KEY_PREFIX = "tangram-blob-"
 SCHEDULER_KEY = "tangram-scheduler"
@@ -83,6 +84,8 @@ BLOB_THRESHOLD_BYTES = 32 * 1024
 """Payload parts larger than this travel beside the messages, as blobs in the result store."""
 
 CLAIM_TTL_S = 24 * 3600
+"""How much longer than its action may run a claim is kept: for the wait for a thread, for ends, and for messages that come late."""
+
 BLOB_TTL_S = 3600
 """A blob is kept for so long after it was made, and those of an action's arguments for as long as the action has not ended: the scheduler
 renews them."""

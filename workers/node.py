@@ -21,6 +21,7 @@ is no result, and the action waits again.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -94,14 +95,16 @@ class Node:
         *,
         beat_s: float,
         usage_s: float,
+        timeout_s: float,
         now: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Describe the node; nothing is sent before `join`.
 
-        `now` returns the parts of the description that change, as they are now: the environments that stand on it, its services
-        and their instances.
+        `timeout_s` is that of actions that name none. `now` returns the parts of the description that change, as they are now: the
+        environments that stand on it, its services and their instances.
         """
         self._store = store
+        self._timeout_s = timeout_s
         self._incarnation = secrets.token_hex(8)
         self._description: WireNode = {**description, "incarnation": self._incarnation}
         self._now = now
@@ -158,7 +161,8 @@ class Node:
         """
         one = (action_id, grant["attempt"])
         try:
-            if not self._may_claim(one, grant) or not self._claim_in_store(one):
+            lasts_s = CLAIM_TTL_S + math.ceil(header.get("timeout_s") or self._timeout_s)
+            if not self._may_claim(one, grant) or not self._claim_in_store(one, lasts_s):
                 return None
             return self._begin(one, grant, header)
         finally:
@@ -184,11 +188,11 @@ class Node:
             _keep(self._claimed, one, None)
             return True
 
-    def _claim_in_store(self, one: Try) -> bool:
+    def _claim_in_store(self, one: Try, lasts_s: int) -> bool:
         key = f"{CLAIM_KEY_PREFIX}{one[0]}:{one[1]}"
         for _ in range(_CLAIM_TRIES):
             try:
-                if self._store.set(key, self._incarnation, nx=True, ex=CLAIM_TTL_S):
+                if self._store.set(key, self._incarnation, nx=True, ex=lasts_s):
                     return True
                 # An earlier `set` of ours may have arrived though its answer did not.
                 owner = self._store.get(key)

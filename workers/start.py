@@ -75,7 +75,15 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
     prepared = _SET_UP[pool](settings, Blobs(store))
-    node = Node(app, store, prepared.description, beat_s=settings.beat_s, usage_s=settings.usage_s, now=prepared.now)
+    node = Node(
+        app,
+        store,
+        prepared.description,
+        beat_s=settings.beat_s,
+        usage_s=settings.usage_s,
+        timeout_s=settings.timeout_s,
+        now=prepared.now,
+    )
     prepared.attach(node)
     setattr(app, RUNTIME_ATTRIBUTE, node)
     app.conf.task_queues = [direct_queue(node_queue(node.name))]

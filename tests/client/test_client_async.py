@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tangram import Action, ActionLost, AsyncClient, Client, ClientClosed, ResultNotReady, Settings
+from tangram import Action, ActionLost, AsyncClient, Client, ClientClosed, EnvironmentLost, ResultNotReady, Settings
 
 
 async def arrived(condition: Any, timeout_s: float = 60.0) -> None:
@@ -137,6 +137,21 @@ def test_running_out_of_patience_cancels_nothing(peer: Any, settings: Settings) 
 
     assert asyncio.run(scenario()) == 7
     assert peer.controls == []
+
+
+def test_the_loss_of_an_environment_is_an_error_of_its_own(peer: Any, settings: Settings) -> None:
+    lost = EnvironmentLost("environment e is lost: it burned", "n1")
+    peer.behave = lambda seen: lost if seen.kind == "cpu.exec" else peer.usual(seen)
+
+    async def scenario() -> None:
+        async with AsyncClient(settings=settings) as client:
+            env = await client.open(trajectory="t", detached=True)
+            with pytest.raises(EnvironmentLost, match="it burned") as caught:
+                await env.exec("echo")
+            assert caught.value.node == "n1"
+
+    asyncio.run(scenario())
+    assert peer.seen[0].header["detached"] is True
 
 
 def test_leaving_by_an_exception_closes_what_was_opened(peer: Any, settings: Settings) -> None:

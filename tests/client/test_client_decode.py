@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from tangram import (
     ActionLost,
     ActionRejected,
     ActionTimedOut,
+    EnvironmentLost,
     ExecResult,
 )
 from tangram.action import KINDS
@@ -54,6 +56,13 @@ def test_our_errors_come_back_as_themselves(error: type[ActionError], message: o
     raised = outcome(failure(error.__name__, message))
     assert type(raised) is error
     assert raised.reason == "node n1 is lost"
+
+
+def test_the_loss_of_an_environment_comes_back_with_its_node() -> None:
+    raised = outcome(failure("EnvironmentLost", ["environment e is lost: it burned", "n1"]))
+    assert type(raised) is EnvironmentLost
+    assert (str(raised), raised.reason, raised.node) == ("environment e is lost: it burned", "environment e is lost: it burned", "n1")
+    assert pickle.loads(pickle.dumps(raised)).args == raised.args
 
 
 @pytest.mark.parametrize(

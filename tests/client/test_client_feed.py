@@ -10,8 +10,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
+from app.processes import wait_until
 from tangram import Action, ActionFailed, Client, Settings
+from tangram.life_signs import silences
 from tangram.wire import RESULT_KEY_PREFIX
+from tests.conftest import RedisServer
 
 
 def test_results_stored_while_the_subscription_was_broken_arrive(peer: Any, settings: Settings, redis_urls: Any) -> None:
@@ -58,6 +61,18 @@ def test_a_broken_broker_connection_loses_no_submission(peer: Any, settings: Set
         assert [handle.result(15) for handle in handles] == ["done"] * 300
         assert cut
     assert {seen.arguments["n"] for seen in peer.seen} == set(range(300))
+
+
+def test_a_store_that_has_forgotten_a_client_hears_of_it_again(own_redis: RedisServer) -> None:
+    settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=5)
+    with Client(settings=settings) as client:
+        client_id = client._session._client_id
+        # When the store is started anew, without a key
+        own_redis.stop()
+        own_redis.start()
+        # Then the client gives a sign of life
+        with own_redis.client() as store:
+            assert wait_until(lambda: silences(store, [client_id])[client_id] is not None, 20)
 
 
 def test_a_deaf_subscription_is_noticed_and_made_anew(

@@ -8,7 +8,9 @@ import time
 from typing import Any
 
 import pytest
+from celery.result import AsyncResult
 
+from app.processes import wait_until
 from tangram import (
     Action,
     ActionCancelled,
@@ -18,13 +20,15 @@ from tangram import (
     Client,
     ClientClosed,
     Cost,
+    EnvironmentLost,
     ExecResult,
     InvalidAction,
     ResultNotReady,
     Settings,
 )
 from tangram.arrays import pack_floats
-from tangram.wire import BLOB_THRESHOLD_BYTES
+from tangram.life_signs import silences
+from tangram.wire import BLOB_THRESHOLD_BYTES, CLIENT_KEY_PREFIX
 
 
 def test_a_command_gives_its_output_and_the_whole_time_it_took(peer: Any, settings: Settings) -> None:
@@ -227,6 +231,51 @@ def test_an_error_while_closing_does_not_hide_the_first_error(peer: Any, setting
     peer.behave = lambda seen: ActionLost("node n1 is lost") if seen.kind == "cpu.close" else peer.usual(seen)
     with pytest.raises(ZeroDivisionError), Client(settings=settings) as client, client.open(trajectory="t"):
         raise ZeroDivisionError
+
+
+def test_the_loss_of_an_environment_is_an_error_of_its_own(peer: Any, settings: Settings) -> None:
+    # Given an environment that is lost
+    lost = EnvironmentLost("environment e is lost: node n1 was lost: 3 beats missed", "n1")
+    peer.behave = lambda seen: lost if seen.kind != "cpu.open" else peer.usual(seen)
+    with Client(settings=settings) as client:
+        env = client.open(trajectory="t")
+        # When it is used
+        with pytest.raises(EnvironmentLost, match="3 beats missed") as caught:
+            env.exec("echo")
+        # Then handlers of lost actions catch the error, which names the node
+        assert isinstance(caught.value, ActionLost) and caught.value.node == "n1"
+        # And a plain Celery user gets the same
+        handle = env.submit("echo")
+        with pytest.raises(EnvironmentLost, match="3 beats missed") as plain:
+            AsyncResult(handle.id, app=peer.app).get(timeout=10)
+        assert plain.value.node == "n1"
+
+
+def test_an_action_keeps_the_job_that_it_names(peer: Any, settings: Settings) -> None:
+    with Client(job="mine", settings=settings) as client:
+        for job in ("", "default", "other"):
+            client.submit(Action(kind="my.task", job=job)).result(10)
+    assert [seen.header["job"] for seen in peer.seen] == ["mine", "default", "other"]
+
+
+def test_a_client_gives_signs_of_life_and_signs_what_it_sends(peer: Any, settings: Settings, redis_urls: Any) -> None:
+    with redis_urls.client() as store, Client(settings=settings) as client:
+        client.submit(Action(kind="my.task")).result(10)
+        (seen,) = peer.seen
+        # Given a sign that is a minute old
+        assert silences(store, [seen.header["client"], "unheard-of"])["unheard-of"] is None
+        key = CLIENT_KEY_PREFIX + seen.header["client"]
+        store.pexpire(key, store.pttl(key) - 60_000)
+        assert (silences(store, [seen.header["client"]])[seen.header["client"]] or 0.0) >= 60.0
+        # Then the next one comes soon
+        assert wait_until(lambda: (silences(store, [seen.header["client"]])[seen.header["client"]] or 0.0) < 10.0, 20)
+
+
+def test_a_detached_environment_outlives_its_client(peer: Any, settings: Settings) -> None:
+    with Client(settings=settings) as client:
+        detached, kept = client.open(trajectory="t", detached=True), client.open(trajectory="t")
+        assert [seen.header.get("detached", False) for seen in peer.seen] == [True, False]
+    assert [seen.arguments["environment"] for seen in peer.seen if seen.kind == "cpu.close"] == [kept.id] != [detached.id]
 
 
 def test_a_closed_client_says_so(peer: Any, settings: Settings) -> None:

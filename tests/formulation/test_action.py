@@ -112,7 +112,9 @@ def test_garbage_instead_of_a_header_is_refused(garbage: Any) -> None:
     [
         ("kind", ""),
         ("kind", "a\nb"),
-        ("job", ""),
+        ("job", "\n"),
+        ("client", "\n"),
+        ("detached", 1),
         ("job", "x" * 257),
         ("trajectory", []),
         ("environment", ""),
@@ -191,6 +193,18 @@ def test_a_cost_that_is_no_vector_is_refused(wrong: Any) -> None:
 def test_an_unknown_field_of_a_header_is_named() -> None:
     with pytest.raises(InvalidAction, match="^colour: no such field"):
         Action.from_header({"kind": "build", "colour": "red"})
+
+
+def test_a_header_without_a_job_belongs_to_the_default_job_and_none_is_empty() -> None:
+    assert Action.from_header({"kind": "build"}).job == "default"
+    assert Action.from_header(Action(kind="build", job="default").to_header()).job == "default"
+    with pytest.raises(InvalidAction, match="job"):
+        Action.from_header({"kind": "build", "job": ""})
+
+
+def test_only_environments_are_detached() -> None:
+    with pytest.raises(InvalidAction, match="detached: only an environment can be"):
+        Action(kind="build", detached=True)
 
 
 @pytest.mark.parametrize("kind", CPU_KINDS)

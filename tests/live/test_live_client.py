@@ -128,7 +128,7 @@ def test_cancelling_a_trajectory_ends_its_actions_and_environments(client: Clien
         with pytest.raises(ActionCancelled):
             running.result(20)
         for env in (busy, idle):
-            with pytest.raises(ActionFailed, match=r"gone|being closed"):
+            with pytest.raises(ActionFailed, match=r"was closed|being closed"):
                 env.exec("echo")
         assert kept.exec("echo still").stdout == "still\n"
     ids = f"('{busy.id}', '{idle.id}')"
@@ -180,7 +180,7 @@ def test_a_program_is_told_what_it_may_grow_to(client: Client) -> None:
 def test_an_environment_that_is_closed_is_gone(client: Client) -> None:
     env = client.open(trajectory="t")
     env.close()
-    with pytest.raises(ActionFailed, match=r"gone|being closed"):
+    with pytest.raises(ActionFailed, match=r"was closed|being closed"):
         env.exec("echo")
 
 

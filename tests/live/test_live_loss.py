@@ -13,9 +13,18 @@ import psutil
 import pytest
 from celery import Celery
 
-from tangram import Action, ActionCancelled, ActionError, ActionFailed, ActionLost, Cost
+from tangram import Action, ActionCancelled, ActionError, ActionFailed, ActionLost, Cost, EnvironmentLost
 from tangram.connection import open_store
-from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, GRANT_HEADER, INGRESS_QUEUE, node_queue
+from tangram.wire import (
+    BLOB_KEY_PREFIX,
+    BLOB_THRESHOLD_BYTES,
+    BLOB_TTL_S,
+    CLAIM_KEY_PREFIX,
+    CLAIM_TTL_S,
+    GRANT_HEADER,
+    INGRESS_QUEUE,
+    node_queue,
+)
 from tests.live.support import Live
 
 INCLUDE = ("tests.live.live_tasks",)
@@ -90,6 +99,19 @@ def test_a_grant_that_comes_twice_is_dropped(live: Live, tmp_path: Path) -> None
         go.touch()
         assert handle.result(20) == "word"
     assert words(path) == {"word": 1, "other": 1}
+
+
+def test_a_claim_outlives_the_timeout_of_its_action(live: Live, tmp_path: Path) -> None:
+    # Given an action that may run for longer than claims are kept beyond that
+    path, go, timeout_s = tmp_path / "marks", tmp_path / "go", 3.0 * CLAIM_TTL_S
+    with live.client() as client, open_store(str(live.settings.result_url), 5.0) as store:
+        handle = client.submit(mark(path, "word", go, timeout_s=timeout_s))
+        # When it runs
+        live.until(lambda: words(path))
+        # Then its claim is kept until after its timeout
+        assert store.ttl(f"{CLAIM_KEY_PREFIX}{handle.id}:1") > timeout_s + CLAIM_TTL_S / 2
+        go.touch()
+        assert handle.result(20) == "word"
 
 
 def test_grants_of_a_scheduler_that_was_replaced_are_refused(live: Live, tmp_path: Path) -> None:
@@ -174,20 +196,29 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own
     path, go = tmp_path / "marks", tmp_path / "go"
     with live.client() as client:
         env = client.open(trajectory="t")
-        command = env.submit("sleep 319.46875 & wait")
+        command = env.submit("sleep 319.46875 & wait", idempotent=True)
+        behind = env.submit("echo")
         live.until(lambda: runs("319.46875"))
         again = client.submit(mark(path, "again", go))
         never = client.submit(mark(path, "never", go, idempotent=False))
         live.until(lambda: words(path) == {"again": 1, "never": 1})
         # When it is killed
         live.process("cpu-0").kill()
-        # Then what may not be repeated is lost at once, with a reason, and its environment is gone
-        with pytest.raises(ActionLost, match="node cpu-0 was lost: 3 beats missed"):
-            command.result(20)
-        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
+        # Then what may not be repeated is lost at once, with a reason, and so is all that ran and waited in its environment
+        with pytest.raises(ActionLost, match="node cpu-0 was lost") as caught:
             never.result(20)
-        with pytest.raises(ActionFailed, match="gone"):
-            env.exec("echo")
+        assert type(caught.value) is ActionLost
+        for handle in (command, behind):
+            with pytest.raises(EnvironmentLost, match="node cpu-0 was lost: 3 beats missed") as lost:
+                handle.result(20)
+            assert lost.value.node == "cpu-0"
+        # And whoever names the environment later is told the same, by the next scheduler, too
+        for _ in range(2):
+            with pytest.raises(EnvironmentLost, match=f"environment {env.id} is lost: node cpu-0 was lost: 3 beats missed"):
+                env.exec("echo")
+            live.process("scheduler").kill()
+            live.until(lambda: "scheduler" in live.stack.dead())
+            live.stack.spawn(live.command("scheduler"))
         # And its processes have not outlived it
         live.until(lambda: not runs("319.46875"))
         # And the rest runs when the node returns, as its second try
@@ -245,7 +276,7 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack
         # Then it comes back, what it still runs is stopped, and the environment is closed
         live.until(lambda: not runs("319.484375"))
         live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("up",)])
-        with pytest.raises(ActionFailed, match="gone"):
+        with pytest.raises(EnvironmentLost, match="3 beats missed"):
             env.exec("echo")
         assert client.open(trajectory="next").exec("echo fine").stdout == "fine\n"
         # And nothing has ended twice

@@ -24,7 +24,7 @@ from scheduler.model import Limits
 from scheduler.policies import make_policy
 from scheduler.service import Service
 from tangram import Action, ActionCancelled, Settings
-from tangram.wire import node_queue
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, node_queue
 from tests.conftest import RedisServer, RedisUrls
 
 ACTION = Action(kind="my.task")
@@ -62,6 +62,22 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     with own_redis.client() as client:
         sent = client.lrange(node_queue("n"), 0, -1)
     assert {json.loads(message)["headers"]["grant"]["attempt"] for message in sent} == {1, 2}
+
+
+def test_a_try_that_is_given_up_is_so_for_as_long_as_its_claim_lasts(transport: KombuTransport, own_redis: RedisServer) -> None:
+    # Given a claim of an action with a long timeout, and none of another one
+    long_s = 7 * CLAIM_TTL_S
+    with own_redis.client() as store:
+        store.set(f"{CLAIM_KEY_PREFIX}claimed:1", "a worker", ex=long_s)
+        # When both are given up
+        transport.disown("claimed", 1)
+        transport.disown("unclaimed", 1)
+        transport.flush()
+        # Then that is known while the one runs, and when the other one's message comes late
+        claimed, unclaimed = (f"{CLAIM_KEY_PREFIX}{name}:1" for name in ("claimed", "unclaimed"))
+        assert store.get(claimed) == store.get(unclaimed) == b"disowned"
+        assert store.ttl(claimed) > long_s - 60
+        assert CLAIM_TTL_S - 60 < store.ttl(unclaimed) <= CLAIM_TTL_S
 
 
 def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(own_redis: RedisServer, redis_urls: RedisUrls) -> None:

@@ -14,7 +14,7 @@ from scheduler.core import Core
 from scheduler.durations import Observation
 from scheduler.model import Grant, Limits, NodeSpec, QuotaSpec, ServiceSpec
 from scheduler.policies import Policy, make_policy
-from tangram.action import Action, Cost
+from tangram.action import DEFAULT_JOB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 
 
@@ -62,7 +62,7 @@ class World:
     def submit(self, id: str, kind: str, *, cost: dict[str, Any] | None = None, parallel: float | None = None, **fields: Any) -> None:
         """Submit an action; `parallel` is the fraction of Amdahl's law."""
         curve = FLAT if parallel is None else Amdahl(parallel)
-        action = Action(kind=kind, cost=Cost.of(**(cost or {})), curve=curve, **fields)
+        action = Action(kind=kind, cost=Cost.of(**(cost or {})), curve=curve, **{"job": DEFAULT_JOB, **fields})
         self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
 
     def run(self, id: str, cores: Any = 1, **fields: Any) -> None:
@@ -92,7 +92,7 @@ class World:
         """Submit a request to an outside API."""
         tokens = fields.pop("tokens", 0)
         cost = {f"quota:{quota}": (1,) for quota in quotas} | {f"tokens:{quota}": (tokens,) for quota in quotas if tokens}
-        action = Action(kind="api.call", cost=Cost(cost), **fields)
+        action = Action(kind="api.call", cost=Cost(cost), **{"job": DEFAULT_JOB, **fields})
         self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
 
     def finish(self, id: str, status: Any = "succeeded", **fields: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler import commands, events
+from scheduler.gone import REMEMBERED
 from scheduler.model import ServiceSpec
 
 
@@ -89,16 +90,46 @@ def test_actions_wait_for_an_environment_that_is_not_open_yet(world: Any) -> Non
     assert "a" in w.grants
 
 
-def test_actions_for_an_environment_that_is_gone_fail_with_a_reason(world: Any) -> None:
+def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ended(world: Any) -> None:
+    # Given environments that were closed when their lease was over, closed by their trainer, cancelled, and never opened
+    w = world(lease_s=60.0)
+    w.node()
+    w.open("unused")
+    w.tick(60.0)
+    w.beat()
+    w.open("closed")
+    w.open("cancelled", trajectory="t")
+    w.close("closed")
+    w.finish("close-closed")
+    w.handle(events.Cancelled(job="default", trajectory="t"))
+    w.beat()
+    # When actions on them come later
+    w.now += 5.0
+    for environment in ("closed", "unused", "cancelled", "unheard-of"):
+        w.exec(environment, environment)
+    # Then each fails, for the reason that there is
+    assert w.ended("closed") == ("failed", "environment closed was closed 5 s ago: its trainer closed it")
+    assert w.ended("unused") == ("failed", "environment unused was closed 5 s ago: unused for 60 s")
+    assert w.ended("cancelled") == ("failed", "environment cancelled was closed 5 s ago: cancelled by the trainer")
+    assert w.ended("unheard-of") == ("failed", "environment unheard-of is unknown: it was never opened, or ended long ago")
+    assert not any(end.environment_lost_on for end in w.ends.values())
+
+
+def test_lost_environments_are_remembered_however_many_are_closed(world: Any) -> None:
+    # Given an environment that is lost, under an earlier scheduler
     w = world()
     w.node()
-    w.open("e0")
-    w.close("e0")
-    w.finish("close-e0")
-
-    w.exec("a", "e0")
-
-    assert w.ended("a") == ("failed", "environment e0 is gone: closed, lost or never opened")
+    w.handle(events.EnvironmentGone(id="lost", state="lost", node="n9", reason="node n9 was lost: it burned", at=0.0))
+    # When more are closed than can be remembered
+    for number in range(REMEMBERED + 1):
+        w.handle(events.EnvironmentGone(id=f"e{number}", state="closed", node="n0", reason="unused", at=0.0))
+    # Then it is still known, and of the others the oldest is forgotten
+    for environment in ("lost", "e0", "e1"):
+        w.exec(f"on-{environment}", environment)
+    assert w.ended("on-lost") == ("lost", "environment lost is lost: node n9 was lost: it burned")
+    assert w.ends["on-lost"].environment_lost_on == "n9"
+    assert "unknown" in w.ended("on-e0")[1]
+    assert "unused" in w.ended("on-e1")[1]
 
 
 def test_an_environment_cannot_be_opened_twice(world: Any) -> None:
@@ -119,7 +150,7 @@ def test_what_was_parked_for_an_environment_that_cannot_open_fails(world: Any) -
 
     w.finish("open-e0", "failed", reason="no such image")
 
-    assert w.ended("a") == ("failed", "environment e0 is gone: no such image")
+    assert w.ended("a") == ("failed", "environment e0 is gone: it could not be opened: no such image")
     assert states(w, "e0") == ["waiting", "opening", "closed"]
 
 
@@ -192,7 +223,7 @@ def test_closing_stops_what_runs_and_fails_what_waits(world: Any) -> None:
     assert w.ended("waits") == ("failed", "its environment was closed")
     assert "close-e0" in w.grants
     w.exec("late", "e0")
-    assert w.ended("late") == ("failed", "environment e0 is being closed")
+    assert w.ended("late") == ("failed", "environment e0 is being closed: its trainer closed it")
 
 
 def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:
@@ -388,7 +419,8 @@ def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_ba
     # Then that is lost, later actions on it fail at once, and the third gets its room
     assert [(note.id, note.state) for note in w.of(commands.NoteEnvironment) if note.id == "e1"][-1] == ("e1", "lost")
     w.exec("late", "e1")
-    assert w.ended("late")[0] == "failed"
+    assert w.ended("late") == ("lost", "environment e1 is lost: it ended on node n0")
+    assert w.ends["late"].environment_lost_on == "n0"
     assert "open-e3" in w.grants
 
 
@@ -401,8 +433,10 @@ def test_what_runs_in_an_environment_that_has_ended_ends_by_its_worker(world: An
     w.exec("behind", "e1", session="main")
     # When the node beats without the environment
     w.beat(running=("running",))
-    # Then what waited fails, what runs is its worker's to end, and only then the room comes back
-    assert w.ended("behind")[0] == "failed" and "running" not in w.ends
+    # Then what waited is lost, and what comes later; what runs is its worker's to end, and only then the room comes back
+    w.exec("late", "e1")
+    assert {w.ended("behind"), w.ended("late")} == {("lost", "environment e1 is lost: it ended on node n0")}
+    assert "running" not in w.ends
     w.open("e2", memory_mb=1)
     assert "open-e2" not in w.grants
     w.finish("running", status="failed", reason="its container ended")

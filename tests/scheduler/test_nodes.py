@@ -85,7 +85,7 @@ def test_an_action_whose_result_its_lost_node_had_stored_has_ended_as_that_says(
     assert w.ended("again") == ("failed", "ValueError: no")
     assert w.of(commands.Requeue) == []
     # And what had none is lost as before
-    assert w.ended("second") == ("failed", "environment e is gone: node n0 was lost: it burned")
+    assert w.ended("second") == ("lost", "environment e is lost: node n0 was lost: it burned")
 
 
 def test_an_environment_that_its_lost_node_could_not_open_is_not_opened_elsewhere(world: Any) -> None:
@@ -99,7 +99,7 @@ def test_an_environment_that_its_lost_node_could_not_open_is_not_opened_elsewher
     w.handle(events.NodeLost(name="n0", reason="it burned", ended=(events.StoredEnd(id="open-e", status="failed", reason="no image"),)))
     # Then it has failed with all that is in it, and the next one's turn has come
     assert w.ended("open-e") == ("failed", "no image")
-    assert w.ended("a") == ("failed", "environment e is gone: no image")
+    assert w.ended("a") == ("failed", "environment e is gone: it could not be opened: no image")
     w.node("n1")
     assert w.grants["open-other"].node == "n1"
 
@@ -126,8 +126,9 @@ def test_environments_are_lost_with_their_node_and_so_are_their_actions(world: A
     w.exec("late", "e0")
 
     assert w.ends["runs"].status == "lost"
-    assert w.ended("waits")[0] == "failed"
-    assert w.ended("late") == ("failed", "environment e0 is gone: closed, lost or never opened")
+    assert w.ended("waits") == ("lost", "environment e0 is lost: node n0 was lost: it burned")
+    assert w.ended("late") == w.ended("waits")
+    assert {end.environment_lost_on for end in w.ends.values() if end.status == "lost"} == {"n0"}
     assert [n.state for n in w.of(commands.NoteEnvironment)][-1] == "lost"
 
 
@@ -289,6 +290,7 @@ def restarted(world: Any, old: Any, policy: str) -> Any:
                 trajectory=environment.trajectory,
                 memory_mb=environment.memory_mb,
                 pod_core_ids=environment.pod_core_ids,
+                used_at=environment.last_used,
             )
             w.handle(opened)
     everything = [*old.core.state.running.values(), *old.core.state.waiting.values()]

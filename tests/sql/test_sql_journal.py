@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from app.journal import SqlJournal
 from app.journal_fold import Fold
 from scheduler.entries import EndsTold, Journal, Unfinished, UntoldEnd
+from scheduler.events import EnvironmentGone
 
 
 def test_it_is_a_journal(engine: Engine) -> None:
@@ -184,6 +185,37 @@ def test_environments_and_nodes_come_back_until_they_are_gone(engine: Engine, ma
         found = journal.unfinished()
     assert found.environments == [make.environment("open", 2.0, pod_cores=2)]
     assert found.nodes == [make.node("up", 1.0)]
+
+
+def test_an_environment_keeps_its_client_and_its_last_use(engine: Engine, make: Any) -> None:
+    with SqlJournal(engine) as journal:
+        journal.write([make.environment("open", 2.0, client="c1", used_at=2.0)])
+        journal.write([make.environment("open", 9.0, client="c1", used_at=9.0)])
+        assert journal.unfinished().environments == [make.environment("open", 9.0, client="c1", used_at=9.0)]
+
+
+def test_environments_that_are_gone_are_known_for_a_while(engine: Engine, make: Any) -> None:
+    now = time.time()
+    with SqlJournal(engine) as journal:
+        # Given environments that were closed and lost lately, one that was lost long ago, and one that stands
+        journal.write([make.environment("closed", now - 9.0, id="closed", reason="unused", node=None)])
+        journal.write([make.environment("lost", now - 5.0, id="lost", reason="it burned")])
+        journal.write([make.environment("lost", now - 86_400.0, id="old"), make.environment("open", now, id="open")])
+        # Then the next scheduler knows how the first two ended
+        assert journal.unfinished().gone == (
+            EnvironmentGone(id="closed", state="closed", node="", reason="unused", at=now - 9.0),
+            EnvironmentGone(id="lost", state="lost", node="n1", reason="it burned", at=now - 5.0),
+        )
+
+
+def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(engine: Engine, make: Any) -> None:
+    now = time.time()
+    with SqlJournal(engine) as journal:
+        journal.write([make.received("a1", now), make.received("a2", now), make.environment("open", now)])
+        lost = make.ended("a1", now, status="lost", reason="it burned", by_worker=False)
+        cancelled = make.ended("a2", now, status="cancelled", reason="enough", by_worker=False)
+        journal.write([lost, cancelled, make.environment("lost", now, reason="it burned")])
+        assert [(end.id, end.environment_lost_on) for end in journal.unfinished().untold] == [("a1", "n1"), ("a2", "")]
 
 
 def test_an_environment_keeps_the_times_of_its_life(engine: Engine, make: Any, tables: Any) -> None:

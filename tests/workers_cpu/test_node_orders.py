@@ -27,7 +27,7 @@ BACK = Holding(background=True)
 
 def make_node(store: Redis) -> Node:
     """Return a node that has not joined: what it would report stays with it."""
-    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0)
+    return Node(Celery(set_as_current=False), store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0)
 
 
 @pytest.fixture

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from app.action_task import PayloadTask
 from app.celery import app
-from tangram.errors import ActionCancelled, ActionFailed
+from tangram.errors import ActionCancelled, ActionFailed, EnvironmentLost
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.dop import MOST_VARIABLE
+from workers.cpu.errors import EnvironmentGone
 from workers.node import holding_of
 
 
@@ -48,7 +50,7 @@ def close_unasked(id: str, attempt: int, reason: str) -> None:
 @app.task(name="cpu.read_file", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
 def read_file(self: PayloadTask, environment: str, path: str) -> dict[str, Any]:
     """Read a file."""
-    with refusals():
+    with in_environment(self):
         data = cpu().sandbox.get(environment).read_file(path)
     return {"data": cpu().blobs.put(data)}
 
@@ -57,14 +59,14 @@ def read_file(self: PayloadTask, environment: str, path: str) -> dict[str, Any]:
 def write_file(self: PayloadTask, environment: str, path: str, data: Any, mode: int | None = None) -> None:
     """Write a file."""
     content = cpu().blobs.get(data)
-    with refusals():
+    with in_environment(self):
         cpu().sandbox.get(environment).write_file(path, content, mode)
 
 
 @app.task(name="cpu.snapshot", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
 def snapshot(self: PayloadTask, environment: str) -> dict[str, Any]:
     """Keep the files of an environment as they are now."""
-    with refusals():
+    with in_environment(self):
         return {"image": cpu().sandbox.snapshot(environment), "node": this_node().name}
 
 
@@ -81,7 +83,7 @@ def execute(
     node = this_node()
     call = node.call(self.request.id)
     limits = call.header
-    with refusals():
+    with in_environment(self):
         request = ExecRequest(
             action_id=call.id,
             command=cpu().blobs.get_text(command),
@@ -104,6 +106,24 @@ def execute(
     if outcome.status == "failed":
         raise ActionFailed(outcome.reason)
     return _value(outcome)
+
+
+@contextmanager
+def in_environment(task: PayloadTask) -> Iterator[None]:
+    """Turn what a sandbox refuses into the end of an action of an environment.
+
+    The scheduler hands out no action of an environment that it closes, and stops those that run: one that is gone though the action was not
+    stopped has ended by itself.
+    """
+    node = this_node()
+    call = node.call(task.request.id)
+    with refusals():
+        try:
+            yield
+        except EnvironmentGone as error:
+            if call.cancel_reason:
+                raise ActionCancelled(call.cancel_reason) from error
+            raise EnvironmentLost(str(error), node.name) from error
 
 
 def _value(outcome: ExecOutcome) -> dict[str, Any]:
