@@ -239,6 +239,24 @@ class Run(Base):
     __table_args__ = (Index("ix_runs_started_at", "started_at"),)
 
 
+class FailedMessage(Base):
+    """A message on which schedulers failed and stopped; from the second failure on it is set aside (`scheduler/poison.py`).
+
+    `message` is its key, `action` the action that it is about. `failures` counts schedulers; `epoch`, `traceback` and `failed_at` are
+    those of the last one.
+    """
+
+    __tablename__ = "failed_messages"
+
+    message: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    action: Mapped[str | None]
+    failures: Mapped[int] = mapped_column(Integer)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    traceback: Mapped[str]
+    failed_at: Mapped[float]
+
+
 class LeaseRow(Base):
     """Who holds the lease `name`, empty for nobody; `epoch`, the fencing token, grows at every change of holder."""
 

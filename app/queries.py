@@ -15,9 +15,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Row, Select, func, select
 
 from app.database import database_errors
+from app.journal import set_aside
 from app.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
 from app.runs import RunRecord
 from scheduler.durations import MEASURED, Observation
+from scheduler.entries import SetAside
 from scheduler.stats import Summary, mean, summary
 from tangram.action import CELLS, CORES
 from tangram.action import Action as Declared
@@ -125,7 +127,11 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The state of a deployment. `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none."""
+    """The state of a deployment.
+
+    `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none. `set_aside` are the messages on which
+    schedulers failed, and which none is given again; the latest first.
+    """
 
     nodes: tuple[NodeStatus, ...]
     services: tuple[ServiceStatus, ...]
@@ -133,6 +139,7 @@ class Status:
     actions: Mapping[str, int]
     waiting_by_job: Mapping[str, int]
     oldest_wait_s: float
+    set_aside: tuple[SetAside, ...]
 
 
 def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
@@ -191,6 +198,7 @@ def status(engine: Engine, now: float) -> Status:
         instances = connection.execute(select(table(ServiceInstance)).order_by(ServiceInstance.node, ServiceInstance.cells)).all()
         held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
         on_cells = select(Action.service, Grant.node, Grant.cell_ids).join_from(Action, Grant, held).where(unended, Grant.resource == CELLS)
+        poison = set_aside(connection)
         on_instances = Counter((row.service, row.node, tuple(row.cell_ids)) for row in connection.execute(on_cells))
     return Status(
         nodes=tuple(
@@ -210,6 +218,7 @@ def status(engine: Engine, now: float) -> Status:
         actions=actions,
         waiting_by_job=waiting_by_job,
         oldest_wait_s=max(0.0, now - oldest) if oldest is not None else 0.0,
+        set_aside=poison,
     )
 
 
