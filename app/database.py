@@ -73,6 +73,22 @@ def writing(engine: Engine) -> Engine:
     return engine.execution_options(tangram_begin="BEGIN IMMEDIATE")
 
 
+@contextmanager
+def snapshot(engine: Engine) -> Iterator[Connection]:
+    """Connect for questions that belong together: all of them see the database as it is at the first.
+
+    Raises
+    ------
+    DatabaseError
+        When it cannot be reached or read.
+
+    """
+    with database_errors(engine.url), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":  # on SQLite a transaction always is one
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        yield connection
+
+
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at `url` to `revision`; do nothing where it is there already.
 

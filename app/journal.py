@@ -35,17 +35,28 @@ from app.models import (
     Action,
     Base,
     Environment,
+    FailedMessage,
     Grant,
     Job,
-    LeaseRow,
     Node,
     Service,
     ServiceInstance,
     table,
 )
-from scheduler.entries import ActionGranted, Entry, EnvironmentChanged, NodeChanged, SpentAction, Unfinished, UnfinishedAction, UntoldEnd
+from scheduler.entries import (
+    ActionGranted,
+    Entry,
+    EnvironmentChanged,
+    NodeChanged,
+    SetAside,
+    SpentAction,
+    Unfinished,
+    UnfinishedAction,
+    UntoldEnd,
+)
 from scheduler.events import EnvironmentGone
 from scheduler.gone import REMEMBERED
+from scheduler.poison import FAILURES_ALLOWED
 
 log = logging.getLogger(__name__)
 
@@ -162,8 +173,8 @@ class SqlJournal:
             raise
 
     def _write(self, connection: Connection, fold: journal_fold.Fold) -> None:
-        if self._lease is not None:
-            self._check_lease(connection, self._lease)
+        if self._lease is not None and not self._lease.held_in(connection):
+            raise LeaseLost(f"{shown(self._engine.url)}: another scheduler has taken over, this one writes no more")
         execute, statements = connection.execute, self._statements
         if unseen := [row for name, row in fold.jobs.items() if name not in self._jobs]:
             execute(statements.job, unseen)
@@ -187,16 +198,12 @@ class SqlJournal:
             (statements.service, fold.services.values()),
             (statements.forget, fold.forgotten.values()),
             (statements.instance, fold.instances.values()),
+            (statements.failure, fold.failures.values()),
         ):
             if group:
                 execute(statement, list(group))
         if fold.forgotten:
             execute(statements.prune, {"before": max(row["changed_at"] for row in fold.forgotten.values()) - GONE_KEPT_S})
-
-    def _check_lease(self, connection: Connection, lease: Lease) -> None:
-        held = connection.execute(self._statements.lease, {"lease": lease.name}).one_or_none()
-        if held is None or lease.epoch is None or (held.holder, held.epoch) != (lease.holder, lease.epoch):
-            raise LeaseLost(f"{shown(self._engine.url)}: another scheduler has taken over, this one writes no more")
 
     def _say_retry(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -228,7 +235,7 @@ class _Statements:
         gone = select(Node.name).where(Node.state != NODE_UP, Node.changed_at < bindparam("before"))
         self.prune = delete(table(ServiceInstance)).where(ServiceInstance.node.in_(gone))
         self.instance = self._latest(ServiceInstance, "node", "service", "cells")
-        self.lease = select(LeaseRow.holder, LeaseRow.epoch).where(LeaseRow.name == bindparam("lease")).with_for_update(read=True)
+        self.failure = self._failure()
 
     def received_and_changed(self, shape: journal_fold.Shape) -> Executable:
         """Return the insert that on a row that is there, and not ended, sets only the columns of `shape`."""
@@ -251,6 +258,16 @@ class _Statements:
     def _insert(self, model: type[Base]) -> Any:
         # The two dialects spell INSERT … ON CONFLICT alike but share no class.
         return self._dialect_insert(table(model))
+
+    def _failure(self) -> Executable:
+        """Return an insert that counts a failure on the row that is there, unless it is of an epoch that was counted."""
+        insert = self._insert(FailedMessage)
+        columns = {name: insert.excluded[name] for name in ("kind", "action", "epoch", "traceback", "failed_at")}
+        counted = FailedMessage.failures + insert.excluded.failures
+        statement: Executable = insert.on_conflict_do_update(
+            index_elements=["message"], set_={**columns, "failures": counted}, where=FailedMessage.epoch < insert.excluded.epoch
+        )
+        return statement
 
     def _latest(
         self, model: type[Base], *key: str, keep: Sequence[str] = (), first: Sequence[str] = (), last: Sequence[str] = ()
@@ -275,6 +292,22 @@ class _Statements:
 
 def _scalars(query: Select[str], connection: Connection) -> Sequence[str]:
     return connection.execute(query).scalars().all()
+
+
+def set_aside(connection: Connection) -> tuple[SetAside, ...]:
+    """Return the messages that the core is not given again, the latest first."""
+    kept = select(table(FailedMessage)).where(FailedMessage.failures > FAILURES_ALLOWED).order_by(FailedMessage.failed_at.desc())
+    return tuple(
+        SetAside(
+            message=row.message,
+            kind=row.kind,
+            action=row.action,
+            failures=row.failures,
+            error=next((line for line in reversed(row.traceback.splitlines()) if line.strip()), ""),
+            failed_at=row.failed_at,
+        )
+        for row in connection.execute(kept)
+    )
 
 
 def _load_unfinished(connection: Connection) -> Unfinished:
@@ -341,6 +374,7 @@ def _load_unfinished(connection: Connection) -> Unfinished:
             for query in gone
             for row in connection.execute(query).all()[::-1]
         ),
+        set_aside=set_aside(connection),
     )
 
 

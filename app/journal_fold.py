@@ -9,7 +9,8 @@ by one, all at once, or in any batches between leaves the same rows. It holds be
 3. the first end of an action stands, whatever follows;
 4. a grant is released once, by the first requeueing or end after it;
 5. a resize overrides the one before it, and none changes a grant that was released;
-6. what is forgotten of a node's instances is forgotten first, then come those that the batch tells of after that.
+6. what is forgotten of a node's instances is forgotten first, then come those that the batch tells of after that;
+7. a failure on a message counts once for each epoch.
 
 A *shape* is the set of columns that a group of rows sets; rows of one shape share one statement.
 """
@@ -32,6 +33,7 @@ from scheduler.entries import (
     EnvironmentChanged,
     InstanceChanged,
     InstancesForgotten,
+    MessageFailed,
     NodeChanged,
 )
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
@@ -66,6 +68,7 @@ class Fold:
         self.services: dict[str, Row] = {}
         self.forgotten: dict[str, Row] = {}
         self.instances: dict[tuple[str, str, str], Row] = {}
+        self.failures: dict[str, Row] = {}
         self._actions: dict[str, _Action] = {}
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -93,6 +96,8 @@ class Fold:
                     self._instance(entry)
                 case InstancesForgotten():
                     self._forget(entry)
+                case MessageFailed():
+                    self._failed(entry)
 
     def received(self) -> list[Row]:
         """Return the rows of actions that this batch only received."""
@@ -300,6 +305,19 @@ class Fold:
                 row.update(over)
         # What the first one forgets is absent for all that follow.
         self.forgotten.setdefault(entry.node, {"of": entry.node, **over})
+
+    def _failed(self, entry: MessageFailed) -> None:
+        key = clean(entry.message)
+        earlier = self.failures.get(key)
+        self.failures[key] = {
+            "message": key,
+            "kind": entry.kind,
+            "action": clean(entry.action) if entry.action is not None else None,
+            "failures": 1 if earlier is None else earlier["failures"] + (entry.epoch > earlier["epoch"]),
+            "epoch": entry.epoch,
+            "traceback": clean(entry.traceback),
+            "failed_at": entry.at,
+        }
 
 
 def clean(text: str) -> str:

@@ -45,6 +45,7 @@ class Lease:
         self.ttl_s = ttl_s
         self.epoch: int | None = None
         self._engine = writing(engine)
+        self._held = select(LeaseRow.holder, LeaseRow.epoch).where(LeaseRow.name == name).with_for_update(read=True)
 
     def acquire(self, now: float) -> int | None:
         """Take the lease where it is free, run out or ours; return the epoch, None where another holds it.
@@ -75,6 +76,11 @@ class Lease:
         """Give the lease back where it is ours, so that a standby need not wait for its end. Raises as `acquire`."""
         self._change(holder=NOBODY, expires_at=0.0)
         self.epoch = None
+
+    def held_in(self, connection: Connection) -> bool:
+        """Say whether the lease is still ours, and keep it so until the transaction of `connection` ends."""
+        row = connection.execute(self._held).one_or_none()
+        return row is not None and self.epoch is not None and (row.holder, row.epoch) == (self.holder, self.epoch)
 
     def _acquire(self, connection: Connection, now: float) -> int | None:
         row = connection.execute(

@@ -183,6 +183,9 @@ class Environment(Base):
         ),
         Index("ix_environments_unfinished", "created_at", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
         Index("ix_environments_job", "job"),
+        Index(
+            "ix_environments_ended_at", "ended_at", sqlite_where=text("ended_at IS NOT NULL"), postgresql_where=text("ended_at IS NOT NULL")
+        ),
     )
 
 
@@ -248,6 +251,64 @@ class Run(Base):
     ended_at: Mapped[float | None]
 
     __table_args__ = (Index("ix_runs_started_at", "started_at"),)
+
+
+class ActionHour(Base):
+    """Figures of the ended actions that were submitted in the hour that began at `hour`, and whose rows retention has removed.
+
+    `actions` counts them; seconds are sums. `core_s` and `cell_s` are the core- and cell-seconds that their grants held. `histograms`
+    has, for each part of the ACT, the number of actions by bin (`app/rollup.py`).
+    """
+
+    __tablename__ = "action_hours"
+
+    job: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    action_class: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    status: Mapped[str] = mapped_column(primary_key=True)
+    actions: Mapped[int] = mapped_column(BigInteger)
+    act_s: Mapped[float]
+    queue_s: Mapped[float]
+    overhead_s: Mapped[float]
+    execution_s: Mapped[float]
+    cpu_s: Mapped[float]
+    core_s: Mapped[float]
+    cell_s: Mapped[float]
+    histograms: Mapped[dict[str, Any]]
+
+
+class EnvironmentHour(Base):
+    """How many environments of a job were created in the hour that began at `hour` and ended in `state`; retention has removed their rows.
+
+    `pod_core_s` are the core-seconds that they held for themselves.
+    """
+
+    __tablename__ = "environment_hours"
+
+    job: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    state: Mapped[str] = mapped_column(primary_key=True)
+    environments: Mapped[int] = mapped_column(BigInteger)
+    pod_core_s: Mapped[float]
+
+
+class FailedMessage(Base):
+    """A message on which schedulers failed and stopped; from the second failure on it is set aside (`scheduler/poison.py`).
+
+    `message` is its key, `action` the action that it is about. `failures` counts schedulers; `epoch`, `traceback` and `failed_at` are
+    those of the last one.
+    """
+
+    __tablename__ = "failed_messages"
+
+    message: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    action: Mapped[str | None]
+    failures: Mapped[int] = mapped_column(Integer)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    traceback: Mapped[str]
+    failed_at: Mapped[float]
 
 
 class LeaseRow(Base):

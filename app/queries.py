@@ -2,7 +2,7 @@
 
 ACT figures count the actions that were carried out (`CARRIED_OUT`): a cancelled, rejected or lost action has no
 completion whose time could be compared. Durations are seconds, times seconds since the epoch. Every function
-raises `DatabaseError` when the database cannot be read.
+raises `DatabaseError` when the database cannot be read. Totals count what retention has rolled up (`app/rollup.py`), too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Row, Select, func, select
+from sqlalchemy import ColumnElement, Engine, Row, Select, false, func, select
 
-from app.database import database_errors
-from app.models import ABSENT, NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
+from app.database import database_errors, snapshot
+from app.journal import set_aside
+from app.models import (
+    ABSENT,
+    NODE_UP,
+    RUNNING,
+    WAITING,
+    Action,
+    ActionHour,
+    Environment,
+    EnvironmentHour,
+    Grant,
+    Node,
+    ServiceInstance,
+    table,
+)
+from app.rollup import HOUR_S, ActionFigures, AnyRow, merged_mean, merged_summary
 from app.runs import RunRecord
 from scheduler.durations import MEASURED, Observation
-from scheduler.stats import Summary, mean, summary
+from scheduler.entries import SetAside
+from scheduler.stats import Summary
 from tangram.action import CELLS, CORES
 from tangram.action import Action as Declared
 
@@ -27,7 +43,10 @@ CARRIED_OUT = ("succeeded", "failed", "timed_out")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which actions a question is about; an absent field selects all. Times are those of submission."""
+    """Which actions a question is about; an absent field selects all. Times are those of submission.
+
+    Of what was rolled up, whole hours between `since` and `until` count, and nothing where there is a `trajectory`.
+    """
 
     jobs: tuple[str, ...] | None = None
     trajectory: str | None = None
@@ -125,7 +144,11 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The state of a deployment. `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none."""
+    """The state of a deployment.
+
+    `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none. `set_aside` are the messages on which
+    schedulers failed, and which none is given again; the latest first.
+    """
 
     nodes: tuple[NodeStatus, ...]
     services: tuple[ServiceStatus, ...]
@@ -133,6 +156,7 @@ class Status:
     actions: Mapping[str, int]
     waiting_by_job: Mapping[str, int]
     oldest_wait_s: float
+    set_aside: tuple[SetAside, ...]
 
 
 def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
@@ -140,10 +164,18 @@ def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
     columns = (Action.kind, Action.job, Action.status, Action.queue_s, Action.overhead_s, Action.execution_s, Action.act_s, Action.cpu_s)
     where = _where(selection)
     total, by_kind, by_job = _Group(), dict[str, _Group](), dict[str, _Group]()
-    with database_errors(engine.url), engine.connect() as connection:
+
+    def groups(row: AnyRow) -> tuple[_Group, _Group, _Group]:
+        return total, by_kind.setdefault(row.kind, _Group()), by_job.setdefault(row.job, _Group())
+
+    with snapshot(engine) as connection:
         for row in connection.execute(select(*columns).where(*where)):
-            for group in (total, by_kind.setdefault(row.kind, _Group()), by_job.setdefault(row.job, _Group())):
+            for group in groups(row):
                 group.add(row)
+        for hour in connection.execute(select(table(ActionHour)).where(*_whole_hours(selection, ActionHour))):
+            if selection.kind in (None, hour.kind):
+                for group in groups(hour):
+                    group.add_hour(hour)
         held = func.sum(Action.unit_s)
         reserved = (
             select(Action.kind, Action.job, Grant.resource, held)
@@ -155,11 +187,13 @@ def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
             for group in (total, by_kind[kind], by_job[job]):
                 group.reserved[resource] += seconds or 0.0
         pods: float | None = connection.execute(_pod_core_s(selection)).scalar_one()
+        rolled_up = select(func.sum(EnvironmentHour.pod_core_s)).where(*_whole_hours(selection, EnvironmentHour))
+        earlier_pods: float | None = connection.execute(rolled_up).scalar_one()
     return ActReport(
         total=total.stats(),
         by_kind={kind: group.stats() for kind, group in sorted(by_kind.items())},
         by_job={job: group.stats() for job, group in sorted(by_job.items())},
-        pod_core_s=pods or 0.0,
+        pod_core_s=(pods or 0.0) + (earlier_pods or 0.0),
     )
 
 
@@ -177,13 +211,16 @@ def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None =
 
 def status(engine: Engine, now: float) -> Status:
     """Return the state of the deployment at `now`; actions that have ended are counted, too."""
-    with database_errors(engine.url), engine.connect() as connection:
+    with snapshot(engine) as connection:
         unended = Action.ended_at.is_(None)
-        actions = _counts(connection.execute(select(Action.status, func.count()).group_by(Action.status)))
+        ended = _counts(connection.execute(select(ActionHour.status, func.sum(ActionHour.actions)).group_by(ActionHour.status)))
+        actions = _sum(_counts(connection.execute(select(Action.status, func.count()).group_by(Action.status))), ended)
         by_job = select(Action.job, func.count()).where(unended, Action.status == WAITING).group_by(Action.job).order_by(Action.job)
         waiting_by_job = _counts(connection.execute(by_job))
         oldest = connection.execute(select(func.min(Action.submitted_at)).where(unended, Action.status == WAITING)).scalar_one()
+        gone = select(EnvironmentHour.state, func.sum(EnvironmentHour.environments)).group_by(EnvironmentHour.state)
         environments = _counts(connection.execute(select(Environment.state, func.count()).group_by(Environment.state)))
+        environments = _sum(environments, _counts(connection.execute(gone)))
         running = select(Action.node, func.count()).where(unended, Action.status == RUNNING).group_by(Action.node)
         opened = select(Environment.node, func.count()).where(Environment.ended_at.is_(None)).group_by(Environment.node)
         nodes = connection.execute(select(table(Node)).order_by(Node.state != NODE_UP, Node.name)).all()
@@ -191,6 +228,7 @@ def status(engine: Engine, now: float) -> Status:
         instances = connection.execute(select(table(ServiceInstance)).order_by(ServiceInstance.node, ServiceInstance.cells)).all()
         held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
         on_cells = select(Action.service, Grant.node, Grant.cell_ids).join_from(Action, Grant, held).where(unended, Grant.resource == CELLS)
+        poison = set_aside(connection)
         on_instances = Counter((row.service, row.node, tuple(row.cell_ids)) for row in connection.execute(on_cells))
     return Status(
         nodes=tuple(
@@ -210,6 +248,7 @@ def status(engine: Engine, now: float) -> Status:
         actions=actions,
         waiting_by_job=waiting_by_job,
         oldest_wait_s=max(0.0, now - oldest) if oldest is not None else 0.0,
+        set_aside=poison,
     )
 
 
@@ -246,7 +285,7 @@ def _services(
     return tuple(ServiceStatus(name=name, declared=declared.get(name, {}), instances=tuple(found[name])) for name in sorted(found))
 
 
-def _observation(row: Row[*tuple[Any, ...]]) -> Observation:
+def _observation(row: AnyRow) -> Observation:
     action = Declared.from_header(row.header)
     held_s = row.ended_at - row.granted_at if row.granted_at is not None else 0.0
     # What earlier tries held is in `unit_s`, too, but not for how long.
@@ -274,8 +313,9 @@ class _Group:
     act_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     reserved: dict[str, float] = field(default_factory=lambda: {CORES: 0.0, CELLS: 0.0})
+    rolled_up: ActionFigures = field(default_factory=ActionFigures)
 
-    def add(self, row: Row[*tuple[Any, ...]]) -> None:
+    def add(self, row: AnyRow) -> None:
         self.by_status[row.status] += 1
         self.cpu_s += row.cpu_s or 0.0
         if row.status in CARRIED_OUT:
@@ -284,13 +324,21 @@ class _Group:
             self.execution_s.append(row.execution_s)
             self.act_s.append(row.act_s)
 
+    def add_hour(self, row: AnyRow) -> None:
+        self.by_status[row.status] += row.actions
+        self.cpu_s += row.cpu_s
+        self.reserved[CORES] += row.core_s
+        self.reserved[CELLS] += row.cell_s
+        if row.status in CARRIED_OUT:
+            self.rolled_up.merge(ActionFigures.of_row(row))
+
     def stats(self) -> ActStats:
         return ActStats(
             by_status=dict(sorted(self.by_status.items())),
-            act=summary(self.act_s),
-            mean_queue_s=mean(self.queue_s),
-            mean_overhead_s=mean(self.overhead_s),
-            mean_execution_s=mean(self.execution_s),
+            act=merged_summary(self.act_s, self.rolled_up, "act_s"),
+            mean_queue_s=merged_mean(self.queue_s, self.rolled_up, "queue_s"),
+            mean_overhead_s=merged_mean(self.overhead_s, self.rolled_up, "overhead_s"),
+            mean_execution_s=merged_mean(self.execution_s, self.rolled_up, "execution_s"),
             core_s_reserved=self.reserved[CORES],
             cell_s_reserved=self.reserved[CELLS],
             core_s_used=self.cpu_s,
@@ -312,6 +360,19 @@ def _where(selection: Selection) -> list[ColumnElement[bool]]:
     return conditions
 
 
+def _whole_hours(selection: Selection, hours: type[ActionHour | EnvironmentHour]) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if selection.trajectory is not None:
+        conditions.append(false())
+    if selection.jobs is not None:
+        conditions.append(hours.job.in_(selection.jobs))
+    if selection.since is not None:
+        conditions.append(hours.hour >= selection.since)
+    if selection.until is not None:
+        conditions.append(hours.hour + HOUR_S <= selection.until)
+    return conditions
+
+
 def _pod_core_s(selection: Selection) -> Select[Any]:
     query = select(func.sum(Environment.pod_cores * (Environment.ended_at - Environment.opened_at)))
     query = query.where(Environment.ended_at.is_not(None), Environment.opened_at.is_not(None), Environment.pod_cores > 0)
@@ -327,4 +388,8 @@ def _pod_core_s(selection: Selection) -> Select[Any]:
 
 
 def _counts(rows: Iterable[Row[Any, int]]) -> dict[Any, int]:
-    return {key: count for key, count in rows}
+    return {key: int(count) for key, count in rows}
+
+
+def _sum(counts: dict[Any, int], more: Mapping[Any, int]) -> dict[Any, int]:
+    return {**counts, **{key: counts.get(key, 0) + count for key, count in more.items()}}

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from celery import Celery
 from sqlalchemy import Engine
@@ -22,6 +22,7 @@ from app.journal import LeaseLost, SqlJournal
 from app.leader import SCHEDULER_LEASE, Lease, holder_name
 from app.queries import observations
 from app.reach import require_broker, require_store
+from app.retention import Pruning, Retention
 from app.services_file import ServicesFile, load_services_file
 from app.transport import KombuTransport
 from scheduler.descriptions import service_spec
@@ -115,11 +116,12 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
             unfinished = service.recover()
             if unfinished:
                 log.warning("going on with %d unfinished actions", unfinished)
-            while not stop.is_set():
-                if not service.step():
-                    log.warning("another scheduler leads; standing by")
-                    return
-            service.finish()
+            with _pruning(settings, engine, lease):
+                while not stop.is_set():
+                    if not service.step():
+                        log.warning("another scheduler leads; standing by")
+                        return
+                service.finish()
     except LeaseLost:
         log.warning("another scheduler leads; standing by")
     finally:
@@ -129,6 +131,13 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
             event_log.close()
         with suppress(DatabaseError):  # a database that is gone has said so already, and the lease runs out by itself
             lease.release()
+
+
+def _pruning(settings: Settings, engine: Engine, lease: Lease) -> AbstractContextManager[object]:
+    """Return the context in which what is too old leaves the journal."""
+    if settings.keep_days == "forever":
+        return nullcontext()
+    return Pruning(Retention(engine, keep_days=settings.keep_days, history=settings.history, lease=lease))
 
 
 def _app_of(settings: Settings) -> Celery:

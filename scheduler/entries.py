@@ -137,6 +137,21 @@ class InstancesForgotten:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFailed:
+    """The scheduler of this `epoch` failed on a message and stops; `message` is its key (`scheduler/poison.py`).
+
+    `action` is the action that it is about, if any. `traceback` is that of the exception, as Python prints it.
+    """
+
+    message: str
+    kind: str
+    action: str | None
+    epoch: int
+    traceback: str
+    at: float
+
+
 Entry = (
     ActionReceived
     | ActionGranted
@@ -148,6 +163,7 @@ Entry = (
     | NodeChanged
     | InstanceChanged
     | InstancesForgotten
+    | MessageFailed
 )
 
 
@@ -189,12 +205,24 @@ class UntoldEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """A message on which `failures` schedulers failed, and which the core is not given again; `error` is the last line of the traceback."""
+
+    message: str
+    kind: str
+    action: str | None
+    failures: int
+    error: str
+    failed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
     """All that a restarted scheduler goes on with, in order of reception.
 
     `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
     them that drew on quotas, in the order of their grants, `untold` those whose trainers may still wait. `gone` are the environments
-    that were closed or lost lately, the oldest first.
+    that were closed or lost lately, the oldest first. `set_aside` are the messages that the core is not to be given.
     """
 
     actions: Sequence[UnfinishedAction]
@@ -204,6 +232,7 @@ class Unfinished:
     spent: Sequence[SpentAction] = ()
     untold: Sequence[UntoldEnd] = ()
     gone: Sequence[EnvironmentGone] = ()
+    set_aside: Sequence[SetAside] = ()
 
 
 class Journal(Protocol):

@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     history: int = Field(
         default=20_000, ge=0, description="Actions of the journal from which a starting scheduler learns durations and expected work."
     )
+    keep_days: int | Literal["forever"] = Field(
+        default=30, description="Days after which ended actions and environments are rolled up by the hour; 0 is the default, or `forever`."
+    )
     services_file: Path | None = Field(default=None, description="TOML file that declares GPU services and API quotas.")
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
     beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")
@@ -121,6 +124,13 @@ class Settings(BaseSettings):
         if 0 < orphan_s < 5:
             raise ValueError("clients give a sign of life every two seconds: name at least 5, or 0 for never")
         return orphan_s
+
+    @field_validator("keep_days")
+    @classmethod
+    def _can_be_days(cls, keep_days: int | str) -> int | str:
+        if isinstance(keep_days, int) and keep_days < 0:
+            raise ValueError(f"{keep_days} is neither a number of days nor `forever`")
+        return keep_days or cls.model_fields["keep_days"].default
 
     @field_validator("warm")
     @classmethod

@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -125,7 +126,22 @@ def keep_showing(read: Callable[[], Mapping[str, Any]], interval_s: float, stop:
 
 
 def _state(document: Mapping[str, Any]) -> Group:
-    return Group(_state_table(document), *([_services_table(document["services"])] if document["services"] else []))
+    tables = [_state_table(document)]
+    if document["services"]:
+        tables.append(_services_table(document["services"]))
+    if document["set_aside"]:
+        tables.append(_set_aside_table(document["set_aside"]))
+    return Group(*tables)
+
+
+def _set_aside_table(messages: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="set aside: messages on which schedulers failed", title_justify="left")
+    for column in ("last failure", "message", "action", "error"):
+        table.add_column(column, overflow="fold")
+    for one in messages:
+        at = datetime.fromtimestamp(one["failed_at"]).astimezone().isoformat(sep=" ", timespec="seconds")
+        table.add_row(at, one["kind"], one["action"] or one["message"], one["error"])
+    return table
 
 
 def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:

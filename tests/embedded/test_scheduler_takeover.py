@@ -1,4 +1,4 @@
-"""A scheduler that stands by, when its turn comes."""
+"""A scheduler that stands by, when its turn comes, and what it does beside scheduling once it leads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import threading
 import time
 from pathlib import Path
 
-from app import scheduler_process
+import pytest
+
+from app import retention, scheduler_process
 from app.database import open_engine, sqlite_url, upgrade
+from app.journal import SqlJournal
 from app.leader import SCHEDULER_LEASE, Lease
 from app.processes import wait_until
+from scheduler.commands import Finish
+from scheduler.entries import ActionEnded, ActionReceived
 from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
-from tests.conftest import RedisServer
+from tests.conftest import RedisServer, RedisUrls
 
 
 def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_redis: RedisServer, tmp_path: Path) -> None:
@@ -50,6 +55,36 @@ def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_
     # And leads when the broker is back
     own_redis.start()
     assert wait_until(shown, 30)
+    stop.set()
+    scheduler.join(30)
+    assert not scheduler.is_alive()
+    engine.dispose()
+
+
+def test_a_scheduler_that_leads_removes_what_is_too_old(redis_urls: RedisUrls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
+    url = sqlite_url(tmp_path / "tangram.sqlite")
+    upgrade(url)
+    engine, stop = open_engine(url), threading.Event()
+    # Given an action that ended two days ago
+    long_ago = time.time() - 2 * 86_400.0
+    with SqlJournal(engine) as journal:
+        received = ActionReceived(id="a", header={"kind": "my.task"}, message="", submitted_at=long_ago, received_at=long_ago)
+        parts = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 1.0, "cpu_s": 0.0}
+        end = Finish(id="a", status="failed", reason="", by_worker=True, started_at=None, dop=1, **parts)
+        journal.write([received, ActionEnded(end=end, at=long_ago)])
+    # When a scheduler leads that keeps one day
+    settings = Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, database_url=url, keep_days=1, services_file=None)
+    scheduler = threading.Thread(target=scheduler_process.run, args=(settings, stop), daemon=True)
+    scheduler.start()
+
+    def count(query: str) -> int:
+        with engine.connect() as connection:
+            return int(connection.exec_driver_sql(query).scalar_one())
+
+    # Then its row goes, and it is still counted
+    assert wait_until(lambda: count("select count(*) from actions") == 0, 30)
+    assert count("select sum(actions) from action_hours") == 1
     stop.set()
     scheduler.join(30)
     assert not scheduler.is_alive()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from app.journal import SqlJournal
-from scheduler.entries import EndsTold, Entry, InstancesForgotten
+from scheduler.entries import EndsTold, Entry, InstancesForgotten, MessageFailed
 
 NEXT_ENVIRONMENT_STATES = {
     None: ["waiting"],
@@ -33,7 +33,20 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
         id = draw(st.sampled_from("abc"))
         what = draw(
             st.sampled_from(
-                ["action", "action", "action", "resize", "resize", "told", "redelivery", "environment", "node", "instance", "forget"]
+                [
+                    "action",
+                    "action",
+                    "action",
+                    "resize",
+                    "resize",
+                    "told",
+                    "redelivery",
+                    "environment",
+                    "node",
+                    "instance",
+                    "forget",
+                    "failure",
+                ]
             )
         )
         if what == "environment":
@@ -49,6 +62,9 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
             entries.append(make.instance(state, float(at), node=id, cell_ids=draw(st.sampled_from([(0,), (0, 1)])), starts=at))
         elif what == "forget":
             entries.append(InstancesForgotten(node=id, at=float(at), reason="joined anew"))
+        elif what == "failure":
+            epoch, seen_at = at // 5, float(at - at % 5)  # a scheduler fails once; what it writes twice is the same
+            entries.append(MessageFailed(message=id, kind="action", action=id, epoch=epoch, traceback="", at=seen_at))
         elif what == "told" and states.get(id) == "ended":
             entries.append(EndsTold(ids=(id,)))
         elif id not in states or what == "redelivery":

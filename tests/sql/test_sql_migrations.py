@@ -11,8 +11,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
-from app.database import DatabaseError, current_revision, downgrade, latest_revision, open_engine, require_latest, sqlite_url, upgrade
+from app.database import (
+    DatabaseError,
+    current_revision,
+    downgrade,
+    latest_revision,
+    open_engine,
+    require_latest,
+    sqlite_url,
+    upgrade,
+    writing,
+)
 from app.models import Base
+from app.queries import status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,3 +141,26 @@ def test_a_path_with_odd_characters_is_a_path(tmp_path: Path) -> None:
     folder.mkdir()
     upgrade(sqlite_url(folder / "x.sqlite"))
     assert (folder / "x.sqlite").exists()
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_journal_in_use_is_migrated_with_what_is_in_it(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    # Given a database at an earlier revision, with a job and an environment that ended
+    url = request.getfixturevalue("postgres_url") if database == "postgresql" else sqlite_url(tmp_path / "x.sqlite")
+    upgrade(url)
+    downgrade(url, "0004")
+    engine = open_engine(url)
+    with writing(engine).begin() as connection:
+        for table in ("jobs", "environments"):
+            connection.execute(text(f"DELETE FROM {table}"))
+        connection.execute(text("INSERT INTO jobs VALUES ('coding', 1.0)"))
+        connection.execute(text("INSERT INTO environments VALUES ('e', 'coding', 't', 'closed', 'n', 1, 0, '', 1.0, 2.0, 3.0, 3.0)"))
+    # When it is migrated
+    upgrade(url)
+    # Then it is up to date, and all is there
+    require_latest(engine)
+    assert status(engine, 5.0).environments == {"closed": 1}
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT name FROM jobs")).scalars().all() == ["coding"]
+        assert connection.execute(text("SELECT count(*) FROM failed_messages")).scalar_one() == 0
+    engine.dispose()

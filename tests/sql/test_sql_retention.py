@@ -1,0 +1,253 @@
+"""Retention: what ended long ago is rolled up and removed, and totals stay what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from sqlalchemy import Engine
+
+from app import retention
+from app.journal import LeaseLost, SqlJournal
+from app.leader import Lease
+from app.processes import wait_until
+from app.queries import Selection, act_report, observations, status
+from app.retention import DAY_S, Pruning, Retention
+from app.rollup import BINS_PER_OCTAVE, bin_of, seconds_of
+from app.runs import finish_run, load_run, start_run
+from scheduler.entries import MessageFailed
+from tangram.settings import Settings
+
+NOW = 100 * DAY_S
+OLD, RECENT = NOW - 50 * DAY_S, NOW - 5 * DAY_S
+
+
+def pruned(engine: Engine, history: int = 0, now: float = NOW) -> int:
+    return Retention(engine, keep_days=30, history=history).prune(now)
+
+
+@pytest.fixture
+def live(make: Any) -> Callable[..., None]:
+    """Return what journals the whole life of an action that ends at a time."""
+
+    def write(journal: SqlJournal, id: str, ended_at: float, *, cores: int = 2, job: str = "coding", **end: Any) -> None:
+        received = make.received(id, ended_at - 3.25, job=job)
+        journal.write([received, make.granted(id, ended_at - 2.0, units=cores), make.ended(id, ended_at, **{"unit_s": 4.0, **end})])
+
+    return write
+
+
+def test_what_ended_long_ago_goes_with_its_grants_and_the_rest_stays(engine: Engine, make: Any, tables: Any, live: Any) -> None:
+    with SqlJournal(engine) as journal:
+        # Given old and recent actions and environments, and some of long ago that have not ended
+        live(journal, "old", OLD)
+        live(journal, "recent", RECENT)
+        journal.write([make.received("waits", OLD), make.received("runs", OLD), make.granted("runs", OLD)])
+        for id, states, at in (("e-old", ("open", "closed"), OLD), ("e-recent", ("open", "closed"), RECENT), ("e-open", ("open",), OLD)):
+            journal.write([make.environment(state, at, id=id) for state in states])
+        # And nodes and failures of both times
+        journal.write([make.node("lost", OLD, name="gone"), make.instance("host", OLD, node="gone"), make.node("up", OLD, name="up")])
+        for message, at in (("m-old", OLD), ("m-recent", RECENT)):
+            journal.write([MessageFailed(message=message, kind="action", action=None, epoch=1, traceback="", at=at)])
+    # When what is older than 30 days is removed
+    assert pruned(engine) == 2
+    # Then that is what ended before
+    kept = {
+        name: [next(iter(row.values())) for row in tables.rows(engine, name)]
+        for name in ("actions", "grants", "environments", "nodes", "service_instances", "failed_messages")
+    }
+    assert kept == {
+        "actions": ["recent", "runs", "waits"],
+        "grants": ["recent", "runs"],
+        "environments": ["e-open", "e-recent"],
+        "nodes": ["up"],
+        "service_instances": [],
+        "failed_messages": ["m-recent"],
+    }
+
+
+def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any) -> None:
+    # Given actions of several jobs, kinds and ends over two hours and lately, and pods
+    rng = np.random.default_rng(1)
+    executions = [float(seconds) for seconds in rng.lognormal(0.0, 1.5, 120)]
+    with SqlJournal(engine) as journal:
+        for number, execution_s in enumerate(executions):
+            end = "failed" if number % 7 == 0 else "cancelled" if number % 11 == 0 else "succeeded"
+            at = (OLD if number % 3 else RECENT) + 60.0 * number
+            live(journal, f"a{number}", at, job=("x", "y")[number % 2], execution_s=execution_s, status=end)
+        journal.write([make.environment("open", OLD, pod_cores=3), make.environment("closed", OLD + 10.0, pod_cores=3)])
+    reports = [lambda: act_report(engine), lambda: act_report(engine, Selection(jobs=("y",), kind="cpu.exec"))]
+    before, found = [report() for report in reports], status(engine, NOW)
+    # When the older ones are removed
+    assert pruned(engine) == 81
+    # Then counts, sums and means are as before, and percentiles are as near as the histograms say
+    for old, new in zip(before, [report() for report in reports], strict=True):
+        assert new.pod_core_s == old.pod_core_s
+        assert (list(new.by_job), list(new.by_kind)) == (list(old.by_job), list(old.by_kind))
+        for was, is_now in [(old.total, new.total), *((old.by_job[job], new.by_job[job]) for job in old.by_job)]:
+            assert (is_now.by_status, is_now.act.count) == (was.by_status, was.act.count)
+            for name in ("mean_queue_s", "mean_overhead_s", "mean_execution_s", "core_s_reserved", "cell_s_reserved", "core_s_used"):
+                assert getattr(is_now, name) == pytest.approx(getattr(was, name)), name
+            assert is_now.act.mean == pytest.approx(was.act.mean)
+            for name in ("p50", "p95", "p99"):
+                assert getattr(is_now.act, name) == pytest.approx(getattr(was.act, name), rel=0.03), name
+    again = status(engine, NOW)
+    assert (again.actions, again.environments) == (found.actions, found.environments)
+
+
+def test_hours_count_where_all_of_them_was_selected(engine: Engine, live: Any) -> None:
+    hour = (OLD // 3600) * 3600
+    with SqlJournal(engine) as journal:
+        live(journal, "a", hour + 60.0)
+    assert pruned(engine) == 1
+    for selection, count in (
+        (Selection(since=hour), 1),
+        (Selection(until=hour + 3600), 1),
+        (Selection(since=hour + 1), 0),
+        (Selection(until=hour + 3599), 0),
+        (Selection(trajectory="t1"), 0),
+        (Selection(kind="cpu.open"), 0),
+    ):
+        assert act_report(engine, selection).total.act.count == count, selection
+
+
+def test_what_goes_later_is_added_to_its_hour(engine: Engine, live: Any, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given five actions of one hour, and batches of two
+    monkeypatch.setattr(retention, "BATCH", 2)
+    with SqlJournal(engine) as journal:
+        for number in range(5):
+            live(journal, f"a{number}", OLD + 60.0 + number, execution_s=1.0)
+    # When they are removed in two goes
+    assert pruned(engine, now=OLD + 60.0 + 30 * DAY_S + 2.5) == 3
+    assert pruned(engine) == 2
+    # Then they are one row of figures
+    row = tables.row(engine, "action_hours")
+    assert (row["actions"], row["execution_s"], row["core_s"], row["cpu_s"]) == (5, 5.0, 20.0, 7.5)
+    assert row["histograms"]["execution_s"] == {str(bin_of(1.0)): 5}
+
+
+@pytest.mark.parametrize("doomed", ["action_hours", "grants", "actions"])
+def test_a_batch_that_breaks_off_neither_loses_nor_doubles(engine: Engine, live: Any, tables: Any, doomed: str) -> None:
+    from sqlalchemy import event
+
+    with SqlJournal(engine) as journal:
+        live(journal, "a", OLD)
+    before = tables.everything(engine)
+
+    def break_off(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if statement.startswith(f"DELETE FROM {doomed}"):
+            raise OSError("the power went out")
+
+    # Given a removal that ends between its statements
+    event.listen(engine, "before_cursor_execute", break_off)
+    try:
+        with pytest.raises(Exception, match="power went out"):
+            pruned(engine)
+    finally:
+        event.remove(engine, "before_cursor_execute", break_off)
+    # Then nothing has changed, and the next one does it all
+    assert tables.everything(engine) == before
+    assert pruned(engine) == 1
+    assert tables.row(engine, "action_hours")["actions"] == 1
+    assert status(engine, NOW).actions == {"succeeded": 1}
+
+
+def test_what_durations_are_learned_from_stays(engine: Engine, live: Any) -> None:
+    # Given successes and failures, all of them old
+    with SqlJournal(engine) as journal:
+        for number in range(10):
+            live(journal, f"a{number}", OLD + number, execution_s=float(number), status="failed" if number % 2 else "succeeded")
+    learned = observations(engine, limit=3)
+    # When a scheduler that learns from three looks for what is too old
+    assert pruned(engine, history=3) == 4
+    # Then it learns the same as before
+    assert observations(engine, limit=3) == learned
+    assert len(learned) == 3
+
+
+def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None:
+    import time
+
+    # Given ends of the last hour, one of them not told yet, and one that drew on a quota
+    now = time.time()
+    with SqlJournal(engine) as journal:
+        live(journal, "lately", now - 60.0)
+        journal.write([make.received("untold", now - 60.0), make.ended("untold", now - 50.0, status="lost", by_worker=False)])
+        quota = {"cost": {"quota:search": [1]}}
+        journal.write([make.received("spent", now - 60.0, **quota), make.granted("spent", now - 60.0), make.ended("spent", now - 59.0)])
+        live(journal, "old", now - 2 * DAY_S)
+        before = journal.unfinished()
+        assert (len(before.ended), len(before.untold), len(before.spent)) == (3, 1, 1)
+        # When as little is kept as can be
+        assert Retention(engine, keep_days=1, history=0).prune(now) == 1
+        # Then a scheduler that takes over finds the same
+        assert journal.unfinished() == before
+
+
+def test_the_actions_of_a_recorded_run_stay(engine: Engine, live: Any, tables: Any) -> None:
+    # Given an old run, and actions of its job in its time and before, and of another job
+    run_id = start_run(engine, policy="elastic", trace="x", jobs=["x"], options={}, started_at=OLD)
+    finish_run(engine, run_id, summary={}, ended_at=OLD + 100.0)
+    start_run(engine, policy="elastic", trace="broken off", jobs=["y"], options={}, started_at=OLD - 100.0)
+    with SqlJournal(engine) as journal:
+        for id, at, job in (("in", OLD + 50.0, "x"), ("before", OLD - 50.0, "x"), ("other", OLD + 50.0, "y")):
+            live(journal, id, at, job=job)
+    learned = observations(engine, of_run=load_run(engine, run_id))
+    # When what is too old is removed
+    assert pruned(engine) == 2
+    # Then the run is whole
+    assert [row["id"] for row in tables.rows(engine, "actions")] == ["in"]
+    assert observations(engine, of_run=load_run(engine, run_id)) == learned
+    assert act_report(engine, Selection.of_run(load_run(engine, run_id))).total.by_status == {"succeeded": 1}
+
+
+def test_only_the_scheduler_that_leads_removes(engine: Engine, live: Any, tables: Any) -> None:
+    with SqlJournal(engine) as journal:
+        live(journal, "old", OLD)
+    lease, other = Lease(engine, "scheduler", "a", 10.0), Lease(engine, "scheduler", "b", 10.0)
+    lease.acquire(1.0)
+    other.acquire(100.0)
+    with pytest.raises(LeaseLost):
+        Retention(engine, keep_days=30, history=0, lease=lease).prune(NOW)
+    assert len(tables.rows(engine, "actions")) == 1
+    assert Retention(engine, keep_days=30, history=0, lease=other).prune(NOW) == 1
+
+
+def test_it_happens_by_itself_while_the_journal_is_written(
+    engine: Engine, live: Any, make: Any, tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
+    with SqlJournal(engine) as journal:
+        for number in range(450):
+            live(journal, f"old{number}", OLD + number)
+        # Given a thread that removes
+        with Pruning(Retention(engine, keep_days=30, history=0), clock=lambda: NOW):
+            # When the journal is written meanwhile
+            for number in range(50):
+                live(journal, f"a{number}", RECENT + number)
+            # Then all that is too old goes
+            assert wait_until(lambda: len(tables.rows(engine, "actions")) == 50, 60)
+    assert status(engine, NOW).actions == {"succeeded": 500}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-4, 1e-3, 0.7, 1.0, 59.0, 3e5])
+def test_a_bin_is_as_wide_as_it_says(seconds: float) -> None:
+    width = 2 ** (1 / BINS_PER_OCTAVE)
+    assert seconds_of(bin_of(seconds)) == pytest.approx(seconds, rel=width - 1, abs=1e-4)
+
+
+def test_days_are_set_by_a_number_or_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = []
+    for said in ("7", "0", "forever"):
+        monkeypatch.setenv("TANGRAM_KEEP_DAYS", said)
+        found.append(Settings().keep_days)
+    monkeypatch.delenv("TANGRAM_KEEP_DAYS")
+    assert [*found, Settings().keep_days] == [7, 30, "forever", 30]
+    for wrong in ("-1", "never"):
+        monkeypatch.setenv("TANGRAM_KEEP_DAYS", wrong)
+        with pytest.raises(ValidationError):
+            Settings()
