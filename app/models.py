@@ -175,12 +175,6 @@ class Environment(Base):
     used_at: Mapped[float | None]
 
     __table_args__ = (
-        Index(
-            "ix_environments_ended_at",
-            "ended_at",
-            sqlite_where=text("ended_at IS NOT NULL"),
-            postgresql_where=text("ended_at IS NOT NULL"),
-        ),
         Index("ix_environments_unfinished", "created_at", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
         Index("ix_environments_job", "job"),
         Index(
