@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from app.limiter import Accounts
 
+API_HOST = "127.0.0.1"
 SEARCH_S = 0.1
 LONGEST_WORK_S = 3600.0
 RETRY_AFTER_S = 1
@@ -110,7 +111,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.accounts = Accounts()
         self.stalls: list[tuple[float, float]] = []
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__((API_HOST, 0), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of callers that hang up; say everything else."""

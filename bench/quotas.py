@@ -73,7 +73,7 @@ def outside() -> Iterator[str]:
 def plan(folder: Path, *, margin: float | None = None) -> stack.StackPlan:
     """Return a stack with two API workers and the quota."""
     services = folder / "services.toml"
-    lines = ["[quotas.search]", f"rate_per_s = {RATE}", f"concurrency = {CONCURRENCY}"]
+    lines = ["[quotas.search]", f"rate_per_s = {RATE}", f"concurrency = {CONCURRENCY}", 'hosts = ["127.0.0.1"]']
     services.write_text("\n".join([*lines, *([f"margin = {margin}"] if margin is not None else []), ""]))
     return stack.StackPlan(cores=1, api_nodes=2, services_file=services)
 
