@@ -105,7 +105,9 @@ class Settings(BaseSettings):
         description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default by links.",
     )
     host_memory_mb: int | None = Field(
-        default=None, ge=1, description="Host memory for the copies of services that are off their cells; by default half the host's."
+        default=None,
+        ge=1,
+        description="Host memory for the copies of services that are off their cells; by default half of what the worker may use.",
     )
     labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
 

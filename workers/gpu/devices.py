@@ -14,13 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import psutil
-
 from workers.gpu import nvml
 from workers.gpu.errors import DeviceError
 from workers.gpu.links import best_order
-
-MIB = 1 << 20
+from workers.memory import MIB, usable_mb
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 """On Linux, what the driver of a GPU that torch calls CUDA makes: NVIDIA's, that of Tegra, that under Windows, and AMD's."""
@@ -45,8 +42,8 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     """Find the devices of this machine.
 
     `cells` is how many to use; none: every CUDA device, or one CPU device. `memory_mb` is the budget of each in MiB;
-    none: what the CUDA device has, or for CPU devices an equal share of half the host's memory. `order` are numbers of CUDA
-    devices, as CUDA counts those that are visible, in the order of the cells; none: all, by their links.
+    none: what the CUDA device has, or for CPU devices an equal share of half the memory that the worker may use. `order` are numbers
+    of CUDA devices, as CUDA counts those that are visible, in the order of the cells; none: all, in CUDA's order.
 
     Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for, or none and an order of them.
     """
@@ -146,8 +143,8 @@ def _nvml_devices() -> list[Device]:
 
 
 def _cpu_devices(cells: int, memory_mb: int | None) -> list[Device]:
-    """Make CPU devices; the default budget is half the host's memory, shared equally."""
-    each = memory_mb if memory_mb is not None else psutil.virtual_memory().total // MIB // 2 // cells
+    """Make CPU devices; the default budget is half the memory that the worker may use, shared equally."""
+    each = memory_mb if memory_mb is not None else usable_mb() // 2 // cells
     return [Device(f"cpu:{index} (no GPU here, computing on the CPU)", "cpu", each, "cpu") for index in range(cells)]
 
 
