@@ -102,7 +102,7 @@ class Settings(BaseSettings):
     cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
     gpu_order: str = Field(
         default="",
-        description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default by links.",
+        description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default CUDA's own order.",
     )
     host_memory_mb: int | None = Field(
         default=None,

@@ -1,9 +1,8 @@
 """The devices of this machine: one per GPU cell, in the order of their cell numbers.
 
-CUDA devices come in an order in which neighbours share fast links (`links.py`), as NVML says, or in one that is declared. A machine
-without CUDA has CPU devices instead, with a declared memory budget, so that the same services run everywhere. torch is optional
-here: without it NVML lists the GPUs that `CUDA_VISIBLE_DEVICES` leaves visible; without either there are CPU devices, which the
-stub engine can use.
+CUDA devices come in CUDA's order or in a declared one. A machine without CUDA has CPU devices with a memory budget instead, so that
+the same services run everywhere. torch is optional here. Without torch, NVML lists the GPUs that `CUDA_VISIBLE_DEVICES` leaves visible.
+Without either there are CPU devices, which the stub engine can use.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Literal
 
 from workers.gpu import nvml
 from workers.gpu.errors import DeviceError
-from workers.gpu.links import best_order
 from workers.memory import MIB, usable_mb
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
@@ -102,15 +100,14 @@ def visible(uuids: Sequence[str], said: str | None) -> list[str]:
 
 
 def _in_order(devices: Sequence[Device], order: Sequence[int] | None) -> list[Device]:
-    """Put the devices in the order declared, or else by the links between them, where those can be read."""
-    if order is not None:
-        if len(set(order)) != len(order) or not order:
-            raise DeviceError(f"gpu_order: must name each device once, not {','.join(map(str, order))}")
-        if strangers := [number for number in order if not 0 <= number < len(devices)]:
-            raise DeviceError(f"gpu_order: there is no CUDA device {strangers[0]}, this machine has {len(devices)}")
-        return [devices[number] for number in order]
-    read = nvml.links([device.uuid for device in devices]) if all(device.uuid for device in devices) and len(devices) > 1 else None
-    return [devices[number] for number in best_order(read)] if read is not None else list(devices)
+    """Return the devices in the declared order; those that it does not name are left out."""
+    if order is None:
+        return list(devices)
+    if len(set(order)) != len(order) or not order:
+        raise DeviceError(f"gpu_order: must name each device once, not {','.join(map(str, order))}")
+    if strangers := [number for number in order if not 0 <= number < len(devices)]:
+        raise DeviceError(f"gpu_order: there is no CUDA device {strangers[0]}, this machine has {len(devices)}")
+    return [devices[number] for number in order]
 
 
 def _cuda_devices() -> list[Device]:
