@@ -271,8 +271,8 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     from workers.gpu.devices import discover
     from workers.gpu.host import ServiceHost
     from workers.gpu.instances import InstanceStatus
+    from workers.gpu.prefetch import Prefetch
     from workers.gpu.reload import Reload, described
-    from workers.gpu.restores import Restores
 
     declared = ServicesFile.model_construct(services={}, quotas={})
     if settings.services_file is not None:
@@ -284,7 +284,7 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     host_memory_mb = settings.host_memory_mb or usable_mb() // 2
     host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb)
     reload = Reload(settings.services_file, host, settings.beat_s)
-    provide(GpuContext(settings=settings, blobs=blobs, host=host, restores=Restores(host)))
+    provide(GpuContext(settings=settings, blobs=blobs, host=host, prefetch=Prefetch(host)))
 
     def now() -> dict[str, Any]:
         there = [status.to_wire() for status in host.status() if status.state != "absent"]

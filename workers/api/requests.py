@@ -101,12 +101,12 @@ class Requests:
         early_s = min(outgoing.not_before - time.time(), LONGEST_LEAD_S)
         if early_s > 0:
             await asyncio.sleep(early_s)
-        began, sent, told = time.perf_counter(), 0, False
+        began, sent, announced = time.perf_counter(), 0, False
 
         async def trace(event: str, info: object) -> None:
-            nonlocal told
-            if not told and event.endswith(_GOES_OUT):
-                told = True
+            nonlocal announced
+            if not announced and event.endswith(_GOES_OUT):
+                announced = True
                 on_sent()
 
         async def once() -> Answer:

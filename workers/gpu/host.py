@@ -2,12 +2,12 @@
 
 The scheduler chooses cells and victims; here nothing is chosen but what goes from host memory. A service has one instance per
 set of cells, each with an engine of its own that is made when it is first needed. What an instance goes through is the table in
-`scheduler/lifecycle.py`; every change is told to who listens. How one leaves its cells is in `leaving.py`.
+`scheduler/lifecycle.py`; every change is told to who listens. How one leaves its cells is in `eviction.py`.
 
 How an instance comes onto its cells, the first of these that is there: it is resident already; its own copy in host memory;
 the copy of an instance of the same service on other cells; its engine, or a fresh one, that loads the model from its folder.
 
-One lock per instance orders its changes, and short ones guard the bookings of device and host memory; none of those is held while
+One lock per instance orders its changes, and short ones guard the reservations of device and host memory; none of those is held while
 weights move, so instances on different cells move at the same time. Whoever holds the lock of one instance only tries those
 of others, so nobody waits in a circle.
 """
@@ -25,14 +25,14 @@ from typing import TypeVar
 
 from app.services_file import ServiceConfig
 from scheduler.lifecycle import ServiceState
-from workers.gpu.bookings import Bookings, FreeMb
 from workers.gpu.devices import Device, free_mb
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
 from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService
+from workers.gpu.eviction import Eviction
 from workers.gpu.host_memory import HostMemory
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
-from workers.gpu.leaving import Leaving
+from workers.gpu.reservations import FreeMb, Reservations
 
 T = TypeVar("T")
 EngineFactory = Callable[[str, ServiceConfig, Path], Engine]
@@ -73,9 +73,9 @@ class ServiceHost:
         self._spare = {name: factory(name, config, state_dir) for name, config in services.items()}
         self._instances: dict[InstanceName, Instance] = {}
         self._names = threading.Lock()
-        self._bookings = Bookings(devices, self._all, free_mb, freed_s)
-        self._copies = HostMemory(host_memory_mb, self._all, lambda instance: self._leaving.stop(instance))
-        self._leaving = Leaving(self._bookings, self._copies, drain_s, self._tell)
+        self._reservations = Reservations(devices, self._all, free_mb, freed_s)
+        self._copies = HostMemory(host_memory_mb, self._all, lambda instance: self._eviction.stop(instance))
+        self._eviction = Eviction(self._reservations, self._copies, drain_s, self._publish)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -148,23 +148,23 @@ class ServiceHost:
         here = self._instances.get(name)
         if here is not None and here.state == "resident":
             return []
-        idle = [one for one in self._all() if one.booked and one not in gone and not one.busy and not one.config.pinned]
+        idle = [one for one in self._all() if one.reserved and one not in gone and not one.busy and not one.config.pinned]
         idle.sort(key=lambda one: one.used_at)
-        own = [one for one in self._all() if one.booked and one.name.service == service and one not in gone]
+        own = [one for one in self._all() if one.reserved and one.name.service == service and one not in gone]
         surplus = len(own) + 1 - config.instances if config.instances is not None else 0
         out = [one for one in idle if one.name.service == service][: max(0, surplus)]
         for victim in (one for one in idle if set(one.name.cells) & set(name.cells) and one not in out):
-            if self._bookings.room_for(config.memory_mb, name.cells, [*gone, *out]):
+            if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]):
                 break
             out.append(victim)
-        return [victim.name for victim in out] if self._bookings.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
+        return [victim.name for victim in out] if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
 
     def status(self) -> list[InstanceStatus]:
         """Return every instance that was ever asked for as it is now, in the order of names; waits for nothing."""
         return [instance.status() for instance in sorted(self._all(), key=lambda one: one.name)]
 
-    def say(self, name: InstanceName, reason: str = "") -> None:
-        """Tell how an instance stands though it may not have changed; with `reason`, that it could not be made resident."""
+    def publish(self, name: InstanceName, reason: str = "") -> None:
+        """Publish how an instance stands though it may not have changed; with `reason`, that it could not be made resident."""
         instance = self._instances.get(name)
         status = instance.status() if instance is not None else InstanceStatus(name=name)
         if reason and status.state != "resident":
@@ -172,24 +172,24 @@ class ServiceHost:
         self._on_change(status)
 
     def held_mb(self, cell: int) -> float:
-        """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
-        return self._bookings.held_mb(cell)
+        """Return the MiB reserved on a cell. Raises `DeviceError` for one that is not there."""
+        return self._reservations.held_mb(cell)
 
     def host_mb(self) -> float:
         """Return the MiB of host memory that copies take, as measured or, for those on their way there, as declared."""
         return self._copies.held_mb()
 
-    def look(self) -> None:
-        """Tell of changes that engines have made by themselves, and stop idle instances of what is no longer declared so."""
+    def check(self) -> None:
+        """Publish of changes that engines have made by themselves, and stop idle instances of what is no longer declared so."""
         for instance in self._all():
             unwanted = instance.engine is not None and self._services.get(instance.name.service) != instance.config
-            untold = (instance.state, instance.status().reason) != instance.told
+            unpublished = (instance.state, instance.status().reason) != instance.published
             # What is being changed is told by who changes it.
-            if (unwanted or untold or instance.leaking) and instance.lock.acquire(blocking=False):
+            if (unwanted or unpublished or instance.leaking) and instance.lock.acquire(blocking=False):
                 try:
-                    self._leaving.note_end(instance)
-                    self._leaving.retire(instance, self._services.get(instance.name.service))
-                    self._tell(instance)
+                    self._eviction.note_end(instance)
+                    self._eviction.retire(instance, self._services.get(instance.name.service))
+                    self._publish(instance)
                 finally:
                     instance.lock.release()
 
@@ -210,7 +210,7 @@ class ServiceHost:
         for instance in self._all():
             with instance.lock:
                 try:
-                    self._leaving.stop(instance)
+                    self._eviction.stop(instance)
                 except GpuError as error:
                     problems.append(error)
         if problems:
@@ -226,13 +226,13 @@ class ServiceHost:
             instance = self._instance(name)
             instance.lock.acquire()
         except GpuError as error:
-            self.say(name, str(error))
+            self.publish(name, str(error))
             raise
         try:
             try:
                 self._bring(instance)
             except GpuError as error:
-                self.say(name, str(error))
+                self.publish(name, str(error))
                 raise
             yield instance
         finally:
@@ -245,7 +245,7 @@ class ServiceHost:
             copy.used_at = time.monotonic()
         for victim in [found for other in evict if (found := self._instances.get(other)) is not None]:
             with victim.lock:
-                self._leaving.evict(victim)
+                self._eviction.evict(victim)
             self._copies.settle()
 
     def _all(self) -> list[Instance]:
@@ -280,38 +280,38 @@ class ServiceHost:
 
     def _bring(self, instance: Instance) -> None:
         """Have an instance on its cells. The caller holds its lock."""
-        if instance.state == "resident" and not self._gives_way(instance):
+        if instance.state == "resident" and not self._must_reload(instance):
             return
-        self._leaving.must_have_left(instance)
+        self._eviction.must_have_left(instance)
         config = self._config(instance.name.service)
         if instance.config != config:
-            self._leaving.stop(instance)
-            instance.engine, instance.config, instance.gives_way_by = None, config, None
+            self._eviction.stop(instance)
+            instance.engine, instance.config, instance.reload_deadline = None, config, None
             self._check(instance.name)
-        self._leaving.make_way(instance)
-        self._bookings.book(instance)
+        self._eviction.evict_sleepers(instance)
+        self._reservations.reserve(instance)
         try:
             self._load(instance)
         except BaseException:
-            instance.leaking = not self._bookings.left(instance)
+            instance.leaking = not self._reservations.left(instance)
             if not instance.leaking:
-                self._bookings.unbook(instance)
-            self._tell(instance)
+                self._reservations.release(instance)
+            self._publish(instance)
             raise
         instance.note, instance.used_at = "", time.monotonic()
-        self._tell(instance)
+        self._publish(instance)
         self._copies.settle()
 
-    def _gives_way(self, instance: Instance) -> bool:
+    def _must_reload(self, instance: Instance) -> bool:
         """Say whether a resident instance is to be started anew, as its service is declared otherwise, and its callers have left.
 
         Who asks first waits for that, and those who come meanwhile wait with it; after that time all are served as before.
         """
         if self._services.get(instance.name.service, instance.config) == instance.config:
             return False
-        if instance.gives_way_by is None:
-            instance.gives_way_by = time.monotonic() + self._drain_s
-        return instance.wait_idle(instance.gives_way_by - time.monotonic())
+        if instance.reload_deadline is None:
+            instance.reload_deadline = time.monotonic() + self._drain_s
+        return instance.wait_idle(instance.reload_deadline - time.monotonic())
 
     def _load(self, instance: Instance) -> None:
         """Bring the weights, from host memory where there is a copy of this service's."""
@@ -320,7 +320,7 @@ class ServiceHost:
             instance.engine.stop(self._drain_s)
         engine = instance.engine if instance.state == "host" else self._take_copy(instance, devices)
         if engine is not None:
-            self._tell(instance, "restoring")
+            self._publish(instance, "restoring")
             engine.restore(devices)
             instance.restores += 1
             return
@@ -328,11 +328,11 @@ class ServiceHost:
             with self._names:
                 spare = self._spare.pop(instance.name.service, None)
             instance.engine = spare or self._factory(instance.name.service, instance.config, self._state_dir)
-        self._tell(instance, "starting")
+        self._publish(instance, "starting")
         try:
             if instance.engine.copies_at_start(devices):
                 instance.used_at = time.monotonic()
-                instance.engine.may_copy(instance.declared_host_mb if self._copies.book(instance) else 0.0)
+                instance.engine.may_copy(instance.declared_host_mb if self._copies.reserve(instance) else 0.0)
             instance.engine.start(devices, instance.config.memory_mb)
         finally:
             instance.copy_mb = 0.0
@@ -349,19 +349,19 @@ class ServiceHost:
                 if engine is None or other.state != "host" or other.config != instance.config or not engine.can_restore(devices):
                     continue
                 instance.engine, other.engine = engine, None
-                self._bookings.unbook(other)
+                self._reservations.release(other)
                 other.note = f"its copy went to {instance.name}"
-                self._tell(other)
+                self._publish(other)
                 return engine
             finally:
                 other.lock.release()
         return None
 
-    def _tell(self, instance: Instance, state: ServiceState | None = None) -> None:
-        """Tell of a change, once. The caller holds the instance's lock."""
+    def _publish(self, instance: Instance, state: ServiceState | None = None) -> None:
+        """Publish of a change, once. The caller holds the instance's lock."""
         status = instance.status()
         if state is not None:
             status = replace(status, state=state, reason="")
-        if (status.state, status.reason) != instance.told:
-            instance.told = (status.state, status.reason)
+        if (status.state, status.reason) != instance.published:
+            instance.published = (status.state, status.reason)
             self._on_change(status)

@@ -5,7 +5,7 @@ An instance whose copy is dropped is absent and is loaded from its folder the ne
 1. a copy that would not fit even alone, since all others would have to go for it in vain;
 2. the least recently used copy, those of pinned services last, until the rest fits.
 
-Copies that resident instances keep count and stay until their instance goes. Room for a copy is booked before a start or an eviction
+Copies that resident instances keep count and stay until their instance goes. Room for a copy is reserved before a start or an eviction
 makes it. If an instance's own copy would have to go for that, it makes none: it starts without a copy, or is stopped instead of evicted.
 
 To drop a copy is to stop its engine, which can take half a minute. No lock of the budget is held meanwhile. A copy that is being
@@ -64,10 +64,10 @@ class HostMemory:
         self._dropping: set[InstanceName] = set()
 
     def held_mb(self) -> float:
-        """Return the MiB that copies take: as measured or, for a copy that is being made, as booked."""
+        """Return the MiB that copies take: as measured or, for a copy that is being made, as reserved."""
         return sum(instance.claimed_host_mb for instance in self._instances())
 
-    def book(self, instance: Instance) -> bool:
+    def reserve(self, instance: Instance) -> bool:
         """Make room for the copy that an instance is about to make; say whether it may. The caller holds its lock."""
         with self._changed:
             instance.copy_mb = instance.host_mb or instance.declared_host_mb
@@ -97,13 +97,13 @@ class HostMemory:
         finally:
             instance.lock.release()
 
-    def _fit(self, booking: Instance | None) -> bool:
-        """Drop what does not fit; False if that is the copy of the instance that is booking, which then has no booking.
+    def _fit(self, reserving: Instance | None) -> bool:
+        """Drop what does not fit; False if that is the copy of the instance that is reserving, which then has no reserving.
 
         A copy that cannot be dropped, as its instance is being changed, takes its memory all the same: others go for it.
         """
         stuck = set[InstanceName]()
-        while (name := self._next_to_drop(booking, stuck)) is not None:
+        while (name := self._next_to_drop(reserving, stuck)) is not None:
             there = {one.name: one for one in self._instances()}
             try:
                 if not self.drop(there[name], f"the budget of host memory is {self.budget_mb:g} MiB"):
@@ -112,34 +112,34 @@ class HostMemory:
                 with self._changed:
                     self._dropping.discard(name)
                     self._changed.notify_all()
-        return booking is None or booking.copy_mb > 0.0
+        return reserving is None or reserving.copy_mb > 0.0
 
-    def _next_to_drop(self, booking: Instance | None, stuck: Container[InstanceName]) -> InstanceName | None:
+    def _next_to_drop(self, reserving: Instance | None, stuck: Container[InstanceName]) -> InstanceName | None:
         """Return a copy that the caller has to drop; None if there is nothing to drop, or nothing that would help.
 
         The caller waits here for copies that others are dropping only if it books the memory of these.
         """
         with self._changed:
             while True:
-                names = to_drop(self._copies(booking, stuck), self.budget_mb)
-                if booking is not None and booking.name in names:
-                    booking.copy_mb = 0.0
+                names = to_drop(self._copies(reserving, stuck), self.budget_mb)
+                if reserving is not None and reserving.name in names:
+                    reserving.copy_mb = 0.0
                     return None
                 if names:
                     self._dropping.add(names[0])
                     return names[0]
-                if booking is None or not self._dropping or self.held_mb() <= self.budget_mb:
+                if reserving is None or not self._dropping or self.held_mb() <= self.budget_mb:
                     return None
                 self._changed.wait()
 
-    def _copies(self, booking: Instance | None, stuck: Container[InstanceName]) -> list[Copy]:
+    def _copies(self, reserving: Instance | None, stuck: Container[InstanceName]) -> list[Copy]:
         return [
             Copy(
                 name=one.name,
                 mb=one.claimed_host_mb,
                 used_at=one.used_at,
                 pinned=one.config.pinned,
-                stays=one is not booking and (one.state != "host" or one.name in stuck),
+                stays=one is not reserving and (one.state != "host" or one.name in stuck),
             )
             for one in self._instances()
             if one.name not in self._dropping

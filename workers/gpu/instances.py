@@ -37,7 +37,7 @@ class InstanceName(NamedTuple):
 class InstanceStatus:
     """One instance as it is now.
 
-    `booked` says whether its declared memory is reserved on its cells, `memory_mb` is the measured MiB of device memory over all
+    `reserved` says whether its declared memory is reserved on its cells, `memory_mb` is the measured MiB of device memory over all
     of them, `host_mb` that of its copy in host memory, `running` the calls in it, `reason` why it is in its state, where that
     needs a reason; `starts`, `restores`, `evictions` and `leaks` (evictions that did not free the memory) are counts since
     the worker began.
@@ -46,7 +46,7 @@ class InstanceStatus:
     name: InstanceName
     state: ServiceState = "absent"
     reason: str = ""
-    booked: bool = False
+    reserved: bool = False
     memory_mb: float = 0.0
     host_mb: float = 0.0
     running: int = 0
@@ -75,10 +75,10 @@ class InstanceStatus:
 class Instance:
     """What the host keeps of an instance.
 
-    Whoever changes its state holds `lock`. `users` are the callers that were promised that it stays resident; `kept_mb` is
+    Whoever changes its state holds `lock`. `users` are the callers that were promised that it stays resident; `residual_mb` is
     what stays reserved on each of its cells while it is in host memory; `demanded_mb` is
     the free memory that its devices must come to have, by cell, before an eviction is taken for done; `copy_mb` the host
-    memory that is booked for a copy on its way there; `gives_way_by` when those who wait for its callers, to have it started as its
+    memory that is reserved for a copy on its way there; `reload_deadline` when those who wait for its callers, to have it started as its
     service is declared now, wait no longer.
     """
 
@@ -89,10 +89,10 @@ class Instance:
     idle: threading.Condition = field(default_factory=threading.Condition)
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
-    booked: bool = False
-    kept_mb: float = 0.0
+    reserved: bool = False
+    residual_mb: float = 0.0
     leaking: bool = False
-    gives_way_by: float | None = None
+    reload_deadline: float | None = None
     demanded_mb: dict[int, float] = field(default_factory=dict)
     copy_mb: float = 0.0
     note: str = ""
@@ -100,7 +100,7 @@ class Instance:
     restores: int = 0
     evictions: int = 0
     leaks: int = 0
-    told: tuple[ServiceState, str] = ("absent", "")
+    published: tuple[ServiceState, str] = ("absent", "")
 
     @property
     def state(self) -> ServiceState:
@@ -120,11 +120,11 @@ class Instance:
     @property
     def reserved_mb(self) -> float:
         """The MiB reserved on each of its cells: what it declares, or what it keeps there while it is in host memory."""
-        return self.config.memory_mb if self.booked else self.kept_mb
+        return self.config.memory_mb if self.reserved else self.residual_mb
 
     @property
     def claimed_host_mb(self) -> float:
-        """The MiB that it has of the budget of host memory: measured, or booked for a copy on its way there."""
+        """The MiB that it has of the budget of host memory: measured, or reserved for a copy on its way there."""
         return max(self.host_mb, self.copy_mb)
 
     @property
@@ -167,7 +167,7 @@ class Instance:
             name=self.name,
             state=self.state,
             reason=(engine.failure if engine is not None else "") or (self.leak() if self.leaking else self.note),
-            booked=self.booked,
+            reserved=self.reserved,
             memory_mb=self.memory_mb,
             host_mb=self.host_mb,
             running=engine.running if engine is not None else 0,

@@ -67,19 +67,19 @@ class Reload:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Read the file again where it has changed or that was asked for, and let idle instances go that nobody wants."""
         stamp, last = self._stamp(), self._last
         self._last = stamp
         if self._path is not None and (self._asked or stamp == last != self._seen):
             self._asked, self._seen = False, stamp
             self._read(self._path)
-        self._host.look()
+        self._host.check()
 
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                self.look()
+                self.check()
             except Exception:
                 # Whatever an engine does when it is stopped, the next look may do better, and the node lives on.
                 log.exception("looking after the services failed")

@@ -60,7 +60,7 @@ def generate(
 @app.task(name="tangram.restore", ignore_result=True)  # type: ignore[untyped-decorator]
 def restore(service: str, cell_ids: list[int], evict: list[WireEvicted]) -> None:
     """Have a service on cells though no action of it has come; its report says how that ended."""
-    gpu().restores.begin(InstanceName(service, tuple(sorted(cell_ids))), [InstanceName.of_wire(one) for one in evict])
+    gpu().prefetch.begin(InstanceName(service, tuple(sorted(cell_ids))), [InstanceName.of_wire(one) for one in evict])
 
 
 def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, Control], T]) -> T:

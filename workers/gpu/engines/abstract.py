@@ -134,7 +134,7 @@ class Engine(ABC):
         """Return the MiB of host memory that its restorable copy holds now, as measured."""
         return 0.0
 
-    def kept_mb(self) -> float:
+    def residual_mb(self) -> float:
         """Return the MiB of each of its devices that it keeps while its copy is in host memory; before, what it then may keep."""
         return 0.0
 

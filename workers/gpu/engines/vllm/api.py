@@ -78,15 +78,15 @@ class Api:
         control: Control | None = None,
     ) -> list[Any]:
         """Send requests of method, path and body, `at_once` at a time; the answers come in their order. Raises as `ask` does."""
-        told = control or Control()
-        told.check()
+        control = control or Control()
+        control.check()
         try:
             pending = self._loop.submit(lambda: self._all(requests, at_once, timeout_s))
         except LoopClosed:
             raise Gone(_CLOSED) from None
         try:
             while not wait_for([pending.future], _CANCEL_POLL_S).done:
-                told.check()
+                control.check()
                 if self._loop.closed:
                     raise Gone(_CLOSED)
             return pending.result()

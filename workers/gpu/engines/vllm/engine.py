@@ -50,7 +50,7 @@ from workers.gpu.items import Sampling, ScoreItem
 SLEEP_S = 120.0
 """Seconds that going to sleep may take."""
 
-KEPT_PART = 0.05
+RESIDUAL_PART = 0.05
 """Part of its GPU memory that a sleeping server may keep."""
 
 _REQUESTS_AT_ONCE = 2
@@ -65,7 +65,7 @@ _HAS_VLLM_S = 60.0
 class _Served:
     """A server and what is known of it: the longest input, MiB held when last measured, whether it sleeps, whether we end it.
 
-    `kept_mb` of what it held asleep are its due, over all its devices; `host_mb` is what it held in host memory once asleep.
+    `residual_mb` of what it held asleep are its due, over all its devices; `host_mb` is what it held in host memory once asleep.
     """
 
     server: Server
@@ -74,7 +74,7 @@ class _Served:
     meter: Meter
     longest: int = 0
     held_mb: float = 0.0
-    kept_mb: float = 0.0
+    residual_mb: float = 0.0
     host_mb: float = 0.0
     asleep: bool = False
     ending: bool = False
@@ -139,12 +139,12 @@ class VllmEngine(Engine):
         served = self._served
         return served.host_mb if served is not None and served.asleep and served.server.ended() is None else 0.0
 
-    def kept_mb(self) -> float:
+    def residual_mb(self) -> float:
         """Return the MiB that the sleeping server's process keeps on each GPU, or, awake, that it then may keep."""
         served = self._served
         if served is None or not served.launch.on_cuda:
             return 0.0
-        return (served.kept_mb if served.asleep else _may_keep_mb(served)) / len(served.launch.devices)
+        return (served.residual_mb if served.asleep else _most_residual_mb(served)) / len(served.launch.devices)
 
     def _start(self, devices: Sequence[Device]) -> None:
         self._free()
@@ -173,7 +173,7 @@ class VllmEngine(Engine):
             if not self._is_sleeping(served):
                 raise RuntimeError("its server says that it does not sleep after it was told to")
         served.asleep = True
-        served.held_mb = self._kept_mb(served)
+        served.held_mb = self._residual_mb(served)
         served.host_mb = host_mb(served.server.processes())
 
     def _restore(self, devices: Sequence[Device]) -> None:
@@ -266,16 +266,16 @@ class VllmEngine(Engine):
                 questions.read_logprobs(answer, probe, 0)
             return
 
-    def _kept_mb(self, served: _Served) -> float:
+    def _residual_mb(self, served: _Served) -> float:
         """Return what a sleeping server still holds, MiB, or 0 where that is no more than it may keep."""
         launch = served.launch
         if not launch.on_cuda and launch.config.vllm.sleep_on_cpu:
             return 0.0
-        may_keep = _may_keep_mb(served)
+        may_keep = _most_residual_mb(served)
         deadline = time.monotonic() + _FREE_S
         while (kept := served.meter.held_mb(served.server.processes())) > may_keep and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        served.kept_mb = min(kept, may_keep)
+        served.residual_mb = min(kept, may_keep)
         return kept if kept > may_keep else 0.0
 
     def _ended(self, served: _Served) -> None:
@@ -342,9 +342,9 @@ class VllmEngine(Engine):
         return self._reader
 
 
-def _may_keep_mb(served: _Served) -> float:
+def _most_residual_mb(served: _Served) -> float:
     """Return the MiB that a server that is awake may keep when it sleeps, over all its devices."""
-    return max(KEPT_PART * served.held_mb, served.launch.config.vllm.process_mb * len(served.launch.devices))
+    return max(RESIDUAL_PART * served.held_mb, served.launch.config.vllm.process_mb * len(served.launch.devices))
 
 
 def _longest(models: object) -> int:

@@ -15,7 +15,8 @@ from typing import Protocol
 
 import psutil
 
-from workers.gpu.devices import MIB, Device
+from workers.gpu.devices import Device
+from workers.memory import MIB
 
 _ASK_S = 30.0
 

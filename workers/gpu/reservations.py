@@ -1,6 +1,6 @@
-"""Device memory, booked and measured: what may go onto a cell, and whether what left it has really left.
+"""Device memory, reserved and measured: what may go onto a cell, and whether what left it has really left.
 
-Several instances may be booked on one cell where their declared memory fits. A booking is made before weights arrive and given
+Several instances may be reserved on one cell where their declared memory fits. A reserving is made before weights arrive and given
 up only once they are measured to be gone: by the engine itself and, on a CUDA device that had nothing else on it, by the free
 memory that the device reports. Where others are on the device, its free memory says nothing of one of them.
 
@@ -30,23 +30,23 @@ BLURRED_MB = 1024.0
 _LOOK_S = 0.05
 
 
-class Bookings:
+class Reservations:
     """The memory of a node's devices. Safe for many threads; nothing here waits for weights to move."""
 
     def __init__(self, devices: Sequence[Device], instances: Callable[[], Iterable[Instance]], free_mb: FreeMb, freed_s: float) -> None:
-        """Begin with nothing booked. `freed_s` is how many seconds a device has to report memory as free."""
+        """Begin with nothing reserved. `freed_s` is how many seconds a device has to report memory as free."""
         self._devices = tuple(devices)
         self._instances = instances
         self._free_mb = free_mb
         self._freed_s = freed_s
         self._lock = threading.Lock()
 
-    def book(self, instance: Instance) -> None:
+    def reserve(self, instance: Instance) -> None:
         """Reserve the declared memory on all cells of an instance or on none. Raises `OverBudget`."""
         with self._lock:
             for other in self._instances():
                 if other.leaking and self._is_gone(other):
-                    self._release(other)
+                    self._drop(other)
             for cell in instance.name.cells:
                 others = [other for other in self._on(cell) if other is not instance]
                 needed, device = instance.config.memory_mb, self._devices[cell]
@@ -54,17 +54,17 @@ class Bookings:
                     beside = ", ".join(f"{other.name.service} {other.reserved_mb:g}" for other in others) or "nothing"
                     what = f"{instance.name.service} needs {needed:g} MiB on cell {cell}"
                     raise OverBudget(f"{what}, which has {device.memory_mb} MiB and holds {beside}")
-            instance.kept_mb = 0.0
-            instance.booked = True
+            instance.residual_mb = 0.0
+            instance.reserved = True
 
-    def unbook(self, instance: Instance, kept_mb: float = 0.0) -> None:
-        """Give up what is reserved for an instance, but for `kept_mb` MiB on each of its cells."""
+    def release(self, instance: Instance, residual_mb: float = 0.0) -> None:
+        """Give up what is reserved for an instance, but for `residual_mb` MiB on each of its cells."""
         with self._lock:
-            self._release(instance)
-            instance.kept_mb = kept_mb
+            self._drop(instance)
+            instance.residual_mb = residual_mb
 
     def held_mb(self, cell: int) -> float:
-        """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
+        """Return the MiB reserved on a cell. Raises `DeviceError` for one that is not there."""
         if not 0 <= cell < len(self._devices):
             raise DeviceError(f"cells: there is no cell {cell}, this node has {len(self._devices)}")
         with self._lock:
@@ -75,7 +75,7 @@ class Bookings:
         without = {id(instance) for instance in gone}
         with self._lock:
             return all(
-                self._fits(memory_mb, cell, [one for one in self._on(cell) if one.booked and id(one) not in without]) for cell in cells
+                self._fits(memory_mb, cell, [one for one in self._on(cell) if one.reserved and id(one) not in without]) for cell in cells
             )
 
     def sleepers_in_the_way(self, instance: Instance) -> list[Instance]:
@@ -87,7 +87,7 @@ class Bookings:
         def fits(cell: int) -> bool:
             return self._fits(needed, cell, [one for one in here[cell] if one not in going])
 
-        sleepers = {id(one): one for others in here.values() for one in others if not one.booked}
+        sleepers = {id(one): one for others in here.values() for one in others if not one.reserved}
         for sleeper in sorted(sleepers.values(), key=lambda one: (one.config.pinned, one.used_at)):
             if not all(fits(cell) for cell in sleeper.name.cells if cell in here):
                 going.append(sleeper)
@@ -96,8 +96,8 @@ class Bookings:
     def watch(self, instance: Instance) -> None:
         """Note, before an instance leaves its cells, what its devices must report as free afterwards."""
         each = instance.memory_mb / len(instance.name.cells)
-        kept_mb = max(BLURRED_MB, instance.engine.kept_mb() if instance.engine is not None else 0.0)
-        if (freed_mb := PART_FREED * each - kept_mb) <= 0.0:
+        residual_mb = max(BLURRED_MB, instance.engine.residual_mb() if instance.engine is not None else 0.0)
+        if (freed_mb := PART_FREED * each - residual_mb) <= 0.0:
             # Free memory says nothing of so little.
             instance.demanded_mb = {}
             return
@@ -139,9 +139,9 @@ class Bookings:
         return [one for one in self._instances() if one.reserved_mb and cell in one.name.cells]
 
     def _beside(self, instance: Instance, cell: int) -> list[Instance]:
-        return [other for other in self._on(cell) if other.booked and other is not instance]
+        return [other for other in self._on(cell) if other.reserved and other is not instance]
 
-    def _release(self, instance: Instance) -> None:
-        instance.booked = instance.leaking = False
-        instance.kept_mb = 0.0
+    def _drop(self, instance: Instance) -> None:
+        instance.reserved = instance.leaking = False
+        instance.residual_mb = 0.0
         instance.demanded_mb = {}

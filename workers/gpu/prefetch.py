@@ -18,8 +18,8 @@ from workers.gpu.instances import InstanceName
 log = logging.getLogger(__name__)
 
 
-class Restores:
-    """Restores that are under way, at most one of an instance. Safe for many threads."""
+class Prefetch:
+    """Prefetch that are under way, at most one of an instance. Safe for many threads."""
 
     def __init__(self, host: ServiceHost) -> None:
         self._host = host
@@ -51,7 +51,7 @@ class Restores:
         except TangramError as error:
             log.warning("the restore of %s: %s", name, error)
         else:
-            self._host.say(name)
+            self._host.publish(name)
         finally:
             with self._lock:
                 del self._threads[name]
