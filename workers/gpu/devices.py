@@ -23,17 +23,17 @@ DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What stands behind one cell.
-
-    `name` is for people, `memory_mb` the budget in MiB, `torch_device` what torch calls it, `uuid` what CUDA and NVML know a GPU by,
-    where that is known: `CUDA_VISIBLE_DEVICES` takes it, whatever that variable says already.
-    """
+    """The device of one cell."""
 
     name: str
+    """For people."""
     kind: Literal["cuda", "cpu"]
     memory_mb: int
+    """Its budget, MiB."""
     torch_device: str
+    """Its name in torch."""
     uuid: str = ""
+    """The name of a GPU in CUDA, NVML and `CUDA_VISIBLE_DEVICES`; empty if it is not known."""
 
 
 def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequence[int] | None = None) -> list[Device]:
@@ -52,7 +52,7 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     found = _cuda_devices()
     if not found:
         if order is not None:
-            # Who names GPUs does not want to find out by the pace that the CPU computes.
+            # Computing on the CPU instead would only show by its pace.
             raise DeviceError(f"gpu_order: {','.join(map(str, order))} are declared, and no CUDA device is found here")
         return _cpu_devices(cells or 1, memory_mb)
     ordered = _in_order(found, order)
@@ -62,7 +62,7 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
 
 
 def free_mb(device: Device) -> float | None:
-    """Return the MiB that a CUDA device reports as free, whoever holds the rest; None for a CPU device, which has only a budget."""
+    """Return the MiB that a CUDA device reports as free; None for a CPU device, which has only a budget."""
     if device.kind != "cuda":
         return None
     measured = nvml.free_mb(device.uuid) if device.uuid else None

@@ -1,17 +1,16 @@
-"""How an instance leaves its cells: evicted to host memory, or stopped; and what is seen to before its reserving is given up.
+"""How an instance leaves its cells: evicted to host memory, or stopped.
 
-| an instance goes | because | and ends |
+| an instance leaves | because | and ends |
 |---|---|---|
-| by `evict` | its cells are wanted | `host`, or `absent` where its copy has no room |
-| by `stop` | it is to be started otherwise, or its worker ends | `absent` |
-| by `retire` | its service is declared otherwise or no longer, and nobody calls it | `absent`, its engine is gone |
-| by itself | its process ended | `failed`; `note_end` gives its reserving up |
-| by `stop` | its copy has to go from host memory (`host_memory.py`) | `absent` |
-| by `evict_sleepers` | it keeps a part of cells, as a sleeping server does, and another does not fit | `absent` |
+| by `evict` | its cells are wanted | `host`, or `absent` if its copy has no room |
+| by `stop` | it is started with another declaration, or its worker ends | `absent` |
+| by `stop` | its copy is dropped from host memory (`host_memory.py`) | `absent` |
+| by `retire` | its service is declared otherwise or no longer, and nobody calls it | `absent`, without an engine |
+| by `evict_sleepers` | its sleeping server keeps a part of cells on which another does not fit | `absent` |
+| by itself | its process ended | `failed`; `note_end` ends its reservation |
 
-Whichever way it goes, its reserving is given up only when the memory of its cells is measured to be free.
-An engine that keeps it is not forgotten: its instance keeps engine and reserving, and says so, until it is gone.
-The caller of all but `evict_sleepers` holds the instance's lock.
+In each case the reservation ends when the memory of the cells is measured to be free. If an engine keeps the memory, its instance
+keeps engine and reservation and says so until the memory is free. The caller holds the instance's lock, except for `evict_sleepers`.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ log = logging.getLogger(__name__)
 
 
 class Publish(Protocol):
-    """Tells of a change of an instance, once; with `state`, of one that it is on its way to."""
+    """Reports a change of an instance, once; with `state`, a state that it is on its way to."""
 
     def __call__(self, instance: Instance, state: ServiceState | None = None) -> None:
-        """Publish. The caller holds the instance's lock."""
+        """Report. The caller holds the instance's lock."""
 
 
 class Eviction:
-    """Takes instances off the cells that `reservations` keeps, to host memory as far as `copies` has room. Safe for many threads."""
+    """Takes instances off their cells, to host memory as far as `copies` has room. Safe for many threads."""
 
     def __init__(self, reservations: Reservations, copies: HostMemory, drain_s: float, publish: Publish) -> None:
         """`drain_s` is how many seconds running calls have to end; `tell` hears of every change."""
         self._reservations, self._copies, self._drain_s, self._publish = reservations, copies, drain_s, publish
 
     def evict(self, instance: Instance) -> None:
-        """Take a resident instance off its cells and see that the memory is free."""
+        """Take a resident instance off its cells and check that the memory is free."""
         engine = instance.engine
         if engine is None or instance.state != "resident":
             self.note_end(instance)
@@ -53,7 +52,7 @@ class Eviction:
         if not instance.wait_idle(self._drain_s):
             raise EngineBusy(f"{instance.name}: calls were still running after {self._drain_s:g} s")
         if instance.state != "resident":
-            # Its process ended while it was waited for, which ends its calls, too.
+            # Its process ended meanwhile, and its calls with it.
             self.note_end(instance)
             self._publish(instance)
             return
@@ -72,7 +71,7 @@ class Eviction:
             self._publish(instance)
             raise
         except (EngineFailed, WrongState) as error:
-            # It is failed and will be loaded from its folder again; whoever wants its cells need not suffer for it.
+            # It is failed and will be loaded from its folder. Its cells are free for the next instance all the same.
             log.warning("%s", error)
         finally:
             instance.copy_mb = 0.0
@@ -95,7 +94,7 @@ class Eviction:
         self._publish(instance)
 
     def must_have_left(self, instance: Instance) -> None:
-        """See that what an instance has kept is free by now. Raises `EngineFailed` where it is not."""
+        """Check that the memory of a leaking instance is free by now. Raises `EngineFailed` if it is not."""
         if instance.leaking:
             self._give_up(instance)
 
@@ -112,24 +111,24 @@ class Eviction:
             log.warning("%s cannot be stopped yet: %s", instance.name, error)
 
     def note_end(self, instance: Instance) -> None:
-        """Give up the reserving of an instance that failed by itself, or whose memory has become free at last."""
+        """End the reservation of an instance that failed by itself, or whose memory has become free."""
         if instance.reserved_mb and instance.state in ("failed", "absent") and self._reservations.has_left(instance):
             self._reservations.release(instance)
 
     def evict_sleepers(self, instance: Instance) -> None:
-        """Stop what is in host memory and keeps a part of the cells that an instance needs to fit."""
+        """Stop the sleepers that keep memory that an instance needs."""
         for sleeper in self._reservations.sleepers_in_the_way(instance):
             self._copies.drop(sleeper, f"{instance.name} does not fit beside what it keeps of its cells")
 
     def _end(self, instance: Instance, engine: Engine) -> None:
-        """Stop an engine; how it fails at that matters to nobody if it holds nothing afterwards."""
+        """Stop an engine. An error counts only if the engine still holds memory, which is measured afterwards."""
         try:
             engine.stop(self._drain_s)
         except EngineFailed as error:
             log.warning("%s: %s", instance.name, error)
 
     def _give_up(self, instance: Instance) -> None:
-        """Give the reserving up if the memory is measured to be free; else it stays, and the engine with it, until it is."""
+        """End the reservation if the memory is measured to be free; otherwise mark the instance as leaking."""
         if self._reservations.left(instance):
             asleep = instance.engine is not None and instance.state == "host"
             self._reservations.release(instance, instance.engine.residual_mb() if asleep and instance.engine else 0.0)

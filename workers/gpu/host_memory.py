@@ -5,11 +5,11 @@ An instance whose copy is dropped is absent and is loaded from its folder the ne
 1. a copy that would not fit even alone, since all others would have to go for it in vain;
 2. the least recently used copy, those of pinned services last, until the rest fits.
 
-Copies that resident instances keep count and stay until their instance goes. Room for a copy is reserved before a start or an eviction
+Copies of resident instances count and stay until the instance goes. Room for a copy is reserved before a start or an eviction
 makes it. If an instance's own copy would have to go for that, it makes none: it starts without a copy, or is stopped instead of evicted.
 
 To drop a copy is to stop its engine, which can take half a minute. No lock of the budget is held meanwhile. A copy that is being
-dropped keeps its memory until its engine has stopped; who books that memory waits, and nobody else does.
+dropped keeps its memory until its engine has stopped. Only an instance that reserves this memory waits for it.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class HostMemory:
             instance.lock.release()
 
     def _fit(self, reserving: Instance | None) -> bool:
-        """Drop what does not fit; False if that is the copy of the instance that is reserving, which then has no reserving.
+        """Drop what does not fit; False if that is the copy of `reserving`, whose reservation then ends.
 
-        A copy that cannot be dropped, as its instance is being changed, takes its memory all the same: others go for it.
+        If a copy cannot be dropped, since its instance is being changed, another one is dropped in its place.
         """
         stuck = set[InstanceName]()
         while (name := self._next_to_drop(reserving, stuck)) is not None:
@@ -115,9 +115,9 @@ class HostMemory:
         return reserving is None or reserving.copy_mb > 0.0
 
     def _next_to_drop(self, reserving: Instance | None, stuck: Container[InstanceName]) -> InstanceName | None:
-        """Return a copy that the caller has to drop; None if there is nothing to drop, or nothing that would help.
+        """Return a copy that the caller has to drop; None if there is none.
 
-        The caller waits here for copies that others are dropping only if it books the memory of these.
+        The caller waits here for copies that other threads are dropping, but only if it has reserved their memory.
         """
         with self._changed:
             while True:

@@ -1,14 +1,14 @@
-"""HTTP to one server: requests that end when the answer comes, when the call is cancelled or when the server has gone.
+"""HTTP to one vLLM server. A request ends when the answer comes, the call is cancelled, or the server is gone.
 
-| what comes | what becomes of it |
+| the server answers | the request ends with |
 |---|---|
 | 2xx | the answer |
-| 503 of a server that is well | it is overloaded: asked again after a pause, for as long as the caller has time |
+| 503, and it is well | further tries, as long as the caller has time: it is overloaded |
 | 4xx | `Refused`, never repeated |
-| another 5xx of a server that is well | `Refused` |
-| 5xx of a server that is not well | `Gone` |
-| nothing, and `/health` is 5xx meanwhile, or silent for `SILENT_S` | `Gone` |
-| a broken connection | repeated once on a fresh one, since a connection that was kept may close just then; then `Gone` |
+| another 5xx, and it is well | `Refused` |
+| 5xx, and it is not well | `Gone` |
+| nothing, and `/health` is 5xx, or silent for `SILENT_S` | `Gone` |
+| by breaking the connection | a second try on a fresh one, since an idle connection may close at any time; then `Gone` |
 
 Every request made here may be repeated. A cancelled request closes its connection, and vLLM then drops the request.
 """
@@ -37,7 +37,7 @@ _WATCH_S = 1.0
 _CLOSED = "its connection is closed"
 
 SILENT_S = 20.0
-"""Seconds for which a server may not even say how it is while it owes an answer. What computes takes none of the thread that says so."""
+"""Seconds for which `/health` may be silent while an answer is due. Another thread than the computing one answers it."""
 
 
 class Refused(RuntimeError):
@@ -144,9 +144,9 @@ class Api:
             raise Refused(answer.status_code, _said(answer))
 
     async def _watch(self) -> None:
-        """Ask from time to time how the server is. Raises `Gone` where it says that it is not well, or nothing for `SILENT_S`.
+        """Ask for the server's health now and then. Raises `Gone` if it is not well, or silent for `SILENT_S`.
 
-        A server whose computing process has died goes on listening, and a request to it, this one as well, may never be answered.
+        A server whose computing process has died still listens, but may answer nothing, not even this.
         """
         heard = anyio.current_time()
         while True:
