@@ -6,7 +6,6 @@ state folder of its own, so that their journals can be looked at afterwards.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import time
@@ -20,6 +19,7 @@ from app.database import open_engine
 from app.queries import Selection, act_report
 from app.replay import ReplayOptions, quotas_toml, replay_live
 from app.runs import load_run
+from app.tiny_models import make_services
 from app.traces import read_trace
 from tangram.errors import TangramError
 from tangram.settings import Settings
@@ -81,11 +81,9 @@ def tiny_services(state_dir: Path, say: Callable[[str], None]) -> Path | None:
     if importlib.util.find_spec("torch") is None:
         return None
     folder = state_dir / "models"
-    path = folder / "services.toml"
-    if not path.exists():
+    if not (folder / "services.toml").exists():
         say(f"making two tiny models in {folder} …")
-    made: Path = importlib.import_module("workers.gpu.tiny").make_services(folder)
-    return made if made.is_file() else path
+    return make_services(folder)
 
 
 def _core_seconds(database_url: str, run_id: str) -> dict[str, float]:

@@ -1,15 +1,9 @@
-"""A small HTTP server that stands for an outside API in demos and live replays.
+"""A small HTTP server that plays the outside APIs of a trace while it is replayed or recorded.
 
 | request | answer |
 |---|---|
 | `GET /search?q=words` | a few made-up hits, as JSON, after a tenth of a second |
-| `GET /work?seconds=s` | an empty object after s seconds; replays APIs that were recorded as a duration only |
-| `GET /limited?account=a&seconds=s&tokens=t` | the same, with t as `usage.total_tokens`; 429 beyond the limits of account a |
-| `PUT /limits?account=a&rate=r&concurrency=c` | sets the limits of account a (`app/limiter.py`) |
-| `GET /counts?account=a` | what has arrived at account a since it was last asked |
-| `GET /stalls` | when this process stood still, if it is watched: the ends, on the clock of `/counts`, and the seconds |
-
-`python -m app.outside` serves until its standard input ends, and says where on standard output; it is watched.
+| `GET /work?seconds=s` | an empty object after s seconds, for calls of which a trace has only the duration |
 """
 
 from __future__ import annotations
@@ -24,17 +18,15 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
-from app.limiter import Accounts
-
+API_HOST = "127.0.0.1"
 SEARCH_S = 0.1
 LONGEST_WORK_S = 3600.0
-RETRY_AFTER_S = 1
-_WATCHED_EVERY_S, _STALL_S = 0.005, 0.025
 
 
-class _Handler(BaseHTTPRequestHandler):
+class OutsideHandler(BaseHTTPRequestHandler):
+    """Answers requests."""
+
     protocol_version = "HTTP/1.1"
-    server: _Server
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
@@ -45,39 +37,15 @@ class _Handler(BaseHTTPRequestHandler):
             words = query.get("q", [""])[0]
             time.sleep(SEARCH_S)
             hits = [{"title": f"{words}: {number}", "url": f"http://example.invalid/{number}"} for number in range(3)]
-            self._answer(200, {"query": words, "hits": hits})
-        elif parts.path == "/limited":
-            self._limited(query)
-        elif parts.path == "/counts":
-            self._answer(200, self.server.accounts.of(_first(query, "account")).counts())
-        elif parts.path == "/stalls":
-            self._answer(200, list(self.server.stalls))
+            self.answer(200, {"query": words, "hits": hits})
         elif parts.path == "/work":
-            time.sleep(_seconds(query.get("seconds", ["0"])[0]))
-            self._answer(200, {})
+            time.sleep(as_seconds(query.get("seconds", ["0"])[0]))
+            self.answer(200, {})
         else:
-            self._answer(404, {"error": f"no such path: {parts.path}"})
+            self.answer(404, {"error": f"no such path: {parts.path}"})
 
-    def do_PUT(self) -> None:
-        """Set the limits of an account."""
-        query = parse_qs(urlsplit(self.path).query)
-        rate, concurrency = (_seconds(_first(query, name, "0")) for name in ("rate", "concurrency"))
-        self.server.accounts.of(_first(query, "account")).allow(int(rate), int(concurrency))
-        self._answer(200, {})
-
-    def _limited(self, query: Mapping[str, list[str]]) -> None:
-        account = self.server.accounts.of(_first(query, "account"))
-        refused = account.enter(time.monotonic())
-        if refused is not None:
-            self._answer(429, {"error": refused}, {"Retry-After": str(RETRY_AFTER_S)})
-            return
-        try:
-            time.sleep(_seconds(_first(query, "seconds", "0")))
-        finally:
-            account.leave()
-        self._answer(200, {"usage": {"total_tokens": int(_seconds(_first(query, "tokens", "0")))}})
-
-    def _answer(self, status: int, document: object, headers: Mapping[str, str] | None = None) -> None:
+    def answer(self, status: int, document: object, headers: Mapping[str, str] | None = None) -> None:
+        """Send a JSON document."""
         body = json.dumps(document).encode()
         self.send_response(status)
         for name, value in (headers or {}).items():
@@ -88,14 +56,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the output belongs to the replay."""
+        """Print nothing: the output belongs to the replay."""
 
 
-def _first(query: Mapping[str, list[str]], name: str, default: str = "") -> str:
-    return query.get(name, [default])[0]
-
-
-def _seconds(text: str) -> float:
+def as_seconds(text: str) -> float:
+    """Read a number between 0 and `LONGEST_WORK_S`; what is none is 0."""
     try:
         seconds = float(text)
     except ValueError:
@@ -107,13 +72,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self) -> None:
-        self.accounts = Accounts()
-        self.stalls: list[tuple[float, float]] = []
-        super().__init__(("127.0.0.1", 0), _Handler)
-
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of callers that hang up; say everything else."""
+        """Print what went wrong, unless the caller has hung up."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -121,8 +81,8 @@ class _Server(ThreadingHTTPServer):
 class OutsideApi:
     """The server, on a free loopback port, for as long as its context lives."""
 
-    def __init__(self) -> None:
-        self._server = _Server()
+    def __init__(self, handler: type[OutsideHandler] = OutsideHandler) -> None:
+        self._server = _Server((API_HOST, 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="outside-api", daemon=True)
 
     @property
@@ -130,19 +90,6 @@ class OutsideApi:
         """Where it listens, without a trailing slash."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
-
-    def watch(self) -> None:
-        """Note from now on when this process stands still: what arrived meanwhile is counted when it goes on, all at once."""
-        threading.Thread(target=self._watch, name="outside-stalls", daemon=True).start()
-
-    def _watch(self) -> None:
-        before = time.monotonic()
-        while True:
-            time.sleep(_WATCHED_EVERY_S)
-            now = time.monotonic()
-            if now - before > _WATCHED_EVERY_S + _STALL_S:
-                self._server.stalls.append((now, now - before))
-            before = now
 
     def __enter__(self) -> Self:
         """Start listening."""
@@ -154,10 +101,3 @@ class OutsideApi:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5.0)
-
-
-if __name__ == "__main__":
-    with OutsideApi() as api:
-        api.watch()
-        print(api.base_url, flush=True)
-        sys.stdin.read()

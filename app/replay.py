@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from sqlalchemy import Engine, select
 
 from app import stack
 from app.database import open_engine
+from app.hosts import ANY
 from app.live import Journaled, LiveReplay, LiveRun, with_journal
 from app.models import Action as ActionRow
-from app.outside import OutsideApi
+from app.outside import API_HOST, OutsideApi
 from app.processes import wait_until
 from app.queries import status
 from app.runs import finish_run, start_run
@@ -254,9 +255,10 @@ def _stand_ins(trace: Trace, folder: Path) -> Path | None:
 
 
 def quotas_toml(trace: Trace) -> str:
-    """Return the quotas of a trace as tables of a services file."""
+    """Return the quotas of a trace as tables of a services file; all of them may reach the API that the replay brings itself."""
     lines = []
     for name, quota in trace.quotas.items():
+        quota = replace(quota, hosts=(*(quota.hosts or (ANY,)), API_HOST))
         lines += ["", f"[quotas.{json.dumps(name)}]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in limits_of(quota).items() if value is not None]
     return "\n".join([*lines, ""])

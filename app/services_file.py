@@ -28,6 +28,7 @@ no SQL, no clock. Whatever is wrong ends as one `ConfigError`, one line naming f
     account = "acme"          # quotas of one account share its limits
     usage_header = "x-cost"   # header of an answer that says how many tokens it cost
     margin = 0.03             # part of the rates that is left unused
+    hosts = ["api.acme.com"]  # the hosts that its requests may reach
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from app.hosts import HostNames
 from scheduler.model import QuotaSpec
 from scheduler.resources.quota import clash
 from tangram.errors import TangramError
@@ -174,6 +176,8 @@ class QuotaConfig(_Table):
     """Header of an answer that says how many tokens it cost; none: `usage.total_tokens` of a JSON answer."""
     margin: float = Field(default=0.03, ge=0, le=0.5)
     """Part of the rates that is left unused, for what differs in how long requests travel."""
+    hosts: HostNames | None = None
+    """The hosts that its requests may reach: names, addresses and networks (`app/hosts.py`); none: all with public addresses."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> QuotaConfig:
@@ -210,7 +214,7 @@ class ServicesFile(_Table):
 
     def quota_specs(self, lead_s: float = 0.0) -> tuple[QuotaSpec, ...]:
         """Return the quotas as the scheduler has them; requests may be granted `lead_s` ahead of their time."""
-        return tuple(QuotaSpec(name=name, lead_s=lead_s, **quota.model_dump()) for name, quota in self.quotas.items())
+        return tuple(QuotaSpec(name=name, lead_s=lead_s, **quota.model_dump(exclude_none=True)) for name, quota in self.quotas.items())
 
 
 def load_services_file(path: Path) -> ServicesFile:

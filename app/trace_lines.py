@@ -12,7 +12,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
-from scheduler.trace import DEFAULT_PRIORITY, Kind
+from app.hosts import HostNames
+from scheduler.trace import DEFAULT_JOB, DEFAULT_PRIORITY, Kind
 from tangram.action import DEFAULT_JOB
 from tangram.errors import TangramError
 
@@ -123,6 +124,7 @@ class QuotaLine(AnyLine):
     burst: Amount | None = None
     tokens_per_min: Annotated[float, Field(gt=0, le=1e12)] | None = None
     account: Name | None = None
+    hosts: HostNames | None = None
 
 
 class HeaderLine(AnyLine):

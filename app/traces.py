@@ -237,7 +237,7 @@ def _service(name: str, line: ServiceLine) -> ServiceSpec:
 def _quota(name: str, line: QuotaLine) -> QuotaSpec:
     return QuotaSpec(
         name=name, rate_per_s=line.rate_per_s, concurrency=line.concurrency, burst=line.burst,
-        tokens_per_min=line.tokens_per_min, account=line.account, extra=extra_of(line),
+        tokens_per_min=line.tokens_per_min, account=line.account, hosts=line.hosts or (), extra=extra_of(line),
     )  # fmt: skip
 
 
@@ -294,5 +294,5 @@ def limits_of(spec: QuotaSpec) -> dict[str, object]:
     """Return what a quota's table in a trace or a services file says of its limits."""
     return {
         "rate_per_s": spec.rate_per_s, "concurrency": spec.concurrency, "burst": spec.burst,
-        "tokens_per_min": spec.tokens_per_min, "account": spec.account,
+        "tokens_per_min": spec.tokens_per_min, "account": spec.account, "hosts": list(spec.hosts) or None,
     }  # fmt: skip

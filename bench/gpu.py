@@ -238,8 +238,8 @@ def _table(name: str, memory_mb: int) -> str:
 
 def _warm_up(folder: Path, where: Any) -> None:
     """Have the device's context, libraries and kernels there, which are no service's: a tiny service comes and goes."""
+    from app.tiny_models import make_tiny
     from workers.gpu.engines.torch_hf import TorchEngine
-    from workers.gpu.tiny import make_tiny
 
     engine = TorchEngine("tiny", "logprobs", make_tiny(folder / "tiny", "teacher"), folder, dtype="bfloat16")
     engine.start([where])

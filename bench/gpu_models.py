@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-from workers.gpu.tiny import VOCABULARY, _train_tokenizer
+from app.tiny_models import VOCABULARY, _train_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from app.tiny_models import make_tiny
 from workers.gpu.devices import discover
 from workers.gpu.engines import compute
 from workers.gpu.engines.torch_hf import TorchEngine
-from workers.gpu.tiny import make_tiny
 
 Ask = Callable[[list[list[int]]], list[list[float]]]
 

@@ -1,7 +1,7 @@
 """A fleet under the quota of an outside API that counts strictly: how often it is refused, how much of the quota it uses.
 
 `python -m bench.quotas` runs the embedded stack with two API workers against a server of its own process that lets 50
-requests in any second and 20 at a time come through and answers 429 otherwise (`app/limiter.py`). 500 trajectories,
+requests in any second and 20 at a time come through and answers 429 otherwise (`bench/strict_api.py`). 500 trajectories,
 coroutines of one `AsyncClient`, make four calls each. All start at once, so the queue is full until the end. The exit
 code is 0 if nothing was refused after the first second and at least 95 % of the quota was used.
 
@@ -62,7 +62,7 @@ class Figures:
 @contextlib.contextmanager
 def outside() -> Iterator[str]:
     """Run an outside API in a process of its own, whose clock no client of ours disturbs; give where it is."""
-    with subprocess.Popen([sys.executable, "-m", "app.outside"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([sys.executable, "-m", "bench.strict_api"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None and server.stdout is not None, "both are pipes"
         try:
             yield server.stdout.readline().strip()
@@ -73,7 +73,7 @@ def outside() -> Iterator[str]:
 def plan(folder: Path, *, margin: float | None = None) -> stack.StackPlan:
     """Return a stack with two API workers and the quota."""
     services = folder / "services.toml"
-    lines = ["[quotas.search]", f"rate_per_s = {RATE}", f"concurrency = {CONCURRENCY}"]
+    lines = ["[quotas.search]", f"rate_per_s = {RATE}", f"concurrency = {CONCURRENCY}", 'hosts = ["127.0.0.1"]']
     services.write_text("\n".join([*lines, *([f"margin = {margin}"] if margin is not None else []), ""]))
     return stack.StackPlan(cores=1, api_nodes=2, services_file=services)
 

@@ -75,7 +75,8 @@ class QuotaSpec:
 
     Quotas of one `account` share its limits; without one a quota is an account of its own. `margin` is the part of the
     rates that is left unused, `lead_s` how much ahead of its time a request may be granted (`resources/quota.py`).
-    `usage_header` names the header of an answer that says how many tokens it cost.
+    `usage_header` names the header of an answer that says how many tokens it cost, `hosts` the hosts that requests may
+    reach; both are for the worker that sends them.
     """
 
     name: str
@@ -85,6 +86,7 @@ class QuotaSpec:
     tokens_per_min: float | None = None
     account: str | None = None
     usage_header: str | None = None
+    hosts: tuple[str, ...] = ()
     margin: float = 0.0
     lead_s: float = 0.0
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)

@@ -193,6 +193,9 @@ class Orders:
         headers = [header for name in action.cost.quotas if (header := self._core.state.usage_headers.get(name))]
         if headers:
             words["usage_header"] = headers[0]
+        hosts = [hosts for name in action.cost.quotas if (hosts := self._core.state.hosts.get(name))]
+        if hosts:
+            words["hosts"] = list(hosts[0])
         return words
 
     def _most_units(self, action_id: str, grant: Grant) -> int:

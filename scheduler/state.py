@@ -74,6 +74,7 @@ class State:
         self.services = {spec.name: spec for spec in services}
         self.quotas = by_quota(quotas)
         self.usage_headers = {spec.name: spec.usage_header for spec in quotas if spec.usage_header is not None}
+        self.hosts = {spec.name: spec.hosts for spec in quotas if spec.hosts}
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, CoreGroup] = {}
         self.environments: dict[str, Environment] = {}

@@ -111,10 +111,12 @@ class Settings(BaseSettings):
     cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
     gpu_order: str = Field(
         default="",
-        description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default by links.",
+        description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default CUDA's own order.",
     )
     host_memory_mb: int | None = Field(
-        default=None, ge=1, description="Host memory for the copies of services that are off their cells; by default half the host's."
+        default=None,
+        ge=1,
+        description="Host memory for the copies of services that are off their cells; by default half of what the worker may use.",
     )
     labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
 

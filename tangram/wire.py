@@ -135,7 +135,7 @@ class WireGrant(TypedDict):
     `background` a command has no core of its own, so that `core_ids` is empty, and uses what other commands leave idle on the
     node. Of an action that draws on quotas: `may_wait_again`, whether it goes back to
     the queue when the API refuses it; `not_before`, when its request may go out; `usage_header`, the header of the answer
-    that says how many tokens it cost.
+    that says how many tokens it cost; `hosts`, the hosts that its request may reach, without which it may reach public addresses.
     """
 
     node: str
@@ -155,6 +155,7 @@ class WireGrant(TypedDict):
     may_wait_again: NotRequired[bool]
     not_before: NotRequired[float]
     usage_header: NotRequired[str]
+    hosts: NotRequired[list[str]]
 
 
 class WireInstance(TypedDict):

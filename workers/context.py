@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from workers.api.requests import Requests
     from workers.cpu.abstract import Sandbox
     from workers.gpu.host import ServiceHost
-    from workers.gpu.restores import Restores
+    from workers.gpu.prefetch import Prefetch
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class GpuContext:
     settings: Settings
     blobs: Blobs
     host: ServiceHost
-    restores: Restores
+    prefetch: Prefetch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,13 +35,13 @@ from workers.cpu.abstract import Sandbox
 from workers.cpu.cores import CoreMap
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
+from workers.memory import MIB, usable_mb
 from workers.node import Node
 
 Pool = Literal["cpu", "gpu", "api"]
 POOLS: tuple[Pool, ...] = ("cpu", "gpu", "api")
 
 STORE_CONNECTIONS = 32
-MIB = 1 << 20
 THREADS = {"cpu": 1_064, "gpu": 64, "api": 256}
 """The most threads of a worker, beside `THREADS_PER_CORE`; each exists once as many calls as that have run at once.
 
@@ -279,8 +279,8 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     from workers.gpu.devices import discover
     from workers.gpu.host import ServiceHost
     from workers.gpu.instances import InstanceStatus
+    from workers.gpu.prefetch import Prefetch
     from workers.gpu.reload import Reload, described
-    from workers.gpu.restores import Restores
 
     declared = ServicesFile.model_construct(services={}, quotas={})
     if settings.services_file is not None:
@@ -289,10 +289,10 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     devices = discover(settings.cells, settings.cell_memory_mb, settings.gpus_in_order)
     state_dir: Path = settings.state_dir / "services"
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    host_memory_mb = settings.host_memory_mb or psutil.virtual_memory().total // MIB // 2
+    host_memory_mb = settings.host_memory_mb or usable_mb() // 2
     host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb)
     reload = Reload(settings.services_file, host, settings.beat_s)
-    provide(GpuContext(settings=settings, blobs=blobs, host=host, restores=Restores(host)))
+    provide(GpuContext(settings=settings, blobs=blobs, host=host, prefetch=Prefetch(host)))
 
     def now() -> dict[str, Any]:
         there = [status.to_wire() for status in host.status() if status.state != "absent"]

@@ -194,11 +194,14 @@ def clash(specs: Sequence[QuotaSpec]) -> tuple[str, str] | None:
     for spec in specs:
         if spec.limits:
             first = known.setdefault(spec.account or spec.name, spec)
-            if replace(first, name="", account=None, usage_header=None, extra={}) != replace(
-                spec, name="", account=None, usage_header=None, extra={}
-            ):
+            if _limits_of(first) != _limits_of(spec):
                 return spec.name, f"account {spec.account!r} has other limits in quota {first.name!r}"
     for spec in specs:
         if not spec.limits and (spec.account is None or spec.account not in known):
             return spec.name, "must limit something: give rate_per_s, concurrency or tokens_per_min, or the account of a quota that does"
     return None
+
+
+def _limits_of(spec: QuotaSpec) -> QuotaSpec:
+    """Return a quota without what quotas of one account need not share."""
+    return replace(spec, name="", account=None, usage_header=None, hosts=(), extra={})

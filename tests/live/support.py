@@ -38,6 +38,10 @@ restore_s = 0.05
 rate_per_s = 200
 burst = 50
 concurrency = 32
+hosts = ["127.0.0.1"]
+
+[quotas.public]
+concurrency = 32
 """
 
 FAST_BEATS = {"TANGRAM_BEAT_S": "0.2", "TANGRAM_TAKEOVER_S": "1.5"}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from app.outside import OutsideApi
-from tangram import Action, ActionCancelled, ActionFailed, ActionTimedOut, AsyncClient, Client
+from tangram import Action, ActionCancelled, ActionFailed, ActionTimedOut, AsyncClient, Client, calls
 from tests.live.support import Live
 
 
@@ -204,6 +204,12 @@ def test_an_outside_api_answers(client: Client, outside: OutsideApi) -> None:
     answer = client.call("search", url=f"{outside.base_url}/search?q=owls")
     assert (answer.status_code, answer.json()["query"]) == (200, "owls")
     assert client.call("search", url=f"{outside.base_url}/nothing").status_code == 404
+
+
+def test_a_quota_that_names_no_hosts_reaches_no_private_address_and_the_call_fails_at_once(client: Client, outside: OutsideApi) -> None:
+    handle = client.submit(calls.call("tests", "public", url=f"{outside.base_url}/search?q=owls"))
+    with pytest.raises(ActionFailed, match=r"GET http://127.0.0.1:\d+/search.*: 127.0.0.1 is no public address, and the quota does not"):
+        handle.result(20)
 
 
 def test_an_api_that_refuses_connections_fails_with_one_line(client: Client) -> None:

@@ -23,15 +23,19 @@ QUOTAS = f"""
 [quotas.search]
 rate_per_s = {RATE}
 concurrency = 20
+hosts = ["127.0.0.1"]
 
 [quotas.other]
 rate_per_s = 20
+hosts = ["127.0.0.1"]
 
 [quotas.llm]
 tokens_per_min = 600
+hosts = ["127.0.0.1"]
 
 [quotas.costly]
 tokens_per_min = 600
+hosts = ["127.0.0.1"]
 usage_header = "X-Cost"
 """
 

@@ -19,8 +19,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from app.stack import StackPlan
+from app.tiny_models import make_tiny
 from tests.live.support import FAST_BEATS, Live, running
-from workers.gpu.tiny import make_tiny
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read as Linux counts it")
 

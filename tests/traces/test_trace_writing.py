@@ -83,6 +83,7 @@ def traces(draw: st.DrawFn) -> Trace:
             concurrency=draw(COUNTS),
             burst=draw(st.none() | COUNTS),
             tokens_per_min=draw(st.none() | st.floats(0.001, 1e12)),
+            hosts=draw(st.sampled_from([(), ("*",), ("api.example.com", "10.0.0.0/8")])),
         )
         for name in draw(st.sets(NAMES, max_size=2))
     }

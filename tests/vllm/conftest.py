@@ -13,7 +13,7 @@ from tests.vllm.fakes import Fake, fake_python
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with `rm-small` and `teacher-0`."""
-    from workers.gpu.tiny import make_services
+    from app.tiny_models import make_services
 
     return make_services(tmp_path_factory.mktemp("models")).parent
 

@@ -245,9 +245,10 @@ def test_many_calls_that_find_their_server_gone_all_say_so(fake: Fake) -> None:
 def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up_like_the_others(tmp_path: Path) -> None:
     # Given a connection whose loop is held up when many questions come and the end right behind them
     api, held, gate = Api(tmp_path / "nobody"), threading.Event(), threading.Event()
-    api._loop.call_soon_threadsafe(lambda: held.set() or gate.wait(20.0))
+    loop = api._loop._loop
+    loop.call_soon_threadsafe(lambda: held.set() or gate.wait(20.0))
     assert held.wait(20.0)
-    queue = api._loop._ready  # type: ignore[attr-defined]
+    queue = loop._ready  # type: ignore[attr-defined]
     with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("always")
         before = len(queue)

@@ -47,7 +47,7 @@ def test_a_server_that_keeps_its_memory_is_killed_and_counted_and_started_afresh
         quick.setattr("workers.gpu.engines.vllm.engine._FREE_S", 0.2)
         evict(host)
     status = on(host)
-    assert (status.state, status.leaks, status.evictions, status.memory_mb, status.booked) == ("absent", 1, 1, 0.0, False)
+    assert (status.state, status.leaks, status.evictions, status.memory_mb, status.reserved) == ("absent", 1, 1, 0.0, False)
     assert gone(fake.servers()[0]) and gone(fake.read("child"))
     fake.no_longer("liar")
     host.ensure_resident("rm", (0,))

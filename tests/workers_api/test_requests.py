@@ -9,8 +9,11 @@ import anyio
 import httpx
 import pytest
 
+from app.hosts import Hosts
 from bench.quotas import outside
 from workers.api.requests import Outgoing, Requests
+
+LOOPBACK = Hosts.named(["127.0.0.1"])
 
 
 def test_making_a_connection_is_no_part_of_sending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +28,9 @@ def test_making_a_connection_is_no_part_of_sending(monkeypatch: pytest.MonkeyPat
     sent: list[float] = []
     with outside() as url:
         requests = Requests()
-        outgoing = Outgoing(method="GET", url=f"{url}/limited?account=far", headers={}, content=None, timeout_s=10.0, limit=100)
+        outgoing = Outgoing(
+            method="GET", url=f"{url}/limited?account=far", headers={}, content=None, timeout_s=10.0, limit=100, hosts=LOOPBACK
+        )
         # When the first request is sent
         before = time.time()
         requests.send(outgoing, lambda: sent.append(time.time())).result(10)
@@ -49,6 +54,7 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
                 timeout_s=10.0,
                 limit=100,
                 not_before=not_before,
+                hosts=LOOPBACK,
             )
             # When it is sent
             answer = requests.send(outgoing, lambda: sent.append(time.time())).result(10)
@@ -62,7 +68,7 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
 def test_a_request_without_a_connection_is_never_sent() -> None:
     sent: list[float] = []
     requests = Requests()
-    outgoing = Outgoing(method="GET", url="http://127.0.0.1:9/", headers={}, content=None, timeout_s=10.0, limit=100)
+    outgoing = Outgoing(method="GET", url="http://127.0.0.1:9/", headers={}, content=None, timeout_s=10.0, limit=100, hosts=LOOPBACK)
     with pytest.raises(httpx.ConnectError):
         requests.send(outgoing, lambda: sent.append(time.time())).result(10)
     requests.close()

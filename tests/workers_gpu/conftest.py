@@ -14,7 +14,7 @@ from workers.gpu.devices import Device
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with `rm-small`, `teacher-0` and `services.toml`."""
-    from workers.gpu.tiny import make_services
+    from app.tiny_models import make_services
 
     return make_services(tmp_path_factory.mktemp("models")).parent
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.gpu.engines.batching import share_out
+from workers.gpu.engines.compute import share_out
 
 torch = pytest.importorskip("torch")
 

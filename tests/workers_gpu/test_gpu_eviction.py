@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from app.services_file import load_services_file
+from app.tiny_models import _train_tokenizer
 from workers.gpu.devices import MIB, Device
 from workers.gpu.engines.torch_hf import TorchEngine
 from workers.gpu.errors import EngineFailed, NotResident
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName
-from workers.gpu.tiny import _train_tokenizer
 
 CELL = [Device("cpu:0", "cpu", 1000, "cpu")]
 SEQUENCES = [[5, 17, 33], list(range(100, 180)), [9, 9]]
@@ -181,7 +181,7 @@ def test_a_model_larger_than_declared_is_refused_when_it_is_loaded(models: Path,
         host.ensure_resident("rm-small", (0,))
 
     (entry,) = host.status()
-    assert (entry.state, entry.booked, entry.memory_mb) == ("failed", False, 0.0)
+    assert (entry.state, entry.reserved, entry.memory_mb) == ("failed", False, 0.0)
 
 
 def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def status(host: ServiceHost, service: str, *cells: int) -> InstanceStatus:
 
 def on(found: InstanceStatus) -> tuple[int, ...]:
     """Return the cells that an instance holds."""
-    return found.name.cells if found.booked else ()
+    return found.name.cells if found.reserved else ()
 
 
 class Leaking(StubEngine):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -112,3 +115,53 @@ def test_host_memory_is_never_exceeded_by_copies_that_resident_instances_keep(st
         host.ensure_resident(name, (cell,), host.in_the_way(name, (cell,)))
         assert host.host_mb() == sum(found.host_mb for found in host.status()) <= budget_mb
         assert states(host)[f"{name} on cell {cell}"] == "resident"
+
+
+class SlowToStop(StubEngine):
+    """Has a copy in host memory while it is off its devices; its stop begins, and ends when it is told to."""
+
+    def __init__(self, name: str, config: ServiceConfig, state_dir: Path) -> None:
+        super().__init__(name, config.task, config.memory_mb, config.max_concurrency)
+        self.stopping, self.may_stop = threading.Event(), threading.Event()
+
+    def host_mb(self) -> float:
+        return self._declared_mb if self.state == "host" else 0.0
+
+    def _free(self) -> None:
+        if self.state == "host":
+            self.stopping.set()
+            assert self.may_stop.wait(60)
+        super()._free()
+
+
+def test_while_a_copy_is_being_dropped_only_who_needs_its_memory_waits(cells: list[Device]) -> None:
+    engines: dict[str, SlowToStop] = {}
+
+    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+        return engines.setdefault(name, SlowToStop(name, config, state_dir))
+
+    services = {"a": service(600), "b": service(600), "c": service(100), "d": service(100)}
+    host = ServiceHost(cells, services, NOWHERE, factory=factory, host_memory_mb=700)
+    # Given a copy of a, and an eviction of b, for whose copy that of a is being dropped
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), [at("a", 0)])
+    host.ensure_resident("c", (1,))
+    with ThreadPoolExecutor(2) as pool:
+        b = pool.submit(host.evict, at("b", 0))
+        assert engines["a"].stopping.wait(60)
+        # When c is evicted, whose copy fits as soon as that of a has gone, and d is started
+        c = pool.submit(host.evict, at("c", 1))
+        try:
+            # Then d, which needs none of that memory, does not wait
+            ready = Thread(target=host.ensure_resident, args=("d", (0,)), daemon=True)
+            ready.start()
+            ready.join(20)
+            assert not ready.is_alive()
+            assert not b.done() and not c.done()
+        finally:
+            engines["a"].may_stop.set()
+        b.result(60)
+        c.result(60)
+    # And b and c get their copies once a has gone
+    assert states(host) == {"a on cell 0": "absent", "b on cell 0": "host", "c on cell 1": "host", "d on cell 0": "resident"}
+    assert host.host_mb() == 700

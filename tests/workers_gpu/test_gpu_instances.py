@@ -21,8 +21,8 @@ from workers.gpu.errors import DeviceError, EngineFailed, OverBudget, UnknownSer
 from workers.gpu.host import ServiceHost
 from workers.gpu.host_memory import Copy, HostMemory, to_drop
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
+from workers.gpu.prefetch import Prefetch
 from workers.gpu.reload import Reload
-from workers.gpu.restores import Restores
 
 Until = Callable[[Callable[[], bool]], None]
 ITEM = {"prompt": "p", "response": "r"}
@@ -225,10 +225,10 @@ def test_an_engine_that_fails_by_itself_is_told_at_the_next_look_and_gives_its_c
     host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine, on_change=heard.append)
     host.ensure_resident("a", (0,))
 
-    host.look()
+    host.check()
     engine.dead = True
-    host.look()
-    host.look()
+    host.check()
+    host.check()
 
     assert [found.state for found in heard] == ["starting", "resident", "failed"]
     assert host.held_mb(0) == 0.0
@@ -341,7 +341,7 @@ def test_memory_that_a_cuda_device_does_not_report_as_free_stays_booked() -> Non
 def test_a_restore_that_nobody_waits_for_is_told_either_way(cells: list[Device]) -> None:
     heard: list[InstanceStatus] = []
     host = ServiceHost(cells, {"a": service(600), "b": service(600, pinned=True)}, NOWHERE, on_change=heard.append)
-    restores = Restores(host)
+    restores = Prefetch(host)
 
     assert restores.begin(at("a", 0))
     assert restores.wait(10)
@@ -371,7 +371,7 @@ class Slow(StubEngine):
 def test_an_instance_is_restored_once_at_a_time(cells: list[Device]) -> None:
     engine = Slow("a", "score", 600.0)
     host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine)
-    restores = Restores(host)
+    restores = Prefetch(host)
 
     begun = [restores.begin(at("a", 0)), restores.begin(at("a", 0))]
     engine.go.set()
@@ -387,7 +387,7 @@ def test_waiting_for_several_restores_takes_no_longer_than_said(cells: list[Devi
     for engine in stuck.values():
         engine.go = threading.Event()
     host = ServiceHost(cells, dict.fromkeys(stuck, service(20)), NOWHERE, factory=lambda name, *_: stuck[name])
-    restores = Restores(host)
+    restores = Prefetch(host)
     for name in stuck:
         restores.begin(at(name, 0))
 
@@ -433,10 +433,10 @@ def test_a_changed_file_counts_and_what_it_changes_is_started_anew_once_idle(
 
     with host.serving("b", (0,)):
         written(path, ("a", 500, "[1]"), ("c", 100, "[1]"))
-        reload.look()
-        reload.look()
+        reload.check()
+        reload.check()
         assert states(host) == {"a on cell 0": "absent", "b on cell 0": "resident"}
-    reload.look()
+    reload.check()
 
     assert states(host)["b on cell 0"] == "absent"
     assert "the services file was read again; new: c; changed: a; gone: b" in caplog.text
@@ -466,12 +466,12 @@ def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[D
 
     # When the copy that would go first is being changed by somebody else, then the next one goes
     with there[0].lock:
-        assert budget.book(there[2])
+        assert budget.reserve(there[2])
     assert [one.state for one in there] == ["host", "absent", "resident"]
     # And where there is no other, the third keeps none
     with there[0].lock:
         there[2].copy_mb, there[2].config = 0.0, service(500)
-        assert not budget.book(there[2])
+        assert not budget.reserve(there[2])
     assert budget.held_mb() == 400.0
 
 
@@ -500,7 +500,7 @@ def test_a_wrong_file_is_refused_once_and_the_old_one_stays(
     path.write_text(text)
 
     for _ in range(3):
-        reload.look()
+        reload.check()
 
     assert list(host.services) == ["a", "b"]
     (record,) = caplog.records
@@ -511,7 +511,7 @@ def test_a_file_that_is_as_before_is_read_again_when_asked(
     reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture, until: Until
 ) -> None:
     _, _, reload = reloading
-    reload.look()
+    reload.check()
     assert caplog.text == ""
     reload.start()
 
@@ -543,13 +543,13 @@ def test_a_file_that_is_being_written_is_not_read_before_it_rests(
     path, host, reload = reloading
     # Given a file that is written in place and is half there, which is a valid file by itself
     written(path, ("a", 600, "[1]"))
-    reload.look()
+    reload.check()
     written(path, ("a", 600, "[1]"), ("b", 400, "[1]"))
-    reload.look()
+    reload.check()
     assert (list(host.services), caplog.text) == (["a", "b"], "")
 
     # When it has not changed from one look to the next, it counts
-    reload.look()
+    reload.check()
 
     assert host.services["b"].memory_mb == 400.0
     assert "the services file was read again; changed: b" in caplog.text

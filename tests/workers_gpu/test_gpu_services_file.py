@@ -63,6 +63,15 @@ def test_a_quota_may_limit_tokens_and_share_an_account(tmp_path: Path) -> None:
     assert (second.account, second.limits, third.account) == ("x", False, None)
 
 
+def test_a_quota_may_name_its_hosts_and_quotas_of_one_account_need_not_name_the_same(tmp_path: Path) -> None:
+    text = (
+        '[quotas.a]\naccount = "x"\nrate_per_s = 5\nhosts = ["*.example.com", "10.1.0.0/16"]\n[quotas.b]\naccount = "x"\nrate_per_s = 5\n'
+    )
+    first, second = read(tmp_path, text).quota_specs()
+
+    assert (first.hosts, second.hosts) == (("*.example.com", "10.1.0.0/16"), ())
+
+
 def test_quotas_that_cannot_share_an_account_are_refused(tmp_path: Path) -> None:
     shared = '[quotas.a]\naccount = "x"\nrate_per_s = 5\n[quotas.b]\naccount = "x"\n'
     assert "quotas.b: account 'x' has other limits in quota 'a'" in said(tmp_path, shared + "rate_per_s = 6")
@@ -100,6 +109,8 @@ def test_defaults_are_one_cell_one_call_and_an_instant_restore(tmp_path: Path) -
         ("concurrency = 20", "concurrency = 0", "quotas.search.concurrency: "),
         ("rate_per_s = 50\nconcurrency = 20", "", "quotas.search: must limit something"),
         ("rate_per_s = 50", "burst = 5", "quotas.search: burst: means nothing without rate_per_s"),
+        ("rate_per_s = 50", 'rate_per_s = 50\nhosts = ["a/b"]', "quotas.search.hosts: 'a/b' is no host name, address or network"),
+        ("rate_per_s = 50", "rate_per_s = 50\nhosts = []", "quotas.search.hosts: "),
         ("[quotas.search]", '[quotas."two words"]', "a name must be letters"),
         ("[quotas.search]", '[quotas."two\\nlines"]', "a name must be letters"),
         ("[quotas.search]", "[quotes.search]", "quotes: Extra inputs are not permitted"),

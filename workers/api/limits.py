@@ -1,4 +1,4 @@
-"""What an answer says of limits and costs: `Retry-After`, and the tokens that it has used."""
+"""What an answer says about limits and costs: `Retry-After`, and the tokens that it has used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from workers.api.requests import Answer
 
 MOST_TOKENS: Final = 1 << 40
-"""An answer that names more means something else."""
+"""A larger number in an answer is not a number of tokens."""
 
 LONGEST_RETRY_AFTER_S: Final = 366 * 86_400.0
 
@@ -22,7 +22,7 @@ def refuses(answer: Answer) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that `Retry-After` asks for (RFC 9110, 10.2.3); None where it says nothing that makes sense.
+    """Return the seconds that `Retry-After` asks for (RFC 9110, 10.2.3); None if it is missing or makes no sense.
 
     A date is compared with the answer's own `Date`, since the server's clock need not be ours.
     """

@@ -1,29 +1,25 @@
-"""HTTP requests with a hard deadline, which can be called off: one event loop for all of a worker's calls.
+"""Requests to outside APIs, each with a hard deadline; they can be called off.
 
-What may be repeated, idempotent requests only, is repeated here when the connection broke or the answer was 502, 503 or
-504 without `Retry-After`: such things pass within a second or not at all. So waits are short, at most two, inside the
-action's timeout, and hold the place of the quota meanwhile; the scheduler is told how many requests there were and
-charges them to the account. Whoever is to wait for longer, because the server says so, waits in the scheduler's queue and
-holds nothing (`scheduler/answers.py`).
-
-A timeout of a blocking client holds for each read by itself, so that a server which sends a byte now and then is
-never too late; and a blocked thread cannot be called off. Here a call is a coroutine under one timeout.
+A request that is idempotent is repeated here when its connection broke, or when the answer was 502, 503 or 504 without
+`Retry-After`: such failures pass within a second or not at all. There are two repeats at most, within the action's timeout, and the
+action keeps its place in the quota meanwhile. The scheduler is told how many requests there were and charges them to the account.
+An action that the server asks to wait for longer waits in the scheduler's queue and holds nothing (`scheduler/answers.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import anyio
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, retry_if_result, stop_after_attempt, wait_random
 
-_KEPT_ALIVE = 64
+from app.hosts import Hosts
+from workers.api.connections import NamedHosts
+from workers.http import HttpLoop, Pending
 
 MOST_SENT = 3
 """Requests of one try of an action: the first and two repeats."""
@@ -33,10 +29,10 @@ _PASSING = (502, 503, 504)
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)
 
 _GOES_OUT = ".send_request_headers.started"
-"""How httpcore's event of that ends, whichever version of HTTP it is."""
+"""End of the name of httpcore's event when a request goes out, whichever version of HTTP it is."""
 
 LONGEST_LEAD_S = 0.5
-"""Longest wait for a request's time: more than any scheduler grants ahead means that its clock is not ours."""
+"""Longest wait for `not_before`. No scheduler grants further ahead, so a longer wait means that its clock differs from ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A request: it goes out at `not_before`, an epoch time, or at once, and is repeated only if it is `idempotent`."""
+    """A request.
+
+    It goes out at `not_before`, an epoch time, or at once, to a host among `hosts`; at most `limit` bytes of the answer's body are
+    read. It is repeated only if it is `idempotent`.
+    """
 
     method: str
     url: str
@@ -64,41 +64,49 @@ class Outgoing:
     content: bytes | None
     timeout_s: float
     limit: int
+    hosts: Hosts
     idempotent: bool = False
     not_before: float = 0.0
 
 
 class Requests:
-    """Sends requests; for use by many threads."""
+    """Sends requests. Safe for many threads."""
 
     def __init__(self) -> None:
-        """Start the loop's thread."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tangram-requests", daemon=True)
-        self._thread.start()
-        # What httpx imports with its first request would make that one late by more than quotas allow for.
-        asyncio.run_coroutine_threadsafe(anyio.sleep(0), self._loop).result()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE)
-        self._http = httpx.AsyncClient(limits=limits, follow_redirects=False, timeout=None)
+        self._loop = HttpLoop("tangram-requests")
+        self._tls = httpx.create_ssl_context()
+        # A client per set of hosts: a connection that is kept may serve none that must not reach its host.
+        self._clients: dict[Hosts, httpx.AsyncClient] = {}
+        # What anyio imports on its first use would make the first request later than quotas allow for.
+        self._loop.submit(lambda: anyio.sleep(0)).result()
 
-    def send(self, outgoing: Outgoing, on_sent: Callable[[], None] = lambda: None) -> Future[Answer]:
-        """Begin a request; the future ends with the answer, with what httpx raises, or with `TimeoutError` after its `timeout_s`.
+    def send(self, outgoing: Outgoing, on_sent: Callable[[], None] = lambda: None) -> Pending[Answer]:
+        """Begin a request.
 
-        At most `limit` bytes of the body are read. Cancelling the future closes the connection. `on_sent` is called in the
-        loop's thread when the first request goes out, its connection made.
+        Its result is the answer. It raises what httpx raises, `HostRefused`, or `TimeoutError` after `timeout_s`. `on_sent` is
+        called in the loop's thread when the first request goes out, its connection made.
         """
-        return asyncio.run_coroutine_threadsafe(self._send(outgoing, on_sent), self._loop)
+        return self._loop.submit(lambda: self._send(outgoing, on_sent))
+
+    def close(self) -> None:
+        """Call off all requests and end the thread."""
+        self._loop.close()
+
+    def _client(self, hosts: Hosts) -> httpx.AsyncClient:
+        if hosts not in self._clients:
+            self._clients[hosts] = self._loop.client(NamedHosts(hosts, self._tls))
+        return self._clients[hosts]
 
     async def _send(self, outgoing: Outgoing, on_sent: Callable[[], None]) -> Answer:
         early_s = min(outgoing.not_before - time.time(), LONGEST_LEAD_S)
         if early_s > 0:
             await asyncio.sleep(early_s)
-        began, sent, told = time.perf_counter(), 0, False
+        began, sent, announced = time.perf_counter(), 0, False
 
         async def trace(event: str, info: object) -> None:
-            nonlocal told
-            if not told and event.endswith(_GOES_OUT):
-                told = True
+            nonlocal announced
+            if not announced and event.endswith(_GOES_OUT):
+                announced = True
                 on_sent()
 
         async def once() -> Answer:
@@ -106,12 +114,12 @@ class Requests:
             sent += 1
             return await self._once(outgoing, trace)
 
-        async with asyncio.timeout(outgoing.timeout_s):
+        with anyio.fail_after(outgoing.timeout_s):
             answer: Answer = await _retrying(outgoing)(once)
         return replace(answer, requests=sent, execution_s=time.perf_counter() - began)
 
     async def _once(self, outgoing: Outgoing, trace: Callable[[str, object], Awaitable[None]]) -> Answer:
-        stream = self._http.stream(
+        stream = self._client(outgoing.hosts).stream(
             outgoing.method, outgoing.url, headers=outgoing.headers, content=outgoing.content, extensions={"trace": trace}
         )
         async with stream as answer:
@@ -121,19 +129,6 @@ class Requests:
                 if len(received) > outgoing.limit:
                     break
             return Answer(answer.status_code, dict(answer.headers), bytes(received[: outgoing.limit]), len(received) > outgoing.limit)
-
-    def close(self) -> None:
-        """Give up what goes on and end the thread."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
-
-    async def _end(self) -> None:
-        going = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in going:
-            task.cancel()
-        await asyncio.gather(*going, return_exceptions=True)
-        await self._http.aclose()
 
 
 def _retrying(outgoing: Outgoing) -> AsyncRetrying:

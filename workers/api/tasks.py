@@ -1,7 +1,8 @@
 """The Celery task of an API node: `api.call`, one HTTP request that a quota allows.
 
-The quota was granted by the scheduler before the request came here. What the answer says of limits and costs goes back to
-it with the report of the end; a refusal that the action may wait out is no result but a report (`scheduler/answers.py`).
+The scheduler grants the quota before the task arrives, and the grant names the hosts that the request may reach. What the answer
+says of limits and costs goes back to the scheduler with the report of the end. If the API refuses the request and the action may wait,
+there is a report and no result (`scheduler/answers.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import httpx
 
 from app.action_task import PayloadTask
 from app.celery import app
+from app.hosts import Hosts
 from tangram.errors import ActionCancelled, ActionFailed, ActionTimedOut
 from workers.api.limits import refuses, report
 from workers.api.requests import Outgoing
@@ -27,7 +29,10 @@ from workers.control import this_node
 def call(
     self: PayloadTask, quota: str, method: str, url: str, headers: Mapping[str, str] | None = None, body: Any = None
 ) -> dict[str, Any]:
-    """Send a request and return the answer, whatever its status code; a refusal only where the action may not wait again."""
+    """Send a request and return the answer, whatever its status code.
+
+    An answer that refuses the request (429, 503 with `Retry-After`) is returned only if the action may not wait again.
+    """
     here, node = context(ApiContext), this_node()
     action = node.call(self.request.id)
     timeout_s = action.header.get("timeout_s") or here.settings.timeout_s
@@ -41,6 +46,7 @@ def call(
         limit=here.settings.output_limit_bytes,
         idempotent=action.header.get("idempotent") is True,
         not_before=action.grant.get("not_before", 0.0),
+        hosts=Hosts.named(action.grant.get("hosts", ())),
     )
     sent = here.requests.send(outgoing, lambda: node.note_sent(action))
 
@@ -70,7 +76,7 @@ def call(
 
 
 def _problem(error: BaseException) -> str:
-    """Say in one line what went wrong, with what the operating system said where it said something."""
+    """Say in one line what went wrong, with the reason that the operating system gives."""
     said = " ".join(str(error).split()) or type(error).__name__
     cause: BaseException | None = error
     while cause is not None:

@@ -1,4 +1,4 @@
-"""What a caller may say about a running call besides its input."""
+"""What a caller sets for a running call besides its input."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LONGEST_WORK_S = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """How long a call pretends to take, and the event that ends it early.
+    """How long a call of the stub takes, and the event that ends a call early.
 
-    `work_s` is for the stub alone: the seconds it takes, so that a trace can be replayed without a model.
-    Once `cancelled` is set, the call ends with `CallCancelled`: the stub at once, a model after its batch.
+    `work_s` is for the stub alone, so that a trace can be replayed without a model. Once `cancelled` is set, the call ends with
+    `CallCancelled`: the stub at once, a model after its batch.
     """
 
     work_s: float = 0.0
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        """Refuse durations that are none."""
+        """Refuse what is no duration."""
         if not 0.0 <= self.work_s <= LONGEST_WORK_S:
             raise BadInput(f"work_s: must be between 0 and {LONGEST_WORK_S:g} seconds, not {self.work_s!r}")
 

@@ -1,9 +1,8 @@
 """The devices of this machine: one per GPU cell, in the order of their cell numbers.
 
-CUDA devices come in an order in which neighbours share fast links (`links.py`), as NVML says, or in one that is declared. A machine
-without CUDA has CPU devices instead, with a declared memory budget, so that the same services run everywhere. torch is optional
-here: without it NVML lists the GPUs that `CUDA_VISIBLE_DEVICES` leaves visible; without either there are CPU devices, which the
-stub engine can use.
+CUDA devices come in CUDA's order or in a declared one. A machine without CUDA has CPU devices with a memory budget instead, so that
+the same services run everywhere. torch is optional here. Without torch, NVML lists the GPUs that `CUDA_VISIBLE_DEVICES` leaves visible.
+Without either there are CPU devices, which the stub engine can use.
 """
 
 from __future__ import annotations
@@ -14,13 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import psutil
-
 from workers.gpu import nvml
 from workers.gpu.errors import DeviceError
-from workers.gpu.links import best_order
-
-MIB = 1 << 20
+from workers.memory import MIB, usable_mb
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 """On Linux, what the driver of a GPU that torch calls CUDA makes: NVIDIA's, that of Tegra, that under Windows, and AMD's."""
@@ -28,25 +23,25 @@ DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg", "/dev/kfd")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What stands behind one cell.
-
-    `name` is for people, `memory_mb` the budget in MiB, `torch_device` what torch calls it, `uuid` what CUDA and NVML know a GPU by,
-    where that is known: `CUDA_VISIBLE_DEVICES` takes it, whatever that variable says already.
-    """
+    """The device of one cell."""
 
     name: str
+    """For people."""
     kind: Literal["cuda", "cpu"]
     memory_mb: int
+    """Its budget, MiB."""
     torch_device: str
+    """Its name in torch."""
     uuid: str = ""
+    """The name of a GPU in CUDA, NVML and `CUDA_VISIBLE_DEVICES`; empty if it is not known."""
 
 
 def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequence[int] | None = None) -> list[Device]:
     """Find the devices of this machine.
 
     `cells` is how many to use; none: every CUDA device, or one CPU device. `memory_mb` is the budget of each in MiB;
-    none: what the CUDA device has, or for CPU devices an equal share of half the host's memory. `order` are numbers of CUDA
-    devices, as CUDA counts those that are visible, in the order of the cells; none: all, by their links.
+    none: what the CUDA device has, or for CPU devices an equal share of half the memory that the worker may use. `order` are numbers
+    of CUDA devices, as CUDA counts those that are visible, in the order of the cells; none: all, in CUDA's order.
 
     Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for, or none and an order of them.
     """
@@ -57,7 +52,7 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     found = _cuda_devices()
     if not found:
         if order is not None:
-            # Who names GPUs does not want to find out by the pace that the CPU computes.
+            # Computing on the CPU instead would only show by its pace.
             raise DeviceError(f"gpu_order: {','.join(map(str, order))} are declared, and no CUDA device is found here")
         return _cpu_devices(cells or 1, memory_mb)
     ordered = _in_order(found, order)
@@ -67,7 +62,7 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
 
 
 def free_mb(device: Device) -> float | None:
-    """Return the MiB that a CUDA device reports as free, whoever holds the rest; None for a CPU device, which has only a budget."""
+    """Return the MiB that a CUDA device reports as free; None for a CPU device, which has only a budget."""
     if device.kind != "cuda":
         return None
     measured = nvml.free_mb(device.uuid) if device.uuid else None
@@ -105,15 +100,14 @@ def visible(uuids: Sequence[str], said: str | None) -> list[str]:
 
 
 def _in_order(devices: Sequence[Device], order: Sequence[int] | None) -> list[Device]:
-    """Put the devices in the order declared, or else by the links between them, where those can be read."""
-    if order is not None:
-        if len(set(order)) != len(order) or not order:
-            raise DeviceError(f"gpu_order: must name each device once, not {','.join(map(str, order))}")
-        if strangers := [number for number in order if not 0 <= number < len(devices)]:
-            raise DeviceError(f"gpu_order: there is no CUDA device {strangers[0]}, this machine has {len(devices)}")
-        return [devices[number] for number in order]
-    read = nvml.links([device.uuid for device in devices]) if all(device.uuid for device in devices) and len(devices) > 1 else None
-    return [devices[number] for number in best_order(read)] if read is not None else list(devices)
+    """Return the devices in the declared order; those that it does not name are left out."""
+    if order is None:
+        return list(devices)
+    if len(set(order)) != len(order) or not order:
+        raise DeviceError(f"gpu_order: must name each device once, not {','.join(map(str, order))}")
+    if strangers := [number for number in order if not 0 <= number < len(devices)]:
+        raise DeviceError(f"gpu_order: there is no CUDA device {strangers[0]}, this machine has {len(devices)}")
+    return [devices[number] for number in order]
 
 
 def _cuda_devices() -> list[Device]:
@@ -146,8 +140,8 @@ def _nvml_devices() -> list[Device]:
 
 
 def _cpu_devices(cells: int, memory_mb: int | None) -> list[Device]:
-    """Make CPU devices; the default budget is half the host's memory, shared equally."""
-    each = memory_mb if memory_mb is not None else psutil.virtual_memory().total // MIB // 2 // cells
+    """Make CPU devices; the default budget is half the memory that the worker may use, shared equally."""
+    each = memory_mb if memory_mb is not None else usable_mb() // 2 // cells
     return [Device(f"cpu:{index} (no GPU here, computing on the CPU)", "cpu", each, "cpu") for index in range(cells)]
 
 

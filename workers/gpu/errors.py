@@ -1,7 +1,4 @@
-"""What can go wrong between a request and a device, named by whose fault it is.
-
-Every error here carries one line for a person and can be rebuilt from that line alone.
-"""
+"""The errors of the GPU worker. Every error carries one line for a person and can be rebuilt from that line alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What an action asks of an engine, and how long it may.
+"""One action on an engine, within its timeout.
 
-Having its instance on its cells is overhead; what counts is the time in which an engine computes. An action whose engine dies is
-asked again, once, where it may be; both tries together have the time of one.
-
-A start that is under way is not broken off: an action that is cancelled meanwhile ends when it is over.
+To bring an instance onto its cells is overhead. Only the time in which the engine computes counts against the timeout. If an engine dies,
+an idempotent action is tried once more, and both tries share one timeout. A start that is under way is never broken off: an action
+that is cancelled during a start ends when the start is over.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ log = logging.getLogger(__name__)
 
 
 class Execution:
-    """One action's time on engines: at most `timeout_s` seconds in all. It is told to `call` as `execution_s`."""
+    """One action's time on engines, at most `timeout_s` seconds in all; `call.execution_s` has it afterwards."""
 
     def __init__(self, call: Call, control: Control, timeout_s: float) -> None:
         self._call, self._control, self._timeout_s = call, control, timeout_s
         self._spent_s = 0.0
 
     def answer(self, host: ServiceHost, name: InstanceName, evict: Sequence[InstanceName], ask: Callable[[Engine, Control], T]) -> T:
-        """Have the instance on its cells in place of others, and ask its engine.
+        """Bring the instance onto its cells in place of others, and ask its engine.
 
         Raises `ActionCancelled`, `ActionTimedOut` and what host and engine raise.
         """
@@ -45,9 +44,9 @@ class Execution:
         except EngineDied as error:
             if not self._call.header.get("idempotent"):
                 raise
-            # Starting the engine again takes its time, which nobody waits for any more.
+            # A caller that no longer waits is not worth another start.
             self._check()
-            # One that dies a second time under the same call may be dying of it.
+            # Once only: an engine that dies twice under the same call may be dying of it.
             log.warning("action %s is run again: %s", self._call.id, error)
             with host.serving(*name) as engine:
                 return self._ask(engine, ask)

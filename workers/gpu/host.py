@@ -1,15 +1,16 @@
-"""The services of one node: carries out what the scheduler decided, and refuses what cannot be.
+"""The services of one node: carries out the scheduler's decisions, and refuses those that cannot be carried out.
 
-The scheduler chooses cells and victims; here nothing is chosen but what goes from host memory. A service has one instance per
-set of cells, each with an engine of its own that is made when it is first needed. What an instance goes through is the table in
-`scheduler/lifecycle.py`; every change is told to who listens. How one leaves its cells is in `leaving.py`.
+The scheduler chooses cells and evictions. The host itself only chooses which copies are dropped from host memory. A service has one
+instance for each set of cells, with an engine that is made when it is first needed. `scheduler/lifecycle.py` has the states of an
+instance; every change is reported to the listener. `eviction.py` says how an instance leaves its cells.
 
-How an instance comes onto its cells, the first of these that is there: it is resident already; its own copy in host memory;
-the copy of an instance of the same service on other cells; its engine, or a fresh one, that loads the model from its folder.
+An instance comes onto its cells in the first of these ways that is possible: it is resident already; its own copy in host memory is
+restored; the copy of an instance of the same service on other cells is restored; its engine, or a fresh one, loads the model from its
+folder.
 
-One lock per instance orders its changes, and short ones guard the bookings of device and host memory; none of those is held while
-weights move, so instances on different cells move at the same time. Whoever holds the lock of one instance only tries those
-of others, so nobody waits in a circle.
+One lock for each instance orders its changes. The locks of device and host memory are held for moments only, never while weights
+move, so instances on different cells move at the same time. Whoever holds the lock of one instance never waits for the lock of
+another, so there are no deadlocks.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from typing import TypeVar
 
 from app.services_file import ServiceConfig
 from scheduler.lifecycle import ServiceState
-from workers.gpu.bookings import Bookings, FreeMb
 from workers.gpu.devices import Device, free_mb
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
 from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService
+from workers.gpu.eviction import Eviction
 from workers.gpu.host_memory import HostMemory
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
-from workers.gpu.leaving import Leaving
+from workers.gpu.reservations import FreeMb, Reservations
 
 T = TypeVar("T")
 EngineFactory = Callable[[str, ServiceConfig, Path], Engine]
@@ -57,14 +58,34 @@ class ServiceHost:
         freed_s: float = 5.0,
         on_change: Listener = lambda status: None,
     ) -> None:
-        """Make the host of these services, none of them anywhere.
+        """Make the host of these services, none of which has an instance.
 
-        `devices` are one per cell, in the order of the cell numbers; `state_dir` is the folder for host copies of models on
-        CPU devices; `factory` makes an engine of a service; `drain_s` is how many seconds an eviction waits for calls;
-        `host_memory_mb` is the budget of all copies in host memory; `free_mb` measures a device, which has `freed_s` seconds to
-        report memory as free; `on_change` hears every change, in the order of each instance's.
+        Parameters
+        ----------
+        devices
+            One for each cell, in the order of the cell numbers.
+        services
+            The declared services, by name.
+        state_dir
+            The folder for host copies of models on CPU devices.
+        factory
+            Makes the engine of a service.
+        drain_s
+            Seconds that an eviction waits for running calls.
+        host_memory_mb
+            The budget of all copies in host memory.
+        free_mb
+            Measures the free memory of a device.
+        freed_s
+            Seconds within which a device must report memory as free.
+        on_change
+            Is called with every change of an instance, in order.
 
-        Raises `ConfigError` for a service whose engine cannot be made.
+        Raises
+        ------
+        ConfigError
+            When an engine of a service cannot be made.
+
         """
         self._devices = tuple(devices)
         self._state_dir, self._factory, self._drain_s = state_dir, factory, drain_s
@@ -73,9 +94,9 @@ class ServiceHost:
         self._spare = {name: factory(name, config, state_dir) for name, config in services.items()}
         self._instances: dict[InstanceName, Instance] = {}
         self._names = threading.Lock()
-        self._bookings = Bookings(devices, self._all, free_mb, freed_s)
-        self._copies = HostMemory(host_memory_mb, self._all, lambda instance: self._leaving.stop(instance))
-        self._leaving = Leaving(self._bookings, self._copies, drain_s, self._tell)
+        self._reservations = Reservations(devices, self._all, free_mb, freed_s)
+        self._copies = HostMemory(host_memory_mb, self._all, lambda instance: self._eviction.stop(instance))
+        self._eviction = Eviction(self._reservations, self._copies, drain_s, self._publish)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -88,18 +109,28 @@ class ServiceHost:
         return dict(self._services)
 
     def listen(self, on_change: Listener) -> None:
-        """Have every change from now on told to `on_change`."""
+        """Report every change from now on to `on_change`."""
         self._on_change = on_change
 
     def ensure_resident(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName] = ()) -> float:
-        """Evict the named instances in order, then have `service` on exactly these cells.
+        """Evict the named instances in order, then bring `service` onto exactly these cells; return the seconds spent.
 
-        Evicting one that is not resident, or unknown, does nothing, and so does an instance that is there already; both make a
-        decision that is carried out twice harmless. A failed instance is started afresh from its folder.
+        A decision that is carried out twice does no harm: instances to evict that are unknown or not resident are passed over, and
+        a resident instance stays as it is. A failed instance is started from its folder.
 
-        Returns the seconds spent. Raises `UnknownService`, `DeviceError` for cells that are not there or not as many
-        as the service takes, `OverBudget`, `EngineBusy` when calls on a victim do not end, `EngineFailed`, also for a victim
-        whose memory is measured not to be free after it was stopped.
+        Raises
+        ------
+        UnknownService
+            When no such service is declared.
+        DeviceError
+            When there are no such cells, or the service does not take as many.
+        OverBudget
+            When it does not fit beside the other instances.
+        EngineBusy
+            When the calls of an instance to evict do not end.
+        EngineFailed
+            When the engine fails, or the memory of an evicted instance does not become free.
+
         """
         began = time.monotonic()
         with self._brought(service, cells, evict):
@@ -111,7 +142,7 @@ class ServiceHost:
 
     @contextmanager
     def serving(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName] = ()) -> Iterator[Engine]:
-        """Do as `ensure_resident`, and give the engine to the block: it stays resident until the block ends."""
+        """Do as `ensure_resident`, and give the engine to the block; it stays resident until the block ends."""
         with self._brought(service, cells, evict) as instance:
             instance.use()
             engine = instance.engine
@@ -136,10 +167,10 @@ class ServiceHost:
         return call(engine)
 
     def in_the_way(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName] = ()) -> list[InstanceName]:
-        """Return what has to go, besides `evict`, for `service` to fit on the cells; empty where it fits or cannot be made to.
+        """Return the instances to evict, besides `evict`, for `service` to fit on the cells; none if it fits, or never would.
 
-        A scheduler that was restarted may not know yet what is resident. What goes is never pinned and never busy; first go
-        instances of the service itself beyond those that a node may hold, then the least recently used on these cells.
+        This is for a scheduler that was restarted and may not know yet what is resident. Pinned and busy instances stay. First go
+        instances of the service itself beyond the number that a node may hold, then the least recently used on these cells.
         """
         name, config = InstanceName(service, tuple(sorted(cells))), self._services.get(service)
         if config is None:
@@ -148,23 +179,23 @@ class ServiceHost:
         here = self._instances.get(name)
         if here is not None and here.state == "resident":
             return []
-        idle = [one for one in self._all() if one.booked and one not in gone and not one.busy and not one.config.pinned]
+        idle = [one for one in self._all() if one.reserved and one not in gone and not one.busy and not one.config.pinned]
         idle.sort(key=lambda one: one.used_at)
-        own = [one for one in self._all() if one.booked and one.name.service == service and one not in gone]
+        own = [one for one in self._all() if one.reserved and one.name.service == service and one not in gone]
         surplus = len(own) + 1 - config.instances if config.instances is not None else 0
         out = [one for one in idle if one.name.service == service][: max(0, surplus)]
         for victim in (one for one in idle if set(one.name.cells) & set(name.cells) and one not in out):
-            if self._bookings.room_for(config.memory_mb, name.cells, [*gone, *out]):
+            if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]):
                 break
             out.append(victim)
-        return [victim.name for victim in out] if self._bookings.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
+        return [victim.name for victim in out] if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
 
     def status(self) -> list[InstanceStatus]:
-        """Return every instance that was ever asked for as it is now, in the order of names; waits for nothing."""
+        """Return every instance that there ever was as it is now, in the order of names; waits for nothing."""
         return [instance.status() for instance in sorted(self._all(), key=lambda one: one.name)]
 
-    def say(self, name: InstanceName, reason: str = "") -> None:
-        """Tell how an instance stands though it may not have changed; with `reason`, that it could not be made resident."""
+    def publish(self, name: InstanceName, reason: str = "") -> None:
+        """Report an instance though it may not have changed; with `reason`, that it could not be made resident."""
         instance = self._instances.get(name)
         status = instance.status() if instance is not None else InstanceStatus(name=name)
         if reason and status.state != "resident":
@@ -172,24 +203,24 @@ class ServiceHost:
         self._on_change(status)
 
     def held_mb(self, cell: int) -> float:
-        """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
-        return self._bookings.held_mb(cell)
+        """Return the MiB reserved on a cell. Raises `DeviceError` for one that is not there."""
+        return self._reservations.held_mb(cell)
 
     def host_mb(self) -> float:
-        """Return the MiB of host memory that copies take, as measured or, for those on their way there, as declared."""
+        """Return the MiB of host memory that copies take: as measured or, for a copy that is being made, as declared."""
         return self._copies.held_mb()
 
-    def look(self) -> None:
-        """Tell of changes that engines have made by themselves, and stop idle instances of what is no longer declared so."""
+    def check(self) -> None:
+        """Report changes that engines have made by themselves, and stop idle instances that are no longer declared so."""
         for instance in self._all():
             unwanted = instance.engine is not None and self._services.get(instance.name.service) != instance.config
-            untold = (instance.state, instance.status().reason) != instance.told
-            # What is being changed is told by who changes it.
-            if (unwanted or untold or instance.leaking) and instance.lock.acquire(blocking=False):
+            unpublished = (instance.state, instance.status().reason) != instance.published
+            # An instance that is being changed is reported by whoever changes it.
+            if (unwanted or unpublished or instance.leaking) and instance.lock.acquire(blocking=False):
                 try:
-                    self._leaving.note_end(instance)
-                    self._leaving.retire(instance, self._services.get(instance.name.service))
-                    self._tell(instance)
+                    self._eviction.note_end(instance)
+                    self._eviction.retire(instance, self._services.get(instance.name.service))
+                    self._publish(instance)
                 finally:
                     instance.lock.release()
 
@@ -210,7 +241,7 @@ class ServiceHost:
         for instance in self._all():
             with instance.lock:
                 try:
-                    self._leaving.stop(instance)
+                    self._eviction.stop(instance)
                 except GpuError as error:
                     problems.append(error)
         if problems:
@@ -218,7 +249,7 @@ class ServiceHost:
 
     @contextmanager
     def _brought(self, service: str, cells: Iterable[int], evict: Iterable[InstanceName]) -> Iterator[Instance]:
-        """Carry a decision out; within the block the instance cannot change. What cannot be done is told, too."""
+        """Carry a decision out, and report it if that fails; within the block the instance cannot change."""
         name = InstanceName(service, tuple(sorted(cells)))
         try:
             self._check(name)
@@ -226,26 +257,26 @@ class ServiceHost:
             instance = self._instance(name)
             instance.lock.acquire()
         except GpuError as error:
-            self.say(name, str(error))
+            self.publish(name, str(error))
             raise
         try:
             try:
                 self._bring(instance)
             except GpuError as error:
-                self.say(name, str(error))
+                self.publish(name, str(error))
                 raise
             yield instance
         finally:
             instance.lock.release()
 
     def _make_room(self, name: InstanceName, evict: Iterable[InstanceName]) -> None:
-        """Evict what is named; what is not there, whatever the scheduler takes it for, need not go."""
-        # A copy that is about to be restored must not be what goes for that of a victim.
+        """Evict the named instances; those that are not there are passed over."""
+        # The copy that is about to be restored must not be dropped for that of an evicted instance.
         for copy in (one for one in self._all() if one.name.service == name.service and one.state == "host"):
             copy.used_at = time.monotonic()
         for victim in [found for other in evict if (found := self._instances.get(other)) is not None]:
             with victim.lock:
-                self._leaving.evict(victim)
+                self._eviction.evict(victim)
             self._copies.settle()
 
     def _all(self) -> list[Instance]:
@@ -259,7 +290,7 @@ class ServiceHost:
             raise UnknownService(f"no service {service!r} here; there are {', '.join(self._services) or 'none'}") from None
 
     def _check(self, name: InstanceName) -> None:
-        """Raise `DeviceError` for cells that do not fit the service; one that is there already fits whatever is declared now."""
+        """Raise `DeviceError` for cells that do not fit the service; an instance that is resident fits in any case."""
         if len(set(name.cells)) != len(name.cells):
             raise DeviceError(f"cells: {name.cells} names a cell twice")
         if strangers := [cell for cell in name.cells if not 0 <= cell < len(self._devices)]:
@@ -279,48 +310,49 @@ class ServiceHost:
             return instance
 
     def _bring(self, instance: Instance) -> None:
-        """Have an instance on its cells. The caller holds its lock."""
-        if instance.state == "resident" and not self._gives_way(instance):
+        """Bring an instance onto its cells. The caller holds its lock."""
+        if instance.state == "resident" and not self._must_reload(instance):
             return
-        self._leaving.must_have_left(instance)
+        self._eviction.must_have_left(instance)
         config = self._config(instance.name.service)
         if instance.config != config:
-            self._leaving.stop(instance)
-            instance.engine, instance.config, instance.gives_way_by = None, config, None
+            self._eviction.stop(instance)
+            instance.engine, instance.config, instance.reload_deadline = None, config, None
             self._check(instance.name)
-        self._leaving.make_way(instance)
-        self._bookings.book(instance)
+        self._eviction.evict_sleepers(instance)
+        self._reservations.reserve(instance)
         try:
             self._load(instance)
         except BaseException:
-            instance.leaking = not self._bookings.left(instance)
+            instance.leaking = not self._reservations.left(instance)
             if not instance.leaking:
-                self._bookings.unbook(instance)
-            self._tell(instance)
+                self._reservations.release(instance)
+            self._publish(instance)
             raise
         instance.note, instance.used_at = "", time.monotonic()
-        self._tell(instance)
+        self._publish(instance)
         self._copies.settle()
 
-    def _gives_way(self, instance: Instance) -> bool:
-        """Say whether a resident instance is to be started anew, as its service is declared otherwise, and its callers have left.
+    def _must_reload(self, instance: Instance) -> bool:
+        """Say whether a resident instance is to be restarted: its service is declared otherwise, and its calls have ended.
 
-        Who asks first waits for that, and those who come meanwhile wait with it; after that time all are served as before.
+        The first caller after the change sets a deadline for the running calls, and later callers wait with it. If calls still run at the
+        deadline, all callers are served by the instance as it is.
         """
         if self._services.get(instance.name.service, instance.config) == instance.config:
             return False
-        if instance.gives_way_by is None:
-            instance.gives_way_by = time.monotonic() + self._drain_s
-        return instance.wait_idle(instance.gives_way_by - time.monotonic())
+        if instance.reload_deadline is None:
+            instance.reload_deadline = time.monotonic() + self._drain_s
+        return instance.wait_idle(instance.reload_deadline - time.monotonic())
 
     def _load(self, instance: Instance) -> None:
-        """Bring the weights, from host memory where there is a copy of this service's."""
+        """Bring the weights, from host memory if there is a copy of this service's."""
         devices = [self._devices[cell] for cell in instance.name.cells]
         if instance.engine is not None and instance.state == "host" and not instance.engine.can_restore(devices):
             instance.engine.stop(self._drain_s)
         engine = instance.engine if instance.state == "host" else self._take_copy(instance, devices)
         if engine is not None:
-            self._tell(instance, "restoring")
+            self._publish(instance, "restoring")
             engine.restore(devices)
             instance.restores += 1
             return
@@ -328,18 +360,18 @@ class ServiceHost:
             with self._names:
                 spare = self._spare.pop(instance.name.service, None)
             instance.engine = spare or self._factory(instance.name.service, instance.config, self._state_dir)
-        self._tell(instance, "starting")
+        self._publish(instance, "starting")
         try:
             if instance.engine.copies_at_start(devices):
                 instance.used_at = time.monotonic()
-                instance.engine.may_copy(instance.declared_host_mb if self._copies.book(instance) else 0.0)
+                instance.engine.may_copy(instance.declared_host_mb if self._copies.reserve(instance) else 0.0)
             instance.engine.start(devices, instance.config.memory_mb)
         finally:
             instance.copy_mb = 0.0
         instance.starts += 1
 
     def _take_copy(self, instance: Instance, devices: Sequence[Device]) -> Engine | None:
-        """Move the engine of another instance of the service here, if its copy can come onto these devices; the last used one's."""
+        """Move the engine of another instance of the service here, if its copy can be restored to these devices."""
         others = [one for one in self._all() if one.name.service == instance.name.service and one is not instance]
         for other in sorted(others, key=lambda one: (len(one.name.cells) != len(instance.name.cells), -one.used_at)):
             if other.state != "host" or not other.lock.acquire(blocking=False):
@@ -349,19 +381,19 @@ class ServiceHost:
                 if engine is None or other.state != "host" or other.config != instance.config or not engine.can_restore(devices):
                     continue
                 instance.engine, other.engine = engine, None
-                self._bookings.unbook(other)
+                self._reservations.release(other)
                 other.note = f"its copy went to {instance.name}"
-                self._tell(other)
+                self._publish(other)
                 return engine
             finally:
                 other.lock.release()
         return None
 
-    def _tell(self, instance: Instance, state: ServiceState | None = None) -> None:
-        """Tell of a change, once. The caller holds the instance's lock."""
+    def _publish(self, instance: Instance, state: ServiceState | None = None) -> None:
+        """Report a change, once. The caller holds the instance's lock."""
         status = instance.status()
         if state is not None:
             status = replace(status, state=state, reason="")
-        if (status.state, status.reason) != instance.told:
-            instance.told = (status.state, status.reason)
+        if (status.state, status.reason) != instance.published:
+            instance.published = (status.state, status.reason)
             self._on_change(status)

@@ -1,13 +1,15 @@
-"""Host memory is a budget, too: which copies of evicted models go, so that the others fit.
+"""The budget of host memory: which copies of evicted models are dropped so that the others fit.
 
-What goes is absent and comes back from its folder on disk. Of those that may go:
+An instance whose copy is dropped is absent and is loaded from its folder the next time. Copies are dropped in this order:
 
-1. a copy that would not fit even if it were the only one goes at once, since all others would have to go for it in vain;
-2. then the least recently used, pinned services last, until the rest fits.
+1. a copy that would not fit even alone, since all others would have to go for it in vain;
+2. the least recently used copy, those of pinned services last, until the rest fits.
 
-Copies that resident instances keep count and stay: they are given back only with their instance. Room for a copy is booked before
-a start or an eviction makes it. An instance whose own copy would have to go for that makes none: it is started without, or, on its
-way out, stopped instead.
+Copies of resident instances count and stay until the instance goes. Room for a copy is reserved before a start or an eviction
+makes it. If an instance's own copy would have to go for that, it makes none: it starts without a copy, or is stopped instead of evicted.
+
+To drop a copy is to stop its engine, which can take half a minute. No lock of the budget is held meanwhile. A copy that is being
+dropped keeps its memory until its engine has stopped. Only an instance that reserves this memory waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """What one instance holds of the budget: `mb` MiB, last used at `used_at`; `stays` where it cannot be dropped now."""
+    """What an instance holds of the budget: `mb` MiB, last used at `used_at`; one that `stays` cannot be dropped."""
 
     name: InstanceName
     mb: float
@@ -35,7 +37,7 @@ class Copy:
 
 
 def to_drop(copies: Iterable[Copy], budget_mb: float) -> list[InstanceName]:
-    """Return the copies to be dropped, in order, so that the others fit into `budget_mb` as far as that can be."""
+    """Return the copies to drop, in order, so that the others fit into `budget_mb` as far as possible."""
     held = list(copies)
     total = sum(copy.mb for copy in held)
     most = budget_mb - sum(copy.mb for copy in held if copy.stays)
@@ -49,36 +51,37 @@ def to_drop(copies: Iterable[Copy], budget_mb: float) -> list[InstanceName]:
 
 
 class HostMemory:
-    """The budget of a node's copies: `budget_mb` MiB. `stop` gives back all that an instance holds; its lock is held then."""
+    """The budget of a node's copies: `budget_mb` MiB. Safe for many threads.
+
+    `stop` gives back all that an instance holds; the instance's lock is held then.
+    """
 
     def __init__(self, budget_mb: float, instances: Callable[[], Iterable[Instance]], stop: Callable[[Instance], None]) -> None:
         self.budget_mb = budget_mb
         self._instances = instances
         self._stop = stop
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._dropping: set[InstanceName] = set()
 
     def held_mb(self) -> float:
-        """Return the MiB that copies take, as measured or, for those on their way there, as booked."""
+        """Return the MiB that copies take: as measured or, for a copy that is being made, as reserved."""
         return sum(instance.claimed_host_mb for instance in self._instances())
 
-    def book(self, instance: Instance) -> bool:
-        """Make room for the copy that an instance is about to make; say whether it may make one. The caller holds its lock."""
-        with self._lock:
+    def reserve(self, instance: Instance) -> bool:
+        """Make room for the copy that an instance is about to make; say whether it may. The caller holds its lock."""
+        with self._changed:
             instance.copy_mb = instance.host_mb or instance.declared_host_mb
-            kept = self._fit(instance)
-            if not kept:
-                instance.copy_mb = 0.0
-        if not kept:
-            log.warning("host memory: %s keeps no copy, %.0f of %g MiB are taken", instance.name, self.held_mb(), self.budget_mb)
-        return kept
+        if self._fit(instance):
+            return True
+        log.warning("host memory: %s keeps no copy, %.0f of %g MiB are taken", instance.name, self.held_mb(), self.budget_mb)
+        return False
 
     def settle(self) -> None:
         """Drop what does not fit."""
-        with self._lock:
-            self._fit(None)
+        self._fit(None)
 
     def drop(self, instance: Instance, why: str) -> bool:
-        """Give the copy of an instance back; False where that cannot be now, as it is being changed or its memory stays taken."""
+        """Drop the copy of an instance; False if that is not possible: it is being changed, or its memory stays taken."""
         if not instance.lock.acquire(blocking=False):
             return False
         try:
@@ -88,36 +91,56 @@ class HostMemory:
                 log.warning("host memory: dropped the copy of %s, %.0f MiB: %s", instance.name, copy_mb, why)
             return True
         except GpuError as error:
-            # Whoever needs the room is not to suffer for it.
+            # The instance that needs the room must not fail for this.
             log.warning("host memory: %s cannot be stopped: %s", instance.name, error)
             return instance.host_mb == 0.0
         finally:
             instance.lock.release()
 
-    def _fit(self, booking: Instance | None) -> bool:
-        """Drop what does not fit; False where that is the copy of who is booking. The caller holds the lock of the budget.
+    def _fit(self, reserving: Instance | None) -> bool:
+        """Drop what does not fit; False if that is the copy of `reserving`, whose reservation then ends.
 
-        A copy that is being restored is on its way out, but takes its memory until it is: others go for it.
+        If a copy cannot be dropped, since its instance is being changed, another one is dropped in its place.
         """
-        changing = set[InstanceName]()
-        while True:
-            names = to_drop(self._copies(booking, changing), self.budget_mb)
-            if booking is not None and booking.name in names:
-                return False
-            if not names:
-                return True
+        stuck = set[InstanceName]()
+        while (name := self._next_to_drop(reserving, stuck)) is not None:
             there = {one.name: one for one in self._instances()}
-            why = f"the budget of host memory is {self.budget_mb:g} MiB"
-            changing.update(name for name in names if not self.drop(there[name], why))
+            try:
+                if not self.drop(there[name], f"the budget of host memory is {self.budget_mb:g} MiB"):
+                    stuck.add(name)
+            finally:
+                with self._changed:
+                    self._dropping.discard(name)
+                    self._changed.notify_all()
+        return reserving is None or reserving.copy_mb > 0.0
 
-    def _copies(self, booking: Instance | None, changing: Container[InstanceName]) -> list[Copy]:
+    def _next_to_drop(self, reserving: Instance | None, stuck: Container[InstanceName]) -> InstanceName | None:
+        """Return a copy that the caller has to drop; None if there is none.
+
+        The caller waits here for copies that other threads are dropping, but only if it has reserved their memory.
+        """
+        with self._changed:
+            while True:
+                names = to_drop(self._copies(reserving, stuck), self.budget_mb)
+                if reserving is not None and reserving.name in names:
+                    reserving.copy_mb = 0.0
+                    return None
+                if names:
+                    self._dropping.add(names[0])
+                    return names[0]
+                if reserving is None or not self._dropping or self.held_mb() <= self.budget_mb:
+                    return None
+                self._changed.wait()
+
+    def _copies(self, reserving: Instance | None, stuck: Container[InstanceName]) -> list[Copy]:
         return [
             Copy(
                 name=one.name,
                 mb=one.claimed_host_mb,
                 used_at=one.used_at,
                 pinned=one.config.pinned,
-                stays=one is not booking and (one.state != "host" or one.name in changing),
+                stays=one is not reserving and (one.state != "host" or one.name in stuck),
             )
             for one in self._instances()
+            if one.name not in self._dropping
         ]

@@ -1,8 +1,7 @@
-"""One instance of a service: an engine, or none, under the name of its service and its cells.
+"""An instance of a service: an engine, or none, under the name of its service and its cells.
 
-An instance is named by the cells it is on or was on last. The name stays when the engine goes: a copy in host memory that is
-wanted on other cells moves to the instance of those cells, and what it leaves behind is absent. So no two instances have one
-name, and the counts of a name only grow.
+The name stays when the engine goes. If a copy in host memory is wanted on other cells, its engine moves to the instance of those cells
+and leaves an absent instance behind. So no two instances share a name, and the counters of a name only grow.
 """
 
 from __future__ import annotations
@@ -37,26 +36,29 @@ class InstanceName(NamedTuple):
 class InstanceStatus:
     """One instance as it is now.
 
-    `booked` says whether its declared memory is reserved on its cells, `memory_mb` is the measured MiB of device memory over all
-    of them, `host_mb` that of its copy in host memory, `running` the calls in it, `reason` why it is in its state, where that
-    needs a reason; `starts`, `restores`, `evictions` and `leaks` (evictions that did not free the memory) are counts since
-    the worker began.
+    The counters `starts`, `restores`, `evictions` and `leaks` begin with the worker.
     """
 
     name: InstanceName
     state: ServiceState = "absent"
     reason: str = ""
-    booked: bool = False
+    """Why it is in its state, if that needs a reason."""
+    reserved: bool = False
+    """Whether its declared memory is reserved on its cells."""
     memory_mb: float = 0.0
+    """MiB of device memory over all its cells, as measured."""
     host_mb: float = 0.0
+    """MiB of its copy in host memory, as measured."""
     running: int = 0
+    """Calls in it."""
     starts: int = 0
     restores: int = 0
     evictions: int = 0
     leaks: int = 0
+    """Evictions that did not free the memory."""
 
     def to_wire(self) -> WireInstance:
-        """Return it as reports and beats have it."""
+        """Return it as it stands in reports and beats."""
         return {
             "service": self.name.service,
             "cell_ids": list(self.name.cells),
@@ -73,14 +75,7 @@ class InstanceStatus:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """What the host keeps of an instance.
-
-    Whoever changes its state holds `lock`. `users` are the callers that were promised that it stays resident; `kept_mb` is
-    what stays reserved on each of its cells while it is in host memory; `demanded_mb` is
-    the free memory that its devices must come to have, by cell, before an eviction is taken for done; `copy_mb` the host
-    memory that is booked for a copy on its way there; `gives_way_by` when those who wait for its callers, to have it started as its
-    service is declared now, wait no longer.
-    """
+    """What the host keeps of an instance. Whoever changes its state holds `lock`."""
 
     name: InstanceName
     config: ServiceConfig
@@ -88,19 +83,25 @@ class Instance:
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: threading.Condition = field(default_factory=threading.Condition)
     users: int = 0
+    """Callers to whom it was promised that it stays resident."""
     used_at: float = field(default_factory=time.monotonic)
-    booked: bool = False
-    kept_mb: float = 0.0
+    reserved: bool = False
+    residual_mb: float = 0.0
+    """MiB that stay reserved on each of its cells while it is in host memory."""
     leaking: bool = False
-    gives_way_by: float | None = None
+    reload_deadline: float | None = None
+    """When waiting for its calls to end, before it is restarted as its service is declared, is given up."""
     demanded_mb: dict[int, float] = field(default_factory=dict)
+    """MiB that must be free on its devices, by cell, for its eviction to be complete."""
     copy_mb: float = 0.0
+    """MiB of host memory that are reserved for a copy that is being made."""
     note: str = ""
     starts: int = 0
     restores: int = 0
     evictions: int = 0
     leaks: int = 0
-    told: tuple[ServiceState, str] = ("absent", "")
+    published: tuple[ServiceState, str] = ("absent", "")
+    """State and reason that were reported last."""
 
     @property
     def state(self) -> ServiceState:
@@ -119,12 +120,12 @@ class Instance:
 
     @property
     def reserved_mb(self) -> float:
-        """The MiB reserved on each of its cells: what it declares, or what it keeps there while it is in host memory."""
-        return self.config.memory_mb if self.booked else self.kept_mb
+        """The MiB reserved on each of its cells: its declared memory, or what a sleeping server keeps."""
+        return self.config.memory_mb if self.reserved else self.residual_mb
 
     @property
     def claimed_host_mb(self) -> float:
-        """The MiB that it has of the budget of host memory: measured, or booked for a copy on its way there."""
+        """The MiB that it takes of the budget of host memory: measured, or reserved for a copy that is being made."""
         return max(self.host_mb, self.copy_mb)
 
     @property
@@ -139,7 +140,7 @@ class Instance:
         return declared if declared is not None else self.config.memory_mb * self.config.cells[0]
 
     def use(self) -> None:
-        """Count a caller; the caller of this holds `lock`, so that no change is under way."""
+        """Count a caller. The caller of this method holds `lock`, so that no change is under way."""
         with self.idle:
             self.users += 1
             self.used_at = time.monotonic()
@@ -152,7 +153,7 @@ class Instance:
             self.idle.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nobody was promised anything; False if the time was not enough."""
+        """Wait until there are no callers; False if the time was not enough."""
         with self.idle:
             return self.idle.wait_for(lambda: self.users == 0, timeout_s)
 
@@ -167,7 +168,7 @@ class Instance:
             name=self.name,
             state=self.state,
             reason=(engine.failure if engine is not None else "") or (self.leak() if self.leaking else self.note),
-            booked=self.booked,
+            reserved=self.reserved,
             memory_mb=self.memory_mb,
             host_mb=self.host_mb,
             running=engine.running if engine is not None else 0,

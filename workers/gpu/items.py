@@ -32,7 +32,7 @@ class Message(_Request):
 
 
 def _kind_of_text(value: object) -> str:
-    """Tell pydantic which of the two is meant, so that it complains about that one."""
+    """Publish pydantic which of the two is meant, so that it complains about that one."""
     return "messages" if isinstance(value, list) else "text"
 
 

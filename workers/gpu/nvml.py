@@ -1,23 +1,19 @@
-"""What NVIDIA's management library says of the GPUs here: which there are, how they are linked, what is free on them.
+"""The GPUs of this machine and their free memory, as NVIDIA's management library reports them.
 
 The library comes with the driver; its Python binding `pynvml` (the package `nvidia-ml-py`) is optional. Devices are named by their
-UUIDs, as their numbers differ between this library, CUDA and `CUDA_VISIBLE_DEVICES`. Whatever cannot be read is None.
+UUIDs, as their numbers differ between this library, CUDA and `CUDA_VISIBLE_DEVICES`. What cannot be read is None.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
 
-from workers.gpu.links import HOST_BRIDGE, NUMA, NVLINK, SWITCH, SWITCHES, SYSTEM
+from workers.memory import MIB
 
 log = logging.getLogger(__name__)
-
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +61,6 @@ def gpus() -> list[Gpu] | None:
         return None
 
 
-def links(uuids: Sequence[str]) -> list[list[int]] | None:
-    """Return how close the GPUs of these UUIDs are to each other, as `links.best_order` takes it."""
-    nvml = library()
-    if nvml is None:
-        return None
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        return [[0 if one is other else _closeness(nvml, one, other) for other in handles] for one in handles]
-    except nvml.NVMLError as error:
-        log.warning("the links between GPUs cannot be read, their order stays as it is: %s", error)
-        return None
-
-
 def free_mb(uuid: str) -> float | None:
     """Return the MiB that are free on a GPU, whichever processes hold the rest."""
     nvml = library()
@@ -88,36 +71,6 @@ def free_mb(uuid: str) -> float | None:
     except nvml.NVMLError as error:
         log.warning("the free memory of %s cannot be read: %s", uuid, error)
         return None
-
-
-def _closeness(nvml: ModuleType, one: Any, other: Any) -> int:
-    if nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
-        return NVLINK + _nvlinks(nvml, one, other)
-    ancestor = nvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
-    for most, closeness in (
-        (nvml.NVML_TOPOLOGY_SINGLE, SWITCH),
-        (nvml.NVML_TOPOLOGY_MULTIPLE, SWITCHES),
-        (nvml.NVML_TOPOLOGY_HOSTBRIDGE, HOST_BRIDGE),
-        (nvml.NVML_TOPOLOGY_NODE, NUMA),
-    ):
-        if ancestor <= most:
-            return closeness
-    return SYSTEM
-
-
-def _nvlinks(nvml: ModuleType, one: Any, other: Any) -> int:
-    """Count the links from one GPU to another; those to a switch lead to all that are on it."""
-    bus_id, count = _text(nvml.nvmlDeviceGetPciInfo(other).busId), 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if not nvml.nvmlDeviceGetNvLinkState(one, link):
-                continue
-            to_switch = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(one, link) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-            count += to_switch or _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(one, link).busId) == bus_id
-        except nvml.NVMLError:
-            # Asking for a link that this GPU does not have is an error.
-            break
-    return count
 
 
 def _text(value: str | bytes) -> str:

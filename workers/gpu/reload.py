@@ -1,13 +1,13 @@
 """The services file, read again while the worker runs: when it has changed and then rested, and on SIGHUP.
 
-A file that is written in place is half there for a moment, and half of one may be valid: so what has changed is read once it has
-been the same for two looks. Who sends a signal says that it is whole.
+A file that is being written in place is incomplete for a moment and may be valid all the same. So a changed file is read once it is the
+same in two checks in a row. SIGHUP has it read at once.
 
-A file is checked as a whole, model folders and engines included, before anything of it counts; a wrong one is refused in one line
-and the worker goes on with what it had. Then what is declared for the first time can be asked for; an instance of what is declared
-otherwise, or no longer, is stopped once it is idle, and the former started anew where it is asked for.
+A file is checked as a whole, with model folders and engines, before anything of it takes effect. A wrong file is refused in one log line,
+and the worker goes on with what it had. A service of the file that is new can be called. An instance whose service is declared
+otherwise, or no longer, is stopped once it is idle.
 
-All this happens in a thread of its own, since stopping an engine takes its time; the node's beats tell the scheduler.
+All this happens in a thread of its own, since stopping an engine takes time. The node's beats report the result to the scheduler.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def described(services: Mapping[str, ServiceConfig]) -> dict[str, Any]:
 
 
 class Reload:
-    """Looks after the services file and after instances that nobody wants any more, every `interval_s` seconds."""
+    """Checks the services file, and instances that are no longer declared, every `interval_s` seconds."""
 
     def __init__(self, path: Path | None, host: ServiceHost, interval_s: float) -> None:
-        """Take the file as it is for read; without `path` there is none."""
+        """Regard the file as read; without `path` there is none."""
         self._path, self._host, self._interval_s = path, host, interval_s
         self._seen = self._last = self._stamp()
         self._wake, self._over = threading.Event(), threading.Event()
@@ -67,22 +67,22 @@ class Reload:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def look(self) -> None:
-        """Read the file again where it has changed or that was asked for, and let idle instances go that nobody wants."""
+    def check(self) -> None:
+        """Read the file again if it has changed or that was asked for, and stop idle instances that are no longer declared."""
         stamp, last = self._stamp(), self._last
         self._last = stamp
         if self._path is not None and (self._asked or stamp == last != self._seen):
             self._asked, self._seen = False, stamp
             self._read(self._path)
-        self._host.look()
+        self._host.check()
 
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                self.look()
+                self.check()
             except Exception:
-                # Whatever an engine does when it is stopped, the next look may do better, and the node lives on.
-                log.exception("looking after the services failed")
+                # An engine that cannot be stopped must not end this thread; the next check tries again.
+                log.exception("the check of the services failed")
             self._wake.wait(self._interval_s)
             self._wake.clear()
 

@@ -1,7 +1,7 @@
 """The Celery tasks of a GPU node: `gpu.score gpu.logprobs gpu.generate`.
 
-A call first has the scheduler's decision carried out (evictions, a restore), which is overhead, and then asks the
-engine, which is execution. `tangram.restore` has one carried out that no action waits for.
+A call first carries out the scheduler's decision (evictions, a restore), which is overhead. Then it asks the engine, which is execution.
+`tangram.restore` carries out a decision that no action waits for.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def generate(
 
 @app.task(name="tangram.restore", ignore_result=True)  # type: ignore[untyped-decorator]
 def restore(service: str, cell_ids: list[int], evict: list[WireEvicted]) -> None:
-    """Have a service on cells though no action of it has come; its report says how that ended."""
-    gpu().restores.begin(InstanceName(service, tuple(sorted(cell_ids))), [InstanceName.of_wire(one) for one in evict])
+    """Bring a service onto cells though no action waits for it; a report says how that ended."""
+    gpu().prefetch.begin(InstanceName(service, tuple(sorted(cell_ids))), [InstanceName.of_wire(one) for one in evict])
 
 
 def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, Control], T]) -> T:
@@ -83,5 +83,5 @@ def _on_granted(work_s: float, call: Call) -> float:
 
 
 def gpu() -> GpuContext:
-    """Return what the worker set up for these tasks."""
+    """Return the context of these tasks."""
     return context(GpuContext)

@@ -1,7 +1,7 @@
-"""The interface of an engine: what every kind of engine offers, and the guards that all of them share.
+"""The interface of an engine: the methods of every kind of engine, and the checks that they share.
 
-A kind of engine fills in the methods with an underscore; they are called only in the right state, with checked
-input, and, for those that take weights away, with no call running. Nothing here knows torch.
+A kind of engine implements the methods with an underscore. They are called only in the right state and with checked input. Those that
+take weights away are called only when no call is running. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from workers.gpu.items import Sampling, ScoreItem, read_items, read_prompts, rea
 Task = Literal["score", "logprobs"]
 
 _LEAVING_S = 10.0
-"""Seconds that calls of an engine that died may take to notice before it is started again."""
+"""Seconds within which the calls of an engine that died must end before it is started again."""
 
 
 class Engine(ABC):
     """One service's model and where its weights are. Safe for many threads."""
 
     pretends = False
-    """Whether it takes the time it is told to instead of computing."""
+    """Whether it waits for `work_s` instead of computing."""
 
     def __init__(self, name: str, task: Task, max_concurrency: int) -> None:
         """Make an absent engine for the service `name`, that lets `max_concurrency` calls in at a time."""
@@ -92,8 +92,8 @@ class Engine(ABC):
         """
         self._must_be("score", "score")
         read = read_items(items)
-        with self._working(control) as told:
-            return self._score(read, told)
+        with self._working(control) as control:
+            return self._score(read, control)
 
     def logprobs(self, sequences: Sequence[object] | Mapping[str, object], control: Control | None = None) -> list[list[float]]:
         """Return, for each sequence of n token ids, the n-1 log-probs (natural) of ids 1..n-1 given those before.
@@ -102,8 +102,8 @@ class Engine(ABC):
         """
         self._must_be("logprobs", "give log-probs")
         read = read_sequences(sequences)
-        with self._working(control) as told:
-            return self._logprobs(read, told)
+        with self._working(control) as control:
+            return self._logprobs(read, control)
 
     def generate(
         self, prompts: Sequence[object], max_tokens: int = 64, temperature: float = 0.0, seed: int = 0, control: Control | None = None
@@ -111,19 +111,19 @@ class Engine(ABC):
         """Continue prompts of plain text; temperature 0 is greedy. Raises as `score` does."""
         self._must_be("logprobs", "generate")
         read, sampling = read_prompts(prompts), read_sampling(max_tokens, temperature, seed)
-        with self._working(control) as told:
-            return self._generate(read, sampling, told)
+        with self._working(control) as control:
+            return self._generate(read, sampling, control)
 
     def copies_at_start(self, devices: Sequence[Device]) -> bool:
         """Say whether a start on these devices makes the copy in host memory at once, and keeps it while it is resident."""
         return False
 
     def may_copy(self, most_mb: float) -> None:
-        """Have the next start make no copy of more than `most_mb` MiB; without one the first eviction makes it."""
+        """Limit the copy that the next start makes to `most_mb` MiB; without a copy at the start, the first eviction makes it."""
         self._copy_mb = most_mb
 
     def can_restore(self, devices: Sequence[Device]) -> bool:
-        """Say whether what is in host memory can come back onto these devices; else it is stopped and started there."""
+        """Say whether the copy in host memory can be restored to these devices; otherwise the engine is started there."""
         return True
 
     @abstractmethod
@@ -134,8 +134,8 @@ class Engine(ABC):
         """Return the MiB of host memory that its restorable copy holds now, as measured."""
         return 0.0
 
-    def kept_mb(self) -> float:
-        """Return the MiB of each of its devices that it keeps while its copy is in host memory; before, what it then may keep."""
+    def residual_mb(self) -> float:
+        """Return the MiB that it keeps of each device while its copy is in host memory; while resident, the most that it may keep."""
         return 0.0
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _free(self) -> None:
-        """Let go of everything; must work from any state, more than once."""
+        """Release everything; works in any state and any number of times."""
 
     @abstractmethod
     def _score(self, items: list[ScoreItem], control: Control) -> list[float]: ...
@@ -166,13 +166,13 @@ class Engine(ABC):
 
     @contextmanager
     def _working(self, control: Control | None) -> Iterator[Control]:
-        """Let a call in; what breaks inside becomes one line, the engine stays resident."""
-        told = control or Control()
-        if told.work_s and not self.pretends:
+        """Let a call in; an error inside becomes one line, and the engine stays resident."""
+        control = control or Control()
+        if control.work_s and not self.pretends:
             raise NotSupported(f"{self.name} computes with a model: it takes no work_s")
-        with self._life.working(self._limit, told):
+        with self._life.working(self._limit, control):
             try:
-                yield told
+                yield control
             except TangramError:
                 raise
             except Exception as error:
@@ -185,7 +185,7 @@ class Engine(ABC):
         try:
             yield
         except BaseException as error:
-            # A traceback keeps the locals of its frames, and with them weights, for as long as somebody keeps the error.
+            # A traceback keeps the locals of its frames, among them weights, as long as the error is kept.
             clear_frames(error.__traceback__)
             self._free()
             raise

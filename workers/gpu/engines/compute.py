@@ -1,7 +1,7 @@
-"""The arithmetic on a model that is on a device: scores, log-probs, generated ids. No state, no locks.
+"""The arithmetic on a model that is on a device: scores, log-probs, generated ids, and how inputs are put into batches. No state, no locks.
 
-Inputs are padded on the right and masked. In a causal model no position sees what is to its right, so padding
-changes nothing but the last bits that another matrix shape brings.
+Inputs are padded on the right and masked. In a causal model no position sees what is to its right, so padding changes only the last
+bits, as any other shape of a matrix does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from transformers import PreTrainedModel
 from workers.gpu.control import Control
 from workers.gpu.items import Sampling
 
+Batch = list[int]
+"""Indices of inputs that are computed together."""
+
 
 @torch.inference_mode()
 def scores(model: PreTrainedModel, batch: Sequence[Sequence[int]]) -> list[float]:
     """Return the raw logit of each input.
 
-    A decoder's logit is read at the last token of the input, whatever that token is (as vLLM's pooling does).
-    transformers' own pooling goes by token id and would skip a real last token that equals the padding token.
+    A decoder's logit is read at the last token of the input, as vLLM does. The pooling of transformers looks for the padding token
+    instead, and would skip a real last token that equals it.
     """
     ids, mask = _padded(model, batch)
     head = getattr(model, "score", None)
@@ -54,7 +57,7 @@ def generate(
 ) -> list[int]:
     """Return the ids that continue one prompt, at most `sampling.max_tokens`, the end token left out.
 
-    Draws come from a generator of its own on the host, so the same seed gives the same text beside other calls.
+    Each call draws from a generator of its own on the host, so the same seed gives the same text whatever other calls run.
     """
     draws = torch.Generator().manual_seed(seed)
     step, cache, out = torch.tensor([list(prompt)], device=model.device), None, list[int]()
@@ -84,3 +87,25 @@ def _padded(model: PreTrainedModel, batch: Sequence[Sequence[int]]) -> tuple[tor
     ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in batch], dtype=torch.long)
     mask = torch.tensor([[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in batch], dtype=torch.long)
     return ids.to(model.device), mask.to(model.device)
+
+
+def share_out(lengths: Sequence[int], most_tokens: int, devices: int) -> list[list[Batch]]:
+    """Return for each device its batches, which are lists of indices of `lengths`, each index exactly once.
+
+    Inputs of like length go together, so that a batch, padded to its longest, has at most `most_tokens` tokens; an input
+    longer than that is a batch of its own. Devices get like numbers of inputs and like mixtures of lengths.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return [_batches(order[device::devices], lengths, most_tokens) for device in range(devices)]
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int], most_tokens: int) -> list[Batch]:
+    """Cut indices, longest input first, into batches within the bound."""
+    batches: list[Batch] = []
+    for index in order:
+        current = batches[-1] if batches else []
+        if current and (len(current) + 1) * lengths[current[0]] <= most_tokens:
+            current.append(index)
+        else:
+            batches.append([index])
+    return batches

@@ -1,17 +1,16 @@
 """Where a model's weights wait while they are not on a device.
 
-Weights never change, so a copy is written once and kept: evictions only let go of device memory.
+Weights never change, so a copy is written once and kept. Evictions only release device memory.
 
 | devices | the copy is | written | `held_bytes` |
 |---|---|---|---|
 | CUDA | pinned host memory, which devices read at full speed | by the first start, which loads straight into it | its size |
 | CPU | a nameless file: host memory *is* the device, and the process is to shrink | by the first eviction | 0 |
 
-A file counts as nothing held: what the kernel caches of it, it gives back when others want the memory.
+A file counts as no memory held: the kernel drops its cached pages when others need the memory.
 
-A first start beside CUDA devices needs the weights on the host anyway. Put into the pinned block at once, they are read from
-the folder into their last place and go to the devices as a restore does: the first eviction copies nothing. Where host memory
-has no room for that by then, the first eviction writes the copy here, too.
+A start beside CUDA devices needs the weights on the host anyway, so it reads them into the pinned block, and the first eviction copies
+nothing. If host memory has no room for a block at the start, the first eviction writes the copy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The life cycle of an engine: the one object that applies the table of a service's states, `scheduler/lifecycle.py`.
+"""The life cycle of an engine. This object alone applies the table of a service's states, `scheduler/lifecycle.py`.
 
-Two rules. Changes of state happen one at a time (`changing`). Work is let in only while the engine is resident
-(`working`), is counted, and a change that takes the weights away waits for the count to reach zero; from the
-moment it waits, new work is refused.
+Two rules. Changes of state happen one at a time (`changing`). Calls are let in only while the engine is resident (`working`) and are
+counted; a change that takes the weights away refuses further calls and waits until the count is zero.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Lifecycle:
         """Let one call in, once fewer than `limit` run.
 
         Raises `NotResident` unless the engine is and stays resident, `EngineDied` where it has failed (or is being
-        started again), `CallCancelled` if told so while waiting.
+        started again), `CallCancelled` if cancelled while waiting.
         """
         with self._turn:
             while True:

@@ -1,8 +1,8 @@
-"""From a model folder to a model and its tokenizer, with nothing guessed.
+"""From a model folder to a model and its tokenizer.
 
-Only the local folder is read: never the network, never code that comes with a model, never pickled objects. A
-checkpoint that lacks weights of the asked-for architecture is refused; transformers would fill them with random
-numbers and a reward model would judge at random.
+Only the local folder is read: never the network, never code that comes with a model, never pickled objects. A checkpoint that lacks
+weights of its architecture is refused, since transformers would fill them with random numbers, and a reward model would score at
+random.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 _DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# transformers swaps process-wide defaults (dtype, initialisers) while it loads, so two loads at once can mix them up.
+# transformers changes defaults of the whole process (dtype, initialisers) while it loads.
 _one_load = threading.Lock()
 
 
@@ -72,10 +72,10 @@ def load(folder: Path, task: Task, dtype: Dtype) -> Loaded:
 
 
 def _read(folder: Path, task: Task, dtype: Dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str], list[str]]:
-    """Return model, tokenizer, the names of the weights that the folder lacks or has in another shape, and of those that have no place."""
+    """Return model, tokenizer, and the names of two kinds of weights: missing or of another shape, and without a place in the model."""
     loader = AutoModelForSequenceClassification if task == "score" else AutoModelForCausalLM
     with _one_load:
-        # The bar goes to standard error, where a worker's log is.
+        # The bar would go to the worker's log.
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         found: tuple[PreTrainedModel, dict[str, list[object]]] = loader.from_pretrained(  # type: ignore[assignment]
             folder,
@@ -93,9 +93,9 @@ def _read(folder: Path, task: Task, dtype: Dtype) -> tuple[PreTrainedModel, PreT
 
 
 def _has_no_place(modules: Mapping[str, nn.Module], key: str) -> bool:
-    """Say whether a weight is of a module that the model has, but without it: a bias of a layer that takes none.
+    """Say whether a weight belongs to a module of the model that has no such weight, such as the bias of a layer without one.
 
-    A weight whose module the model has not is that of another head, or what older checkpoints have kept; those are left out.
+    Weights of modules that the model does not have are ignored: they are of another head, or left over in older checkpoints.
     """
     parent, _, last = key.rpartition(".")
     module = modules.get(parent)

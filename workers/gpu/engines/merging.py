@@ -1,18 +1,16 @@
-"""Computing calls that wait together: one padded batch on the device instead of one after the other.
+"""Merges calls that wait for a device into one padded batch.
 
-Calls come in threads of their own. One thread at a time has the device, for one *round*; what arrives meanwhile waits and
-goes into the next rounds together. Nobody waits for company: a call that finds the device free is computed at once.
+Calls come in threads of their own. One thread at a time has the device, for one *round*. Calls that arrive during a round wait and share
+the next rounds. A call that finds the device free is computed at once.
 
-1. Calls are served in the order in which they came. A round takes their inputs in that order up to its bound, at least
-   one; no call overtakes one that still has inputs left.
-2. The first call in line leads the round, in its own thread. So no thread works for others once its own call is over, and
-   there is no thread to start, to stop or to lose.
-3. Inputs are checked before they come here. A round that breaks all the same is done again call by call, so that only the
-   call that breaks it fails.
-4. A call that is cancelled leaves its place at once; a leader does so after its round. Its inputs in a round under way are
-   computed and thrown away.
+1. Calls are served in the order in which they came. A round takes their inputs in that order up to its bound, at least one input. No
+   call overtakes one that still has inputs left.
+2. The first call in line leads the round, in its own thread. So there is no worker thread to start, to stop or to lose.
+3. Inputs are checked before they come here. If a round fails all the same, it is repeated call by call, so that only the call at fault
+   fails.
+4. A cancelled call leaves at once, a leader after its round. Its inputs in the current round are computed and thrown away.
 
-A call's answers do not depend on whom it was merged with, but for the last bits that another shape of a batch brings.
+The answers to a call do not depend on the calls that it was merged with, except for the last bits, which differ with the shape of a batch.
 
 | from | to | when |
 |---|---|---|
@@ -76,7 +74,7 @@ class Merger(Generic[S, T]):
 
     def ask(self, inputs: Sequence[S], control: Control) -> list[T]:
         """Return the answers of inputs, in their order. Raises `CallCancelled`, or what `work` raises for these inputs."""
-        # Inputs of like size go together, as few of them are padded then.
+        # Inputs of like size go together, which saves padding.
         order = sorted(range(len(inputs)), key=lambda index: -self._size(inputs[index]))
         call: _Call[S, T] = _Call(inputs, control, deque(order))
         with self._turn:
@@ -147,6 +145,6 @@ class Merger(Generic[S, T]):
             for call, taken in parts:
                 call.answers.update(zip(taken, answers, strict=False))
             return
-        # Out of the handler, so that the error of all is no longer kept, and with it what its frames hold.
+        # Not within the handler: it would keep the error alive, with the tensors in its frames.
         for part in parts:
             self._compute([part])

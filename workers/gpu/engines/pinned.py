@@ -1,8 +1,8 @@
-"""One block of pinned host memory, exactly as large as asked for, that all CUDA devices read at full speed.
+"""One block of pinned host memory of exact size, which all CUDA devices read at full speed.
 
-Why not `torch.empty(..., pin_memory=True)`: torch rounds such an allocation up to a power of two, so that 9 GB take 16, and
-keeps it for reuse when it is let go. Here the block is a mapping of its own (`mmap`), page-aligned, that is registered with
-CUDA in place (`cudaHostRegister`, portable: pinned for every device) and goes back to the operating system when it is closed.
+`torch.empty(..., pin_memory=True)` rounds an allocation up to a power of two, so that 9 GB take 16, and keeps it for reuse. Here the
+block is a mapping of its own (`mmap`), registered with CUDA in place (`cudaHostRegister`, portable: pinned for every device). It
+goes back to the operating system when it is closed.
 
 | from | to | when |
 |---|---|---|
@@ -30,7 +30,7 @@ class PinnedBlock:
         self._size = size_bytes
         self._map = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._advise()
-        # torch keeps the object it was given, not what that lends from: the memoryview is what keeps the mapping from closing.
+        # torch keeps a reference to the memoryview, which keeps the mapping from closing.
         self._block: torch.Tensor | None = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
         try:
             _register(self._block)
@@ -63,14 +63,14 @@ class PinnedBlock:
                 self._unmap()
 
     def _advise(self) -> None:
-        """Ask for large pages, of which there are fewer to pin, and have no child process share pages that devices read."""
+        """Ask for large pages, which are pinned faster, and share no pages that devices read with child processes."""
         for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            # A kernel that does not know an advice refuses it; nothing depends on it.
+            # The kernel may not know an advice. Nothing depends on it.
             with contextlib.suppress(AttributeError, OSError):
                 self._map.madvise(getattr(mmap, name))
 
     def _unmap(self) -> None:
-        # A mapping with views cannot be closed; it is tried again whenever somebody asks what is held.
+        # A mapping with views cannot be closed; `held_bytes` tries again.
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -92,9 +92,10 @@ def _unregister(block: torch.Tensor) -> None:
 
 
 def _forget_error() -> None:
-    """Launch a kernel in vain: CUDA keeps an error for its thread until somebody asks, and torch asks at its next kernel.
+    """Clear CUDA's last error by launching a kernel that may fail.
 
-    That would be one of another service's, which would fail in its place. torch's binding of the runtime has no other way to ask.
+    CUDA keeps an error for its thread, and torch raises it at the thread's next kernel, which may be another service's. The runtime
+    binding of torch has no other way to clear it.
     """
     with contextlib.suppress(RuntimeError, AssertionError):
         torch.ones(1, device="cuda")

@@ -1,15 +1,15 @@
 """Copying weights to CUDA devices while other services compute on them.
 
-Every engine has one stream per device for its weights and nothing else. What orders a copy, and what does not:
+Every engine has one stream on each device for its weights alone. A copy is ordered as follows:
 
-1. The side stream waits for what the block's own stream has been given so far: torch may have made the block of memory whose
-   last reader is still queued there. What comes to that stream later waits for nothing.
-2. The block is told of the side stream (`record_stream`), so that its memory is not handed out again under a copy even
-   where the copy is given up half-way.
-3. The host waits for one event per device, never for a device: when `copy` returns the weights are there for every stream.
+1. The side stream waits for the work that is already queued on the block's own stream, since torch may reuse memory whose last reader is
+   still queued there. Later work on that stream waits for nothing.
+2. The block is registered with the side stream (`record_stream`), so that its memory is not reused during a copy, even if the copy
+   is given up.
+3. The host waits for one event on each device, never for a whole device. When `copy` returns, every stream sees the weights.
 
-A copy goes in pieces. A device's copy engine works off what it is given one command at a time, and the few kilobytes of
-token ids that other services send would otherwise wait for gigabytes of weights.
+A copy goes in pieces of 64 MiB. A device's copy engine takes one command at a time, and the token ids of other services would otherwise
+wait for gigabytes of weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE = 64 << 20
 
 
 class SideStreams:
-    """The streams of one engine, made when first needed. One copy at a time; engines change one step at a time."""
+    """The streams of one engine, made when first needed. One copy at a time."""
 
     def __init__(self) -> None:
         """Begin with no stream."""
@@ -35,7 +35,7 @@ class SideStreams:
             for block in blocks:
                 ends.append(self._begin(pinned, block))
         finally:
-            # Also after an error: the pinned bytes must not be let go while a device reads them.
+            # Also after an error: the pinned bytes must not be freed while a device reads them.
             for end in ends:
                 end.synchronize()
 

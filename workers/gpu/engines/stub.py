@@ -1,7 +1,6 @@
-"""An engine without a model: answers are a hash of the question, time is what the caller asks for.
+"""An engine without a model: an answer is a hash of the question, and it takes the time that the caller asks for.
 
-It lets traces be replayed and clients be tested on a machine without torch, under the same life cycle and the
-same memory accounting as a real model.
+With it traces are replayed and clients are tested without torch, under the life cycle and the memory accounting of real models.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Texts:
         """Use `separator` between plain texts."""
         self._tokenizer = tokenizer
         self._separator = separator
-        # A fast tokenizer may change its own settings at the start of a call, and panics if another call is under way then.
+        # A fast tokenizer may change its own settings at the start of a call, and panics if another call is running.
         self._one_call = threading.Lock()
 
     def score_ids(self, items: Sequence[ScoreItem]) -> list[list[int]]:

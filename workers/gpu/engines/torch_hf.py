@@ -20,18 +20,18 @@ import torch
 from transformers import PreTrainedModel
 
 from workers.gpu.control import Control
-from workers.gpu.devices import MIB, Device
+from workers.gpu.devices import Device
 from workers.gpu.engines import compute
 from workers.gpu.engines.abstract import Engine, Task
-from workers.gpu.engines.batching import Batch, share_out
+from workers.gpu.engines.compute import Batch, share_out
 from workers.gpu.engines.host_copy import FileCopy, HostCopy, PinnedCopy
 from workers.gpu.engines.loading import Dtype, load
 from workers.gpu.engines.merging import Merger
-from workers.gpu.engines.process_memory import give_back
 from workers.gpu.engines.texts import Texts, check_ids
-from workers.gpu.engines.weights import Layout, Watch, empty
+from workers.gpu.engines.weights import Layout, Watch, empty, give_back
 from workers.gpu.errors import CallFailed
 from workers.gpu.items import Sampling, ScoreItem
+from workers.memory import MIB
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -1,17 +1,18 @@
-"""A model's weights as one block of bytes, so that they move between host and device as one buffer, not a tensor at a time.
+"""A model's weights as one block of bytes, which moves between host and device as one buffer.
 
-A model is split into a *skeleton*, its modules with empty tensors, and a *layout*, which says where in a block
-each parameter and buffer lies. Filling a skeleton from a block makes its tensors views of the block: restoring is
-one copy, evicting is letting go of one block, and the same bytes come back.
+A model is split into a *skeleton*, its modules with empty tensors, and a *layout*, the place of each parameter and buffer in the block.
+Filling a skeleton from a block makes its tensors views of the block. So a restore is one copy, an eviction lets go of one block, and the
+same bytes come back.
 
-One block serves all dtypes. A flat buffer per dtype would do the same with more parts: a slot begins at a multiple of
-256 bytes (what CUDA's own allocations are aligned to), so any dtype can be viewed in place and kernels find tensors
-aligned as they are used to; what is lost to alignment is less than 256 bytes a tensor.
+One block holds all dtypes. Each slot begins at a multiple of 256 bytes, the alignment of CUDA's own allocations, so every dtype can be
+viewed in place. That wastes less than 256 bytes a tensor.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ class Layout:
 
 
 class Watch:
-    """Tells whether the memory of a block is still taken, without keeping it so."""
+    """Knows whether the memory of a block is still taken, without keeping the block alive."""
 
     def __init__(self, block: torch.Tensor) -> None:
         """Watch the block's storage, which all views of it share."""
@@ -84,8 +85,17 @@ def empty(model: nn.Module) -> None:
         tensor.data = _nothing(tensor)
 
 
+def give_back() -> None:
+    """Return memory that torch and the C library keep for reuse, so that evicted weights are seen to be gone."""
+    torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Go through parameters and buffers; modules share a tied one as one object, which comes once."""
+    """Iterate over parameters and buffers; a tensor that modules share comes once."""
     return itertools.chain((parameter for _, parameter in model.named_parameters()), (buffer for _, buffer in model.named_buffers()))
 
 

@@ -1,26 +1,22 @@
-"""HTTP to one server: requests that end when the answer comes, when the call is cancelled or when the server has gone.
+"""HTTP to one vLLM server. A request ends when the answer comes, the call is cancelled, or the server is gone.
 
-| what comes | what becomes of it |
+| the server answers | the request ends with |
 |---|---|
 | 2xx | the answer |
-| 503 of a server that is well | it is overloaded: asked again after a pause, for as long as the caller has time |
+| 503, and it is well | further tries, as long as the caller has time: it is overloaded |
 | 4xx | `Refused`, never repeated |
-| another 5xx of a server that is well | `Refused` |
-| 5xx of a server that is not well | `Gone` |
-| nothing, and `/health` is 5xx meanwhile, or silent for `SILENT_S` | `Gone` |
-| a broken connection | repeated once on a fresh one, since a connection that was kept may close just then; then `Gone` |
+| another 5xx, and it is well | `Refused` |
+| 5xx, and it is not well | `Gone` |
+| nothing, and `/health` is 5xx, or silent for `SILENT_S` | `Gone` |
+| by breaking the connection | a second try on a fresh one, since an idle connection may close at any time; then `Gone` |
 
-Every request made here may be repeated. Cancelling closes the connection, which has vLLM give the request up. It is anyio that
-cancels: httpx shields its tidying up from that and from nothing else, and would otherwise leave connections open.
+Every request made here may be repeated. A cancelled request closes its connection, and vLLM then drops the request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-import threading
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from pathlib import Path
@@ -30,18 +26,18 @@ import anyio
 import httpx
 
 from workers.gpu.control import Control
+from workers.http import HttpLoop, LoopClosed
 
-log = logging.getLogger(__name__)
-
-_LOOK_FOR_CANCEL_S = 0.05
+_CANCEL_POLL_S = 0.05
 _PAUSE_S = 0.1
 _KEPT_S = 2.0
 _KEPT = 8
 _WELL_S = 5.0
 _WATCH_S = 1.0
+_CLOSED = "its connection is closed"
 
 SILENT_S = 20.0
-"""Seconds for which a server may not even say how it is while it owes an answer. What computes takes none of the thread that says so."""
+"""Seconds for which `/health` may be silent while an answer is due. Another thread than the computing one answers it."""
 
 
 class Refused(RuntimeError):
@@ -57,40 +53,14 @@ class Gone(ConnectionError):
     """Raised when there is no server behind the socket any more."""
 
 
-class _GivingUp:
-    """A way to cancel a question from elsewhere. All of it runs in the loop's thread, the only one that can make a scope."""
-
-    def __init__(self) -> None:
-        self._scope: anyio.CancelScope | None = None
-        self._begun = False
-
-    def begin(self) -> None:
-        """Cancel what is in the scope, or will be."""
-        self._begun = True
-        if self._scope is not None:
-            self._scope.cancel()
-
-    def scope(self) -> anyio.CancelScope:
-        """Return the scope to be entered."""
-        self._scope = anyio.CancelScope()
-        if self._begun:
-            self._scope.cancel()
-        return self._scope
-
-
 class Api:
     """One server's HTTP interface, on a loop of its own. Safe for many threads."""
 
     def __init__(self, socket: Path) -> None:
         """Connect to nothing yet."""
-        self._closed = False
-        self._one_close = threading.Lock()
-        self._going: set[_GivingUp] = set()
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, name="tangram-vllm-http", daemon=True).start()
+        self._loop = HttpLoop("tangram-vllm-http")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_KEPT_S)
-        transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=limits)
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=None)
+        self._http = self._loop.client(httpx.AsyncHTTPTransport(uds=str(socket), limits=limits), "http://vllm")
 
     def ask(self, method: str, path: str, body: object = None, *, timeout_s: float | None = None, control: Control | None = None) -> Any:
         """Send one request and return the JSON it is answered with.
@@ -108,63 +78,40 @@ class Api:
         control: Control | None = None,
     ) -> list[Any]:
         """Send requests of method, path and body, `at_once` at a time; the answers come in their order. Raises as `ask` does."""
-        told = control or Control()
-        told.check()
-        giving_up = _GivingUp()
-        future = self._begun(requests, at_once, timeout_s, giving_up)
+        control = control or Control()
+        control.check()
         try:
-            while not wait_for([future], _LOOK_FOR_CANCEL_S).done:
-                told.check()
-                if self._closed:
-                    raise Gone("its connection is closed")
-            return future.result()
+            pending = self._loop.submit(lambda: self._all(requests, at_once, timeout_s))
+        except LoopClosed:
+            raise Gone(_CLOSED) from None
+        try:
+            while not wait_for([pending.future], _CANCEL_POLL_S).done:
+                control.check()
+                if self._loop.closed:
+                    raise Gone(_CLOSED)
+            return pending.result()
         except (CancelledError, RuntimeError) as error:
-            # A request that meets the end of the connection says so in many words.
-            if self._closed or isinstance(error, CancelledError):
-                raise Gone("its connection is closed") from None
+            # A request that is under way as its connection is closed ends with any of several errors.
+            if self._loop.closed or isinstance(error, CancelledError):
+                raise Gone(_CLOSED) from None
             raise
         finally:
-            # A loop that is closed has nothing left to cancel.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(giving_up.begin)
+            pending.cancel()
 
     def close(self) -> None:
-        """Give up what goes on and end the loop's thread; idempotent."""
-        with self._one_close:
-            if self._closed:
-                return
-            self._closed = True
-        try:
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_WELL_S)
-        except TimeoutError:
-            log.warning("requests to a vLLM server that is gone do not end within %g s and are left", _WELL_S)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _begun(
-        self, requests: list[tuple[str, str, object]], at_once: int, timeout_s: float | None, giving_up: _GivingUp
-    ) -> Future[list[Any]]:
-        """Send the requests from the loop's thread. Raises `Gone` once there is none."""
-        with self._one_close:
-            if self._closed:
-                raise Gone("its connection is closed")
-            return asyncio.run_coroutine_threadsafe(self._all(requests, at_once, timeout_s, giving_up), self._loop)
-
-    def _run(self) -> None:
-        self._loop.run_forever()
+        """Call off all requests and end the loop's thread; idempotent."""
         self._loop.close()
 
-    async def _all(self, requests: list[tuple[str, str, object]], at_once: int, timeout_s: float | None, giving_up: _GivingUp) -> list[Any]:
+    async def _all(self, requests: list[tuple[str, str, object]], at_once: int, timeout_s: float | None) -> list[Any]:
         places = anyio.Semaphore(at_once)
         answers: dict[int, Any] = {}
-        self._going.add(giving_up)
 
         async def one(index: int, method: str, path: str, body: object) -> None:
             async with places:
                 answers[index] = await self._one(method, path, body)
 
         try:
-            with giving_up.scope(), anyio.fail_after(timeout_s):
+            with anyio.fail_after(timeout_s):
                 async with anyio.create_task_group() as watched:
                     watched.start_soon(self._watch)
                     async with anyio.create_task_group() as asking:
@@ -175,10 +122,6 @@ class Api:
             raise _first(errors) from None
         except TimeoutError:
             raise TimeoutError(f"no answer to {requests[0][1]} within {timeout_s:g} s") from None
-        finally:
-            self._going.discard(giving_up)
-        if len(answers) < len(requests):
-            raise asyncio.CancelledError
         return [answers[index] for index in range(len(requests))]
 
     async def _one(self, method: str, path: str, body: object) -> Any:
@@ -196,24 +139,24 @@ class Api:
             if answer.status_code >= 500 and not await self._well():
                 raise Gone(f"it answers {answer.status_code} and is not well")
             if answer.status_code == 503:
-                await asyncio.sleep(_PAUSE_S)
+                await anyio.sleep(_PAUSE_S)
                 continue
             raise Refused(answer.status_code, _said(answer))
 
     async def _watch(self) -> None:
-        """Ask from time to time how the server is. Raises `Gone` where it says that it is not well, or nothing for `SILENT_S`.
+        """Ask for the server's health now and then. Raises `Gone` if it is not well, or silent for `SILENT_S`.
 
-        A server whose computing process has died goes on listening, and a request to it, this one as well, may never be answered.
+        A server whose computing process has died still listens, but may answer nothing, not even this.
         """
-        heard = self._loop.time()
+        heard = anyio.current_time()
         while True:
-            await asyncio.sleep(min(_WATCH_S, SILENT_S))
+            await anyio.sleep(min(_WATCH_S, SILENT_S))
             with suppress(httpx.HTTPError):
                 status = (await self._http.get("/health", timeout=min(_WELL_S, SILENT_S))).status_code
-                heard = self._loop.time()
+                heard = anyio.current_time()
                 if status >= 500:
                     raise Gone(f"it does not answer and says that it is not well ({status})")
-            if self._loop.time() - heard > SILENT_S:
+            if anyio.current_time() - heard > SILENT_S:
                 raise Gone(f"it does not answer and has not said for {SILENT_S:g} s how it is")
 
     async def _well(self) -> bool:
@@ -221,13 +164,6 @@ class Api:
             return (await self._http.get("/health", timeout=_WELL_S)).is_success
         except httpx.HTTPError:
             return False
-
-    async def _end(self) -> None:
-        # A task that is cancelled before its first step leaves the coroutine that anyio wrapped in it unawaited; scopes wait for that step.
-        for giving_up in self._going:
-            giving_up.begin()
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
-        await self._http.aclose()
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

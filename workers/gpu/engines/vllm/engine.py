@@ -1,25 +1,25 @@
 """The engine whose model is computed by a vLLM server, a process of its own.
 
-The worker has no weights. It makes token ids of texts, asks the server over a Unix socket and watches its process. A life,
-in the words of `lifecycle.py`:
+The worker has no weights. It turns texts into token ids, asks the server over a Unix socket, and watches its process. The states of
+`lifecycle.py` mean:
 
 | state | the server |
 |---|---|
 | absent | there is none |
-| starting | it loads; it counts as there once it has answered a question of the service's own kind, since its health is good before |
-| resident | it is awake; that it does not sleep is asked before every call, because a question to a sleeping server hangs |
-| evicting | it is put to sleep at level 1, which moves the weights to host memory and drops the cache; then GPU memory is measured |
-| host | it sleeps, and holds at most 5 % of what it held, or `vllm.process_mb` a cell where that is more |
+| starting | it loads, until it has answered a question of the service's kind; `/health` is good before that |
+| resident | it is awake; each call first asks whether it sleeps, since a question to a sleeping server hangs |
+| evicting | it goes to sleep at level 1: weights move to host memory, the cache is dropped; then GPU memory is measured |
+| host | it sleeps and holds at most 5 % of what it held, or `vllm.process_mb` a cell if that is more |
 | restoring | it is woken and answers a question |
-| failed | it is gone: its process ended, or it did not do what it was told and was killed |
+| failed | it is gone: its process ended, or it did not obey and was killed |
 
-Two things follow from the weights being a process's. A server cannot come back on devices other than its own: there it is
-stopped and another one started, which counts as a start. And on CPU devices sleeping frees nothing, so there an evicted
-server is stopped and the engine absent, unless the service says `vllm.sleep_on_cpu` to try the way of GPUs without one.
+Since the weights belong to a process, a server cannot be restored to devices other than its own: there another server is started, which
+counts as a start. On CPU devices sleeping frees nothing, so an evicted server is stopped there, and the engine is absent, unless
+the service sets `vllm.sleep_on_cpu` for tests.
 
-A server that says that it sleeps and keeps its memory is reported as holding it (`memory_mb`), and whoever evicted it
-stops it. One that dies takes its running calls with it: they end with `EngineDied`, the engine is failed, and since all that is
-asked here may be asked again, whoever called may start it again and repeat the call.
+A server that says that it sleeps and keeps its memory reports it (`memory_mb`), and is then stopped. If a server dies, its running calls
+end with `EngineDied` and the engine is failed. All requests here may be repeated, so the caller may start the engine again and
+repeat the call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from workers.gpu.items import Sampling, ScoreItem
 SLEEP_S = 120.0
 """Seconds that going to sleep may take."""
 
-KEPT_PART = 0.05
+RESIDUAL_PART = 0.05
 """Part of its GPU memory that a sleeping server may keep."""
 
 _REQUESTS_AT_ONCE = 2
@@ -63,28 +63,29 @@ _HAS_VLLM_S = 60.0
 
 @dataclass(slots=True)
 class _Served:
-    """A server and what is known of it: the longest input, MiB held when last measured, whether it sleeps, whether we end it.
-
-    `kept_mb` of what it held asleep are its due, over all its devices; `host_mb` is what it held in host memory once asleep.
-    """
+    """A server and what is known of it; memory is in MiB, over all its devices, as last measured."""
 
     server: Server
     api: Api
     launch: Launch
     meter: Meter
     longest: int = 0
+    """Tokens of the longest input that it takes."""
     held_mb: float = 0.0
-    kept_mb: float = 0.0
+    residual_mb: float = 0.0
+    """What it keeps of its devices asleep, as far as it may."""
     host_mb: float = 0.0
+    """What it holds in host memory asleep."""
     asleep: bool = False
     ending: bool = False
+    """Whether the engine itself ends it."""
 
 
 class VllmEngine(Engine):
     """A reward model or a teacher behind a vLLM server."""
 
     def __init__(self, name: str, config: ServiceConfig, state_dir: Path, *, meter: Callable[[Device], Meter] = meter_for) -> None:
-        """Make an absent engine; nothing is looked for before the first start.
+        """Make an absent engine; nothing is checked before the first start.
 
         `state_dir` is the folder for the server's log, `meter` makes what measures servers on a device.
         """
@@ -125,26 +126,25 @@ class VllmEngine(Engine):
     def memory_mb(self) -> float:
         """Return the MiB that the server holds on its devices, as measured after its last change.
 
-        It does not change in between, since vLLM takes all of its memory at the start. Asleep, what a process needs to
-        live counts as nothing.
+        vLLM takes all of its memory at the start. What the process of a sleeping server may keep is not counted.
         """
         served = self._served
         return served.held_mb if served is not None and served.server.ended() is None else 0.0
 
     def host_mb(self) -> float:
-        """Return the MiB of host memory of the processes of a sleeping server, which hold the weights, as measured when it fell asleep.
+        """Return the MiB of host memory that the processes of a sleeping server hold, as measured when it fell asleep.
 
-        Every beat asks, and measuring walks all pages of all processes.
+        Every beat asks for it, and a measurement walks all pages of all processes.
         """
         served = self._served
         return served.host_mb if served is not None and served.asleep and served.server.ended() is None else 0.0
 
-    def kept_mb(self) -> float:
+    def residual_mb(self) -> float:
         """Return the MiB that the sleeping server's process keeps on each GPU, or, awake, that it then may keep."""
         served = self._served
         if served is None or not served.launch.on_cuda:
             return 0.0
-        return (served.kept_mb if served.asleep else _may_keep_mb(served)) / len(served.launch.devices)
+        return (served.residual_mb if served.asleep else _most_residual_mb(served)) / len(served.launch.devices)
 
     def _start(self, devices: Sequence[Device]) -> None:
         self._free()
@@ -173,7 +173,7 @@ class VllmEngine(Engine):
             if not self._is_sleeping(served):
                 raise RuntimeError("its server says that it does not sleep after it was told to")
         served.asleep = True
-        served.held_mb = self._kept_mb(served)
+        served.held_mb = self._residual_mb(served)
         served.host_mb = host_mb(served.server.processes())
 
     def _restore(self, devices: Sequence[Device]) -> None:
@@ -228,7 +228,7 @@ class VllmEngine(Engine):
         return [reader.texts.text(questions.read_generated(answer, index, reader.ends)) for index, answer in enumerate(answers)]
 
     def _ask(self, served: _Served, requests: list[questions.Request], at_once: int, control: Control) -> list[object]:
-        """Put questions to a server that is awake. Raises `EngineDied` where it is gone, or asleep behind our back."""
+        """Put questions to a server that is awake. Raises `EngineDied` if it is gone, or asleep unasked."""
         try:
             if self._is_sleeping(served, control):
                 raise Gone("it sleeps, and nobody here told it to")
@@ -266,32 +266,32 @@ class VllmEngine(Engine):
                 questions.read_logprobs(answer, probe, 0)
             return
 
-    def _kept_mb(self, served: _Served) -> float:
+    def _residual_mb(self, served: _Served) -> float:
         """Return what a sleeping server still holds, MiB, or 0 where that is no more than it may keep."""
         launch = served.launch
         if not launch.on_cuda and launch.config.vllm.sleep_on_cpu:
             return 0.0
-        may_keep = _may_keep_mb(served)
+        may_keep = _most_residual_mb(served)
         deadline = time.monotonic() + _FREE_S
         while (kept := served.meter.held_mb(served.server.processes())) > may_keep and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        served.kept_mb = min(kept, may_keep)
+        served.residual_mb = min(kept, may_keep)
         return kept if kept > may_keep else 0.0
 
     def _ended(self, served: _Served) -> None:
-        """Take note that a server's process has ended, in the thread that watched it."""
+        """Note that a server's process has ended; called in the thread that watches it."""
         if not served.ending:
             self._died(served, "")
 
     def _must_be_there(self) -> None:
-        """Raise `EngineFailed` where the server ended as the last change did, when nobody could take note of it."""
+        """Raise `EngineFailed` if the server ended at the moment when the last change did."""
         served = self._served
         if served is not None and served.server.ended() is not None:
             raise EngineFailed(f"{self.name}: {self._died(served, '')}")
 
     @contextmanager
     def _explained(self, served: _Served) -> Iterator[None]:
-        """Have a change say how its server went, and not how that showed."""
+        """Make the error of a change say how its server ended."""
         try:
             yield
         except Gone as error:
@@ -304,13 +304,13 @@ class VllmEngine(Engine):
         return f"{what}: {served.server.tail()}"
 
     def _died(self, served: _Served, why: str) -> str:
-        """Have a server that is not to be relied on gone for good, and be failed. Returns the reason, one line."""
+        """Kill a server that is broken or gone, and be failed. Returns the reason, one line."""
         reason = self._end_of(served, why)
         served.ending = True
         try:
             served.server.stop()
         except TimeoutError as error:
-            # Its memory goes on being counted, and the next start tries again to end it first.
+            # Its memory stays counted, and the next start tries to end it again.
             reason = f"{error}; {reason}"
         if self._served is served:
             self._life.broke(reason)
@@ -321,7 +321,7 @@ class VllmEngine(Engine):
         return launch.on_cuda or launch.config.vllm.sleep_on_cpu
 
     def _must_have_vllm(self, python: Path) -> None:
-        """Raise `ConfigError` where the interpreter is none or has no vLLM; it is looked for and not imported."""
+        """Raise `ConfigError` if the interpreter cannot be run or has no vLLM, which is not imported."""
         look = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('vllm') is None else 0)"
         key = f"services.{self.name}.vllm.python"
         try:
@@ -342,9 +342,9 @@ class VllmEngine(Engine):
         return self._reader
 
 
-def _may_keep_mb(served: _Served) -> float:
+def _most_residual_mb(served: _Served) -> float:
     """Return the MiB that a server that is awake may keep when it sleeps, over all its devices."""
-    return max(KEPT_PART * served.held_mb, served.launch.config.vllm.process_mb * len(served.launch.devices))
+    return max(RESIDUAL_PART * served.held_mb, served.launch.config.vllm.process_mb * len(served.launch.devices))
 
 
 def _longest(models: object) -> int:

@@ -2,10 +2,10 @@
 
     python guard.py FOLDER GRACE_S COMMAND…
 
-It runs the command in a session of its own and ends when the command ends, with its exit code, or 128 and its signal.
-Standard input is a pipe that the worker holds: once that is closed, by the worker or because the worker died in whatever
-way, the command is asked to end, and killed after GRACE_S seconds. Before it exits, every process that the command left
-is killed and FOLDER is removed. A process that holds GPU memory would otherwise hold it until somebody looks for it.
+It runs the command in a session of its own and ends when the command ends, with its exit code, or 128 and its signal. Standard input is
+a pipe that the worker holds. When the pipe closes, in whatever way the worker ended, the command gets SIGTERM, and SIGKILL after
+GRACE_S seconds. Before the guard exits, it kills every process that the command left and removes FOLDER. Otherwise such a process would
+keep its GPU memory.
 
 Standard output is the command's log, opened for appending. Whenever it has grown beyond MOST_LOG, its older half goes.
 """

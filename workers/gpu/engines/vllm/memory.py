@@ -1,8 +1,7 @@
 """How much memory a server's processes hold: on GPUs as the driver says, on the CPU as the operating system does.
 
-The driver's list of processes is asked first. In a container it may name processes by numbers that mean nothing here;
-then a device's total is taken, less what it was before the server started. That is blurred by whoever else takes or
-frees memory on the device at that time.
+On GPUs the driver's list of processes comes first. In a container the list may have process ids of another namespace. Then the
+growth of the device's used memory since the start of the server counts, which other users of the device blur.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import Protocol
 
 import psutil
 
-from workers.gpu.devices import MIB, Device
+from workers.gpu.devices import Device
+from workers.memory import MIB
 
 _ASK_S = 30.0
 

@@ -1,6 +1,6 @@
-"""What the worker itself knows of a model folder: its tokenizer, and what the model can read. No weights, no server.
+"""What the worker reads of a model folder: its tokenizer, and the bounds of the model's input. No weights, no server.
 
-Texts become token ids here, by the rules of every engine (`texts.py`), and the server is only ever sent ids.
+Texts become token ids here, by the rules of every engine (`texts.py`). The server gets nothing but ids.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reader:
 
 
 def read_folder(folder: Path, task: Task, separator: str) -> Reader:
-    """Read a model folder, and refuse one of another kind than the task: vLLM would judge with weights that are not there.
+    """Read a model folder, and refuse a model of another kind than the task: vLLM would score with weights that are not there.
 
     Raises `ConfigError`.
     """
@@ -59,9 +59,9 @@ def read_folder(folder: Path, task: Task, separator: str) -> Reader:
 
 
 def _has_head(folder: Path) -> bool:
-    """Say whether the weights of a judge's head are among the tensors; vLLM 0.32 takes what memory holds where they are not.
+    """Say whether the weights of a scoring head are among the tensors; without them vLLM 0.32 scores with random memory.
 
-    Folders whose tensors have no list that can be read without loading them are believed.
+    A folder whose tensors cannot be listed without loading them passes.
     """
     names: set[str] = set()
     for file in folder.glob("*.safetensors"):

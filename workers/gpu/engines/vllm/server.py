@@ -1,8 +1,8 @@
 """A server's process: started under a guard, with a folder and a log of its own; ended without leftovers.
 
-The folder is the server's `TMPDIR`, readable by this user alone. In it is the Unix socket on which the server listens: nobody
-else on the machine can reach the calls that put it to sleep, which vLLM's own key does not protect, and no port can be
-taken meanwhile. It lies in the machine's folder for temporary files, because the path of a socket has little room.
+The folder is the server's `TMPDIR`, readable by this user alone, and holds the Unix socket on which the server listens. So nobody else
+on the machine can reach the calls that put it to sleep, which vLLM's own key does not protect. The folder lies in the machine's folder
+for temporary files, since the path of a socket may not be long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Instances that are brought onto cells before an action needs them, each in a thread of its own.
 
-The scheduler orders them and must learn how each ended. What changes is told by the host, and what cannot be done, too; one that is
-resident is told once more at the end, since it may have been so before.
+The scheduler orders a restore and must learn how it ended. The host reports changes and failures. An instance that was resident
+already has no change to report, so the end of a restore is always reported once more.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from workers.gpu.instances import InstanceName
 log = logging.getLogger(__name__)
 
 
-class Restores:
-    """Restores that are under way, at most one of an instance. Safe for many threads."""
+class Prefetch:
+    """The restores that are under way, at most one for each instance. Safe for many threads."""
 
     def __init__(self, host: ServiceHost) -> None:
         self._host = host
@@ -27,7 +27,7 @@ class Restores:
         self._threads: dict[InstanceName, threading.Thread] = {}
 
     def begin(self, name: InstanceName, evict: Sequence[InstanceName] = ()) -> bool:
-        """Evict what is named, then bring an instance onto its cells; returns False, at once, where that is under way."""
+        """Evict instances, then bring one onto its cells, in a thread; returns False if that is under way already."""
         with self._lock:
             if name in self._threads:
                 return False
@@ -51,7 +51,7 @@ class Restores:
         except TangramError as error:
             log.warning("the restore of %s: %s", name, error)
         else:
-            self._host.say(name)
+            self._host.publish(name)
         finally:
             with self._lock:
                 del self._threads[name]

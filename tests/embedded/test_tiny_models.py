@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from app.services_file import ConfigError, check_models, load_services_file
-from workers.gpu.tiny import make_services, make_tiny
+from app.tiny_models import make_services, make_tiny
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
@@ -60,7 +60,7 @@ def test_what_was_not_made_here_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_two_processes_that_make_it_at_once_are_both_served(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "workers.gpu.tiny", str(tmp_path / "models")]
+    words = [sys.executable, "-m", "app.tiny_models", str(tmp_path / "models")]
     processes = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
 
     ended = [process.communicate(timeout=200) for process in processes]
@@ -70,7 +70,8 @@ def test_two_processes_that_make_it_at_once_are_both_served(tmp_path: Path) -> N
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["rm-small", "services.toml", "teacher-0"]
 
 
-def test_the_services_file_names_models_that_are_there_and_is_not_overwritten(models: Path) -> None:
+def test_the_services_file_names_models_that_are_there_and_is_not_overwritten(tmp_path: Path) -> None:
+    models = make_services(tmp_path).parent
     path = models / "services.toml"
     file = load_services_file(path)
     check_models(path, file)
@@ -87,7 +88,7 @@ def test_a_bad_folder_is_one_line_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
     done = subprocess.run(
-        [sys.executable, "-m", "workers.gpu.tiny", str(tmp_path / "file")], capture_output=True, text=True, timeout=200, cwd=ROOT
+        [sys.executable, "-m", "app.tiny_models", str(tmp_path / "file")], capture_output=True, text=True, timeout=200, cwd=ROOT
     )
 
     assert done.returncode == 2

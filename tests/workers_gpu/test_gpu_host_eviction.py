@@ -74,7 +74,7 @@ def test_a_victim_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_no
         newcomer.result(timeout=10)
         call.result(timeout=10)
 
-    assert (of(host, "a").state, of(host, "a").booked, of(host, "b").state) == ("failed", False, "resident")
+    assert (of(host, "a").state, of(host, "a").reserved, of(host, "b").state) == ("failed", False, "resident")
     assert heard[-3:] == [("a", "failed"), ("b", "starting"), ("b", "resident")]
 
 
@@ -89,7 +89,7 @@ def test_a_victim_that_dies_as_its_eviction_begins_costs_the_newcomer_nothing(ce
 
     host.ensure_resident("b", (0,), [at("a", 0)])
 
-    assert (of(host, "a").state, of(host, "a").booked, of(host, "b").state) == ("failed", False, "resident")
+    assert (of(host, "a").state, of(host, "a").reserved, of(host, "b").state) == ("failed", False, "resident")
 
 
 class Holding(StubEngine):
@@ -110,8 +110,8 @@ def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measur
     host.reload({"a": service(500), "b": service()})
 
     # Given memory that something refers to: neither the next look nor a caller forgets it
-    host.look()
-    assert (of(host, "a").booked, host.held_mb(0), "600.0 MiB are still taken" in of(host, "a").reason) == (True, 600.0, True)
+    host.check()
+    assert (of(host, "a").reserved, host.held_mb(0), "600.0 MiB are still taken" in of(host, "a").reason) == (True, 600.0, True)
     with pytest.raises(EngineFailed, match="still taken"):
         host.ensure_resident("a", (0,))
     with pytest.raises(OverBudget):
@@ -149,7 +149,7 @@ def test_what_is_stopped_is_measured_by_its_device_as_well() -> None:
     with pytest.raises(OverBudget):
         host.ensure_resident("b", (0,))
     free["mb"] = 10_000
-    host.look()
+    host.check()
 
     assert (host.held_mb(0), of(host, "a").reason) == (0.0, "")
 
@@ -162,15 +162,15 @@ def test_a_leak_that_has_gone_is_forgotten_at_the_next_look(cells: list[Device])
         host.evict(at("a", 0))
 
     engine.held = False
-    host.look()
+    host.check()
 
-    assert (host.held_mb(0), of(host, "a").booked, "still taken" in of(host, "a").reason) == (0.0, False, False)
+    assert (host.held_mb(0), of(host, "a").reserved, "still taken" in of(host, "a").reason) == (0.0, False, False)
 
 
 class Sleeper(StubEngine):
     """Keeps 100 MiB of each device while it is in host memory, as the process of a sleeping server does."""
 
-    def kept_mb(self) -> float:
+    def residual_mb(self) -> float:
         return 100.0
 
 
@@ -224,7 +224,7 @@ def test_what_a_sleeper_may_keep_is_not_a_leak_and_is_free_when_it_dies() -> Non
             super()._evict()
             free["mb"] += 6000
 
-        def kept_mb(self) -> float:
+        def residual_mb(self) -> float:
             return 3000.0
 
     engine = Server("a", "score", 9000.0)
@@ -241,5 +241,5 @@ def test_what_a_sleeper_may_keep_is_not_a_leak_and_is_free_when_it_dies() -> Non
     host.evict(at("a", 0))
     assert (of(host, "a").state, of(host, "a").leaks, host.held_mb(0)) == ("host", 0, 3000.0)
     engine.die()
-    host.look()
+    host.check()
     assert (of(host, "a").state, host.held_mb(0)) == ("failed", 0.0)

@@ -4,7 +4,7 @@ A two-layer Qwen2 (hidden 64 unless asked otherwise, heads of 32, 1 key-value he
 trained on the lines below. Weights are drawn wider than transformers draws them: with its own, context hardly
 moves the output, and a wrong implementation would look right.
 
-    python -m workers.gpu.tiny DIR     makes DIR/rm-small, DIR/teacher-0 and DIR/services.toml
+    python -m app.tiny_models DIR     makes DIR/rm-small, DIR/teacher-0 and DIR/services.toml
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def _train_tokenizer() -> Tokenizer:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run `python -m workers.gpu.tiny`; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m workers.gpu.tiny", description="Make tiny models and a services.toml naming them.")
+    """Run `python -m app.tiny_models`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m app.tiny_models", description="Make tiny models and a services.toml naming them.")
     parser.add_argument("folder", type=Path, help="where to put them")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights")
     asked = parser.parse_args(words)

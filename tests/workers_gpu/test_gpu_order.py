@@ -1,0 +1,136 @@
+"""Which GPUs are the cells and in which order, without torch, and what NVML says of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tangram.settings import Settings
+from workers.gpu import devices as devices_here
+from workers.gpu import nvml
+from workers.gpu.devices import Device, discover, free_mb, visible
+from workers.gpu.errors import DeviceError
+
+MIB = 1 << 20
+
+
+class NoSuch(Exception):
+    """NVML's own error."""
+
+
+class FakeNvml(ModuleType):
+    """A machine of four GPUs."""
+
+    NVMLError = NoSuch
+
+    def __init__(self, *, driver: bool = True) -> None:
+        super().__init__("pynvml")
+        self.driver, self.free = driver, [1000 * MIB, 2000 * MIB, 3000 * MIB, 4000 * MIB]
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise NoSuch("Driver Not Loaded")
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if not uuid.startswith("GPU-"):
+            raise NoSuch("Not Found")
+        return int(uuid[-1])
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{'abcd'[handle]}{handle}"
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"H100"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(total=80_000 * MIB, free=self.free[handle])
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """Have a machine with a driver and NVML, and without torch."""
+    module = FakeNvml()
+    monkeypatch.setattr(devices_here, "DRIVER_FILES", (__file__,))
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml.library.cache_clear()
+    yield module
+    nvml.library.cache_clear()
+
+
+def numbers(devices: list[Device]) -> list[int]:
+    return [int(device.uuid[-1]) for device in devices]
+
+
+def test_gpus_are_cells_in_the_order_in_which_cuda_counts_them(fake: FakeNvml) -> None:
+    devices = discover()
+
+    assert numbers(devices) == [0, 1, 2, 3]
+    assert devices[2] == Device("cuda:2 (H100)", "cuda", 80_000, "cuda:2", "GPU-c2")
+    assert numbers(discover(2)) == [0, 1]
+
+
+def test_the_order_may_be_declared(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_GPU_ORDER", "3, 1,0")
+    assert numbers(discover(order=Settings().gpus_in_order)) == [3, 1, 0]
+
+    for order, problem in (([0, 0], "each device once"), ([4], "no CUDA device 4, this machine has 4"), ([], "each device once")):
+        with pytest.raises(DeviceError, match=problem):
+            discover(order=order)
+    with pytest.raises(DeviceError, match="cells: 2 asked for, this machine has 1"):
+        discover(2, order=[1])
+    monkeypatch.setenv("TANGRAM_GPU_ORDER", "0,x")
+    with pytest.raises(ValueError, match="'x' is no number of a device"):
+        Settings()
+
+
+def test_only_visible_gpus_count(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b,1")
+    assert discover()[0].kind == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b,0")
+    devices = discover()
+    assert numbers(devices) == [3, 1, 0]
+    assert [device.torch_device for device in devices] == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (None, ["GPU-a0", "GPU-a1", "MIG-b2"]),
+        ("", []),
+        ("-1", []),
+        ("1", ["GPU-a1"]),
+        ("2,0", ["MIG-b2", "GPU-a0"]),
+        ("GPU-a1,MIG-b", ["GPU-a1", "MIG-b2"]),
+        ("0,7,1", ["GPU-a0"]),
+        ("GPU-a,1", []),
+        ("0,0", []),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(said: str | None, left: list[str]) -> None:
+    assert visible(["GPU-a0", "GPU-a1", "MIG-b2"], said) == left
+
+
+def test_the_free_memory_of_a_gpu_is_measured_and_that_of_a_cpu_is_not(fake: FakeNvml) -> None:
+    devices = discover()
+
+    assert [free_mb(device) for device in devices] == [1000.0, 2000.0, 3000.0, 4000.0]
+    assert free_mb(Device("gone", "cuda", 1, "cuda:9", "lost")) is None
+    assert free_mb(Device("cpu:0", "cpu", 1, "cpu")) is None
+
+
+def test_without_a_driver_there_are_no_gpus(fake: FakeNvml) -> None:
+    fake.driver = False
+
+    assert (nvml.gpus(), discover()[0].kind) == (None, "cpu")

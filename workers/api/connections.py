@@ -1,0 +1,84 @@
+"""Connections to the hosts that a quota names, and to no others (`app/hosts.py`).
+
+A host is resolved once, every address that it resolves to is checked, and the connection goes to one of these addresses. So a name
+that resolves differently the next time leads nowhere else. Proxies of the environment are not used: behind a proxy nobody
+could check the address.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterable, Sequence
+
+import anyio
+import httpcore
+import httpx
+
+from app.hosts import Hosts
+from tangram.errors import TangramError
+
+KEPT_ALIVE = 64
+"""Idle connections that are kept for each set of hosts."""
+
+_KEPT_ALIVE_S = 5.0
+
+_NEXT_ADDRESS_S = 2.0
+"""Seconds after which the next address of a host is tried."""
+
+
+class HostRefused(TangramError, ValueError):
+    """Raised when a request would go to a host that its quota may not reach."""
+
+
+class NamedHosts(httpx.AsyncHTTPTransport):
+    """Sends requests to the hosts that are named."""
+
+    def __init__(self, hosts: Hosts, tls: ssl.SSLContext) -> None:
+        super().__init__(verify=tls)
+        # httpx has no parameter for the backend of its pool.
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=tls,
+            max_connections=None,
+            max_keepalive_connections=KEPT_ALIVE,
+            keepalive_expiry=_KEPT_ALIVE_S,
+            network_backend=_Backend(hosts),
+        )
+
+
+class _Backend(httpcore.AnyIOBackend):
+    """Makes the connections of a pool."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to a host. Raises `HostRefused`."""
+        *others, last = await self._addresses(host, port)
+        for address in others:
+            try:
+                return await super().connect_tcp(address, port, _NEXT_ADDRESS_S, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return await super().connect_tcp(last, port, timeout, local_address, socket_options)
+
+    async def _addresses(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of a host, all of which may be reached."""
+        if not self._hosts.names_host(host):
+            raise HostRefused(f"the quota does not name the host {host}")
+        try:
+            found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from error
+        addresses = list(dict.fromkeys(str(address) for *_, (address, *_) in found))
+        if refused := [address for address in addresses if not self._hosts.allows(address)]:
+            found_as = host if host == refused[0] else f"{host} ({refused[0]})"
+            raise HostRefused(f"{found_as} is no public address, and the quota does not name it")
+        return addresses
