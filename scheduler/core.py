@@ -309,13 +309,20 @@ class Core:
             waiting, running = state.waiting.get(action_id), state.running.get(action_id)
             if waiting is not None:
                 self._drop_waiting(waiting, "cancelled", event.reason, now)
-            elif running is not None and not running.stopping and running.waiting.action.kind not in ("cpu.open", "cpu.close"):
+            elif running is not None and not running.stopping and running.waiting.action.kind != "cpu.close":
                 running.stopping = event.reason
+                self._doom_opening(running, event.reason)
                 state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=event.reason))
         if event.job is not None:
             for environment in [e for e in state.environments.values() if self._concerns(event, e.job, e.trajectory)]:
                 environment.cut_short = True
                 self._environments.close_unasked(environment, event.reason, now)
+
+    def _doom_opening(self, running: Running, reason: str) -> None:
+        """Have an environment closed whose open is being stopped, should the node have opened it before it hears of that."""
+        environment = self.state.environments.get(running.waiting.action.environment or "")
+        if environment is not None and environment.state == "opening":
+            environment.doomed = reason
 
     def _ids_of(self, event: events.Cancelled) -> list[str]:
         if event.job is None:

@@ -1,33 +1,31 @@
 """The Docker engine, as far as containers of environments need it; the only file that knows the `docker` SDK.
 
-What the engine answers is checked and typed here. Every request has a time limit; an engine that does not answer within it
-fails the one action that asked.
+What the engine answers is checked and typed here. Every request has a time limit: an engine that does not answer in time fails only
+the action that asked. Pulls are made in `pull.py`.
 """
 
 from __future__ import annotations
 
 import io
 import tarfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import docker
 import requests
 from docker.auth import get_config_header, resolve_repository_name
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
-from urllib3.exceptions import HTTPError, ReadTimeoutError
+from docker.utils import parse_host
 
+from workers.cpu.docker.pull import PullRequest
 from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 
 NODE_LABEL = "tangram.node"
 SNAPSHOT_LABEL = "tangram.snapshot"
 FILTERS_VSOCK = 23
 """The engine's first version whose default filter refuses vsock sockets, by its release notes."""
-LEAVING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +39,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """What the engine is told of a container. `control`, read-only, and `states` are folders of the host that it sees at `…_inside`.
-
-    `hosts` are lines for its /etc/hosts, `name:address` each; with `name_servers`, names that it does not find there are asked of those.
-    """
+    """What the engine is told of a container. `control`, read-only, and `states` are folders of the host that it sees at `…_inside`."""
 
     name: str
     node: str
@@ -65,12 +60,10 @@ class ContainerSpec:
     network: str
     read_only: bool
     runtime: str | None
-    hosts: Sequence[str] = ()
-    name_servers: Sequence[str] = ()
 
 
 class Engine:
-    """A connection to the engine at `url`, by default the one of DOCKER_HOST or the local socket. Any thread may ask.
+    """A connection to the engine at `url`, by default its Unix socket. Any thread may ask.
 
     It has `timeout_s` for an answer, and while it fetches an image, `stall_s` for the next word on it.
 
@@ -81,6 +74,8 @@ class Engine:
 
     def __init__(self, url: str | None = None, timeout_s: float = 60.0, stall_s: float = 300.0) -> None:
         self._stall_s = stall_s
+        scheme, _, path = parse_host(url).partition("://")
+        self._socket = path if scheme == "http+unix" else None
         try:
             self._api = docker.APIClient(base_url=url, timeout=timeout_s, version="auto", max_pool_size=32, num_pools=32)
             self._info = self._api.info()
@@ -127,8 +122,6 @@ class Engine:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
             network_mode=spec.network,
-            extra_hosts=list(spec.hosts) or None,
-            dns=list(spec.name_servers) or None,
             ipc_mode="private",
             pids_limit=spec.processes,
             mem_limit=memory,
@@ -222,11 +215,6 @@ class Engine:
             return None
         return code
 
-    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int, shares: int) -> None:
-        """Hold a container to cores and to a quota of time on them, and weigh it against others."""
-        with _refusals("the cores of a container"):
-            self._api.update_container(container_id, cpuset_cpus=cores, cpu_quota=quota_us, cpu_period=period_us, cpu_shares=shares)
-
     def update_memory(self, container_id: str, memory_mb: int) -> None:
         """Hold a container to another amount of memory."""
         with _refusals("the memory of a container"):
@@ -256,45 +244,10 @@ class Engine:
         with _refusals("the list of containers"):
             return [each["Id"] for each in self._api.containers(all=True, filters={"label": f"{NODE_LABEL}={node}"})]
 
-    # -- networks ------------------------------------------------------------------------------------------------
-
-    def make_network(self, name: str, node: str, interface: str) -> str:
-        """Make a bridge of IPv4 whose containers do not hear of each other, and return its id. Raises `ContainerFailed`."""
-        options = {
-            "com.docker.network.bridge.name": interface,
-            "com.docker.network.bridge.enable_icc": "false",
-            "com.docker.network.bridge.enable_ip_masquerade": "true",
-        }
-        with _refusals(f"network {name!r}"):
-            made = self._api.create_network(name, driver="bridge", options=options, check_duplicate=True, labels={NODE_LABEL: node})
-        network_id: str = made["Id"]
-        return network_id
-
-    def networks_left_by(self, node: str) -> list[str]:
-        """Return the networks that an earlier worker of this node has left."""
+    def has_network(self, name: str) -> bool:
+        """Say whether there is a network of that name; `none` is one."""
         with _refusals("the list of networks"):
-            return [each["Id"] for each in self._api.networks(filters={"label": f"{NODE_LABEL}={node}"})]
-
-    def remove_network(self, network_id: str) -> None:
-        """Remove a network, once the last container that is just going has left it; nothing where it has gone.
-
-        Raises:
-            ContainerFailed: something stays on it.
-
-        """
-        deadline = time.monotonic() + LEAVING_S
-        while True:
-            try:
-                with _refusals("a network"):
-                    self._api.remove_network(network_id)
-            except ContainerFailed as error:
-                if isinstance(error.__cause__, NotFound):
-                    return
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-            else:
-                return
+            return any(each["Name"] == name for each in self._api.networks(names=[name]))
 
     # -- images --------------------------------------------------------------------------------------------------
 
@@ -307,45 +260,19 @@ class Engine:
                 return None
         return Image(reference=reference, id=found["Id"], bytes=int(found["Size"]))
 
-    def pull(self, reference: str, progress: Callable[[int, int], None]) -> None:
-        """Fetch an image with the credentials of Docker's own configuration; `progress` is told bytes done and in all.
-
-        Raises:
-            ImageMissing: the registry has no such image, or lets nobody have it.
-
-        """
-        layers: dict[str, tuple[int, int]] = {}
-        try:
-            for line in self._fetched(reference):
-                if "error" in line:
-                    raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(line['error'])}")
-                detail = line.get("progressDetail") or {}
-                if line.get("status") == "Downloading" and "total" in detail:
-                    layers[line["id"]] = (int(detail.get("current", 0)), int(detail["total"]))
-                    progress(sum(done for done, _ in layers.values()), sum(total for _, total in layers.values()))
-        except APIError as error:
-            raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(error.explanation or error)}") from error
-        except (TimeoutError, requests.Timeout, ReadTimeoutError) as error:
-            raise ImageMissing(f"image {reference!r} cannot be had: nothing more of it came for {self._stall_s:g} s") from error
-        except (DockerException, requests.RequestException, HTTPError) as error:
-            raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(error)}") from error
-
-    def _fetched(self, reference: str) -> Iterator[dict[str, Any]]:
-        """Yield what the engine says while it fetches. The SDK's own `pull` would wait for ever for the next word."""
+    def pull_request(self, reference: str) -> PullRequest:
+        """Return the request that fetches an image with the credentials of Docker's own configuration."""
         name, tag = split_reference(reference)
         # Credentials may be short-lived ones that somebody renews.
         self._api.reload_config()
         login = get_config_header(self._api, resolve_repository_name(name)[0])
-        answer = self._api._post(
-            self._api._url("/images/create"),
+        return PullRequest(
+            url=f"{'http://docker' if self._socket else self._api.base_url}/v{self._api.api_version}/images/create",
+            socket=self._socket,
             params={"fromImage": name, "tag": tag},
-            headers={"X-Registry-Auth": login} if login else {},
-            stream=True,
-            timeout=self._stall_s,
+            headers={"X-Registry-Auth": login.decode()} if login else {},
+            stall_s=self._stall_s,
         )
-        with answer:
-            self._api._raise_for_status(answer)
-            yield from self._api._stream_helper(answer, decode=True)
 
     def commit(self, container_id: str, repository: str, tag: str, node: str) -> str:
         """Make an image of a container's files, and return its reference. Raises `ContainerFailed`."""
