@@ -61,6 +61,7 @@ class Client:
 
         `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a
         `snapshot` it has the files of that, and is opened on the same node.
+        It must stand within `timeout_s` seconds of its start on the node, which include fetching its image.
         """
         action = calls.open_environment(
             self.job, trajectory=trajectory, image=image, snapshot=snapshot, memory_mb=memory_mb, requires=requires, **limits

@@ -31,10 +31,10 @@ except TangramError as error:
 """
 
 
-def said(base: Path, variables: Mapping[str, str], before: Sequence[str] = ()) -> str:
+def said(base: Path, variables: Mapping[str, str], before: Sequence[str] = (), become: str = "") -> str:
     """Start a container sandbox as a worker does, in a process of its own, and return what it says."""
     env = {**os.environ, "TANGRAM_SANDBOX": "docker", **variables}
-    argv = [*before, sys.executable, "-c", START, str(base)]
+    argv = [*before, sys.executable, "-c", START.replace("try:", f"{become}\ntry:"), str(base)]
     done = subprocess.run(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     return done.stdout
 
@@ -47,7 +47,7 @@ def test_a_worker_that_may_use_the_engine_and_write_control_groups_starts(tmp_pa
     ("before", "reason"),
     [
         ('for each in /sys/fs/cgroup /sys/fs/cgroup/cpu*; do mount -o remount,bind,ro "$each"; done', "cannot be written: /sys/fs/cgroup"),
-        ("mount --bind /sys/fs/cgroup/cpu/docker /sys/fs/cgroup/cpu", "does not hold the worker's own control group"),
+        ("mount --bind /sys/fs/cgroup/cpu/docker /sys/fs/cgroup/cpu", "is not the worker's own control group"),
         ("umount --recursive --lazy /sys/fs/cgroup", "no control groups are mounted here"),
     ],
     ids=["read-only", "another view", "not mounted"],
@@ -61,6 +61,15 @@ def test_a_worker_that_cannot_write_control_groups_does_not_start(tmp_path: Path
     assert refused.startswith("EngineUnavailable: ")
     assert reason in refused
     assert "must be root and have the host's control groups, writable, at /sys/fs/cgroup" in refused
+    assert refused.count("\n") == 1
+
+
+def test_a_worker_that_is_not_root_does_not_start(tmp_path: Path, image: str) -> None:
+    needed("" if os.geteuid() == 0 else "becoming another user needs root")
+    # Given a worker that may use the engine but is not root; when it starts; then one line says so
+    become = "import os, workers.cpu.docker.sandbox; os.setgid(os.stat('/var/run/docker.sock').st_gid); os.setuid(65534);"
+    refused = said(tmp_path, {}, become=become)
+    assert refused.startswith("EngineUnavailable: control groups cannot be written by user 65534: a worker with containers must be root")
     assert refused.count("\n") == 1
 
 

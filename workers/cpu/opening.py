@@ -6,8 +6,8 @@
 | ended    | the work is being taken back         |                                                                   |
 | complete | the environment is the caller's      |                                                                   |
 
-A request to a container engine cannot be interrupted, so `Opening.run` does the work in a thread of its own, which checks between
-two steps whether it is to go on.
+A request to a container engine cannot be interrupted. `Opening.run` therefore does the work in a thread of its own, which checks
+between two steps whether it is to go on.
 """
 
 from __future__ import annotations

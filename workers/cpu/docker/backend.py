@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.docker.cgroups.abstract import SessionGroup
-from workers.cpu.docker.container import WORK, Container
+from workers.cpu.docker.container import Container
+from workers.cpu.docker.init import WORK
 from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
 from workers.cpu.process import tree

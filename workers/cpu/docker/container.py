@@ -26,7 +26,7 @@ from pathlib import Path
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
 from workers.cpu.docker.engine import ContainerSpec, Engine
-from workers.cpu.docker.init import ALIVE, HELLO, INSIDE, SCRIPT, STATES, STATES_INSIDE
+from workers.cpu.docker.init import ALIVE, HELLO, STATES, TEMPORARY, WORK
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import ContainerFailed, SandboxError, StartTimeout
 from workers.cpu.opening import Opening
@@ -39,7 +39,6 @@ CHECK_S = 0.1
 STAT_FLAGS, PF_EXITING = 6, 0x4
 """Where /proc/<pid>/stat has the flags of a process, counted from its state; the flag of one that is ending."""
 NAME_PREFIX = "tangram-"
-WORK, TEMPORARY = "/work", "/tmp"
 
 Groups = Callable[[int], ContainerGroup]
 """Gives the control groups of a container by its process 1."""
@@ -254,29 +253,16 @@ class ContainerMaker:
         return container
 
     def _spec(self, image: str, memory_mb: int, name: str, control: Path) -> ContainerSpec:
-        options, limits = self._options, self._options.limits
         if self._disk_hard is None:
-            self._disk_hard = not options.read_only and self._engine.can_limit_disk(image, self._node)
+            self._disk_hard = not self._options.read_only and self._engine.can_limit_disk(image, self._node)
         return ContainerSpec(
             name=f"{NAME_PREFIX}{name}",
             node=self._node,
             image=image,
-            command=("/bin/sh", "-c", SCRIPT),
-            environment={"HOME": WORK, "TMPDIR": TEMPORARY, "LANG": "C.UTF-8", "TERM": "dumb"},
-            user=options.user,
-            work=WORK,
-            control=str(control),
-            control_inside=INSIDE,
-            states=str(control / STATES),
-            states_inside=STATES_INSIDE,
+            control=control,
             memory_mb=memory_mb,
-            processes=limits.processes,
-            open_files=limits.open_files,
-            disk_mb=limits.disk_mb,
             disk_hard=self._disk_hard,
-            network=options.network,
-            read_only=options.read_only,
-            runtime=options.runtime,
+            options=self._options,
         )
 
 

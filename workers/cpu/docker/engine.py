@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import docker
 import requests
@@ -19,6 +20,8 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
 from docker.utils import parse_host
 
+from workers.cpu.docker.init import INSIDE, SCRIPT, STATES, STATES_INSIDE, TEMPORARY, WORK
+from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.pull import PullRequest
 from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 
@@ -39,27 +42,15 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """What the engine is told of a container. `control`, read-only, and `states` are folders of the host that it sees at `…_inside`."""
+    """What a container is made of. `control` is its control folder on the host; `disk_hard` has the storage hold it to its disk limit."""
 
     name: str
     node: str
     image: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    user: str
-    work: str
-    control: str
-    control_inside: str
-    states: str
-    states_inside: str
+    control: Path
     memory_mb: int
-    processes: int
-    open_files: int
-    disk_mb: int
     disk_hard: bool
-    network: str
-    read_only: bool
-    runtime: str | None
+    options: ContainerOptions
 
 
 class Engine:
@@ -116,42 +107,42 @@ class Engine:
             ImageMissing: the image has gone.
 
         """
-        memory = spec.memory_mb << 20
+        options, limits, memory = spec.options, spec.options.limits, spec.memory_mb << 20
         host = self._api.create_host_config(
             auto_remove=True,
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
-            network_mode=spec.network,
+            network_mode=options.network,
             ipc_mode="private",
-            pids_limit=spec.processes,
+            pids_limit=limits.processes,
             mem_limit=memory,
             memswap_limit=memory,
-            read_only=spec.read_only,
-            runtime=spec.runtime,
+            read_only=options.read_only,
+            runtime=options.runtime,
             shm_size=min(memory, 64 << 20),
-            tmpfs=_in_memory(spec) if spec.read_only else None,
-            storage_opt={"size": f"{spec.disk_mb}m"} if spec.disk_hard else None,
+            tmpfs=_in_memory(options) if options.read_only else None,
+            storage_opt={"size": f"{limits.disk_mb}m"} if spec.disk_hard else None,
             mounts=[
-                Mount(spec.control_inside, spec.control, type="bind", read_only=True),
-                Mount(spec.states_inside, spec.states, type="bind"),
+                Mount(INSIDE, str(spec.control), type="bind", read_only=True),
+                Mount(STATES_INSIDE, str(spec.control / STATES), type="bind"),
             ],
             log_config=LogConfig(type="none"),
             ulimits=[
                 Ulimit(name="core", soft=0, hard=0),
-                Ulimit(name="nofile", soft=spec.open_files, hard=spec.open_files),
-                Ulimit(name="fsize", soft=spec.disk_mb << 20, hard=spec.disk_mb << 20),
+                Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
+                Ulimit(name="fsize", soft=limits.disk_mb << 20, hard=limits.disk_mb << 20),
             ],
         )
         with _refusals(f"container for image {spec.image!r}"):
             made = self._api.create_container(
                 spec.image,
-                entrypoint=list(spec.command[:1]),
-                command=list(spec.command[1:]),
+                entrypoint=["/bin/sh"],
+                command=["-c", SCRIPT],
                 name=spec.name,
                 hostname="sandbox",
-                user=spec.user,
+                user=options.user,
                 working_dir="/",
-                environment=dict(spec.environment),
+                environment={"HOME": WORK, "TMPDIR": TEMPORARY, "LANG": "C.UTF-8", "TERM": "dumb"},
                 labels={NODE_LABEL: spec.node},
                 healthcheck={"test": ["NONE"]},
                 host_config=host,
@@ -317,10 +308,9 @@ def _one_line(said: object) -> str:
     return " ".join(str(said).split())
 
 
-def _in_memory(spec: ContainerSpec) -> dict[str, str]:
-    uid, _, gid = spec.user.partition(":")
-    kept = f"rw,exec,nosuid,nodev,size={spec.disk_mb}m"
-    return {spec.work: f"{kept},uid={uid},gid={gid},mode=0755", "/tmp": f"{kept},mode=1777"}
+def _in_memory(options: ContainerOptions) -> dict[str, str]:
+    kept = f"rw,exec,nosuid,nodev,size={options.limits.disk_mb}m"
+    return {WORK: f"{kept},uid={options.uid},gid={options.gid},mode=0755", TEMPORARY: f"{kept},mode=1777"}
 
 
 def _major(version: str) -> int:

@@ -14,6 +14,8 @@ program.
 
 from __future__ import annotations
 
+WORK, TEMPORARY = "/work", "/tmp"
+"""The folders of a container that its user may write to; sessions start in the first."""
 INSIDE = "/run/tangram"
 """Where a container sees the control folder of its environment."""
 

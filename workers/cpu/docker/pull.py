@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """What is asked of the engine at `url`, or behind the Unix socket `socket`, and how long it may say nothing."""
+    """A request to the engine at `url`, over the Unix socket `socket` where there is one. The engine may be silent for `stall_s`."""
 
     url: str
     socket: str | None
@@ -36,8 +36,8 @@ class PullRequest:
 class Pull:
     """A pull of the image `reference` that has begun.
 
-    `done` resolves when the image is here, or fails with `ImageMissing`: there is no such image, nobody may have it, nothing came for
-    `stall_s` seconds, or the pull took longer than `limit_s` seconds in all. `progress` is told bytes done and in all.
+    `done` resolves when the image is here, or fails with `ImageMissing`. A pull fails when the registry refuses it, when nothing comes
+    for `stall_s` seconds, and when it takes longer than `limit_s` seconds in all. `progress` is told bytes done and in all.
     """
 
     def __init__(self, reference: str, request: PullRequest, limit_s: float, progress: Progress) -> None:

@@ -8,11 +8,14 @@ What it gives: everything that the process sandbox gives, and besides
 * no root, no capabilities, no new privileges, the engine's filter of system calls, no network unless `network` names one, a
   process tree, mounts, IPC and users' memory of its own.
 
-What it does NOT protect from. Containers share the host's kernel: a hole in that is a way out. (Runtimes with a kernel of
-their own, such as gVisor, hide processes and files from the host, where grants and files are handled; they are not
-served.) The bound on disk is watched, not enforced, where the engine's storage cannot hold it: a command goes past it by
-what it writes between two looks, and an environment that does so twice is ended. Commands of one environment can do to
-each other what they like. The worker is root on the host, and whoever may speak to the engine is, too.
+What it does NOT protect from:
+
+* Containers share the host's kernel: a hole in it is a way out. Runtimes with a kernel of their own, such as gVisor, cannot be
+  used: they hide processes and files from the host, where grants and files are handled.
+* Where the engine's storage cannot hold the limit on disk, it is only watched. A command exceeds it by what it writes between
+  two looks. An environment whose commands do so twice is ended.
+* Commands of one environment can do to each other what they like.
+* The worker is root on the host.
 
 The engine must be on this machine: commands and their output pass over FIFOs that both sides see, grants over control
 files, and files through /proc.
@@ -34,12 +37,12 @@ from workers.cpu.base import take_base
 from workers.cpu.cores import CoreMap
 from workers.cpu.docker.backend import ContainerBackends
 from workers.cpu.docker.cgroups.choice import ControlGroups
-from workers.cpu.docker.container import WORK, Container, ContainerMaker
+from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.engine import Engine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import SNAPSHOTS, Images
-from workers.cpu.docker.init import INSIDE, STATES, STATES_INSIDE
+from workers.cpu.docker.init import INSIDE, STATES, STATES_INSIDE, WORK
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.pool import Pool
 from workers.cpu.docker.watch import Watch

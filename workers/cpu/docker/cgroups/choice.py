@@ -32,9 +32,11 @@ class ControlGroups:
             hierarchies = {"": str(self._mounts.unified)}
         else:
             raise EngineUnavailable(f"no control groups are mounted here: {NEEDS}")
+        if os.geteuid() != 0:
+            raise EngineUnavailable(f"control groups cannot be written by user {os.geteuid()}: {NEEDS}")
         own = paths_of(os.getpid())
         for name, top in hierarchies.items():
-            _check_writable(top, own[name])
+            _check_writable(f"{top}{own[name]}")
 
     def __call__(self, pid: int) -> ContainerGroup:
         """Return the groups of the container whose process 1 is `pid`. Raises `OSError`."""
@@ -42,14 +44,14 @@ class ControlGroups:
         return kind(self._mounts, pid, self._all_cores)
 
 
-def _check_writable(top: str, own: str) -> None:
-    """Refuse a hierarchy at `top` in which no group can be made, or where this process is not in its group `own`."""
-    probe = f"{top}/tangram-probe-{os.getpid()}"
+def _check_writable(group: str) -> None:
+    """Refuse a folder that is not this process's own control group, or in which no group can be made."""
+    # In a control group namespace of its own, the worker reads paths that lead elsewhere on the host.
+    if os.getpid() not in pids(group):
+        raise EngineUnavailable(f"{group} is not the worker's own control group: {NEEDS}")
+    probe = f"{group}/tangram-probe-{os.getpid()}"
     try:
         os.mkdir(probe)
         os.rmdir(probe)
     except OSError as error:
-        raise EngineUnavailable(f"control groups cannot be written: {top}: {error.strerror}: {NEEDS}") from error
-    # In a control group namespace of its own, the worker reads paths that lead elsewhere on the host.
-    if os.getpid() not in pids(f"{top}{own}"):
-        raise EngineUnavailable(f"{top} does not hold the worker's own control group, {own}: {NEEDS}")
+        raise EngineUnavailable(f"control groups cannot be written: {group}: {error.strerror}: {NEEDS}") from error
