@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
 from app.hosts import HostNames
-from scheduler.trace import DEFAULT_JOB, DEFAULT_PRIORITY, Kind
+from scheduler.trace import DEFAULT_PRIORITY, Kind
 from tangram.action import DEFAULT_JOB
 from tangram.errors import TangramError
 

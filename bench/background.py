@@ -49,7 +49,7 @@ BACK = Holding(background=True)
 FIGURES = ("busy", "same", "asleep", "gap", "send", "recall")
 MOST = {"busy": 5.0, "same": 5.0, "send": 1.0, "recall": 1.0}
 LEAST = {"asleep": 90.0}
-PROMISED = {"affinity": ("asleep", "send", "recall"), "container docker update": ("busy", "asleep")}
+PROMISED = {"affinity": ("asleep", "send", "recall")}
 """What the weaker kinds promise, by means or sandbox."""
 HAND_OVERS, SHORT_COMMANDS = 40, 20
 
@@ -103,7 +103,6 @@ def sandboxes(other: str, has_image: bool) -> Iterator[tuple[str, str]]:
         yield from ((other, f"process {isolation}") for _ in range(is_root))
     if has_image:
         yield own, "container"
-        yield own, "container docker update"
 
 
 def _apart(name: str, user: str, options: argparse.Namespace) -> Row:
@@ -135,19 +134,19 @@ def _made(name: str, base: Path, image: str | None) -> Sandbox:
     if kind == "process":
         isolation, *means = more
         return _process(base, isolation, means[0] if means else "auto")
-    return _containers(base, image or "", " ".join(more) or None)
+    return _containers(base, image or "")
 
 
 def _process(base: Path, isolation: str, means: str) -> Sandbox:
     return ProcessSandbox(base, isolation=isolation, background=means, core_map=_one_core())  # type: ignore[arg-type]
 
 
-def _containers(base: Path, image: str, way: str | None) -> Sandbox:
+def _containers(base: Path, image: str) -> Sandbox:
     from workers.cpu.docker.options import ContainerOptions
     from workers.cpu.docker.sandbox import ContainerSandbox
 
     options = ContainerOptions(image=image, pull="never")
-    return ContainerSandbox(base, node="tangram-bench", options=options, core_map=_one_core(), way=way)  # type: ignore[arg-type]
+    return ContainerSandbox(base, node="tangram-bench", options=options, core_map=_one_core())
 
 
 def _one_core() -> CoreMap:

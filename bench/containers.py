@@ -153,7 +153,7 @@ def grants(sandbox: ContainerSandbox, times: int) -> Iterator[Figure]:
     given, taken = [], []
     for number in range(times):
         cores = (number % 2,)
-        given.append(_seconds(lambda cores=cores: group.grant(cores, 1.0)))  # type: ignore[misc]
+        given.append(_seconds(partial(group.grant, cores)))
         taken.append(_seconds(group.park))
     environment.close()
     yield Figure("grant, p50", median(given) * MS, "ms", _spread(given), most=1.0)
@@ -273,7 +273,7 @@ def _folder(pid: int, controller: str) -> tuple[str, int]:
     mounts, paths = Mounts.of_this_process(), paths_of(pid)
     if controller in mounts.by_controller:
         return f"{mounts.by_controller[controller]}{paths[controller]}", 1
-    return f"{mounts.unified}{paths[''].removesuffix('/attendant')}", 2
+    return f"{mounts.unified}{paths[''].removesuffix('/init')}", 2
 
 
 def _engine_memory_mb() -> float:

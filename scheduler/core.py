@@ -337,9 +337,16 @@ class Core:
             waiting, running = state.waiting.get(action_id), state.running.get(action_id)
             if waiting is not None:
                 self._drop_waiting(waiting, "cancelled", reason, now)
-            elif running is not None and not running.stopping and running.waiting.action.kind not in ("cpu.open", "cpu.close"):
+            elif running is not None and not running.stopping and running.waiting.action.kind != "cpu.close":
                 running.stopping = reason
+                self._close_once_opened(running, reason)
                 state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
+
+    def _close_once_opened(self, running: Running, reason: str) -> None:
+        """Have an environment closed whose open is being stopped, should the node have opened it before it hears of that."""
+        environment = self.state.environments.get(running.waiting.action.environment or "")
+        if environment is not None and environment.state == "opening":
+            environment.close_requested = reason
 
     def _drop_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
         """End a waiting action, wherever it waits."""

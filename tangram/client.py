@@ -63,6 +63,7 @@ class Client:
         `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a
         `snapshot` it has the files of that, and is opened on the same node. One that is `detached` is not closed when this process
         dies: it stands until its lease is over, for another client to use.
+        It must stand within `timeout_s` seconds of its start on the node, which include fetching its image.
         """
         action = calls.open_environment(
             self.job,

@@ -62,7 +62,12 @@ class Settings(BaseSettings):
     starts_per_s: float = Field(default=200.0, gt=0, description="Environments that may begin to start per second, over the whole fleet.")
     usage_s: float = Field(default=1.0, ge=0.1, description="Interval at which workers say what running commands have used.")
     event_log: Path | None = Field(default=None, description="File to which the scheduler adds every event and what followed from it.")
-    timeout_s: float = Field(default=3600.0, gt=0, description="Execution timeout of actions that name none.")
+    timeout_s: float = Field(default=3600.0, gt=0, description="Execution timeout of actions that name none, but for opens.")
+    open_timeout_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Time within which an environment must be open, fetching its image included, where its open names none.",
+    )
     output_limit_bytes: int = Field(default=1_048_576, ge=1, description="Captured output per stream; what is beyond is dropped.")
     depth: int = Field(default=16, ge=0, description="Waiting actions that the eviction estimate of the policy `paper` looks at.")
     connect_timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for a broker, store or database to answer.")
@@ -77,16 +82,15 @@ class Settings(BaseSettings):
     image_pull: Literal["missing", "always", "never"] = Field(
         default="missing", description="When Docker images are fetched: missing, always or never."
     )
+    image_pull_s: float = Field(
+        default=1800.0, gt=0, description="Time within which a Docker image must be fetched, however many environments wait for it."
+    )
     image_cache_mb: int | None = Field(
         default=None, ge=1, description="Docker images fetched by the worker and not in use are dropped beyond this; by default never."
     )
     warm: str = Field(default="", description="Containers that stand ready on a worker, by image: `python:3.12=4,node:22=2`.")
     container_user: str = Field(default="1000:1000", description="User and group, as numbers, that commands in containers run as.")
-    container_network: str = Field(default="none", description="Docker network of containers; none is no network.")
-    container_allow: str = Field(
-        default="",
-        description="What containers may reach, on a network of their own, and nothing else: `10.0.0.5:443,192.168.7.0/24:8000`.",
-    )
+    container_network: str = Field(default="none", description="Name of the Docker network of containers; none is no network.")
     container_runtime: str | None = Field(
         default=None, description="Runtime of containers, one that the engine knows and whose processes the host sees, such as crun."
     )
@@ -97,7 +101,7 @@ class Settings(BaseSettings):
     container_start_s: float = Field(
         default=60.0,
         gt=0,
-        description="Time within which a container must stand, and the longest wait for its turn to start and for an answer of the engine.",
+        description="Time within which a container must stand once it starts, and the longest wait for an answer of the engine.",
     )
     containers_starting: int = Field(default=4, ge=1, description="Containers that start at once on one worker; more wait in line.")
 

@@ -51,6 +51,9 @@ not wait for a command to end.
 """
 THREADS_PER_CORE = 8
 
+ALLOW_LIST = "TANGRAM_CONTAINER_ALLOW"
+"""A variable that would be taken for a bound on what containers may reach."""
+
 _BACKGROUND: dict[Means, str] = {
     "cgroup": "cgroup (the weight of control groups)",
     "autogroup": "autogroup (SCHED_IDLE and the weight of each session's autogroup)",
@@ -252,6 +255,10 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         from workers.cpu.docker.sandbox import ContainerSandbox
     except ModuleNotFoundError as error:
         raise ConfigError("TANGRAM_SANDBOX=docker needs the extra `containers`: pip install 'arl-tangram[containers]'") from error
+    if os.environ.get(ALLOW_LIST):
+        raise ConfigError(
+            f"{ALLOW_LIST} is not supported: let TANGRAM_CONTAINER_NETWORK name a Docker network with an egress proxy (docs/containers.md)"
+        )
     # Files of containers are opened as their user; the groups of this process would come with it.
     with suppress(PermissionError):
         os.setgroups([])
@@ -262,10 +269,10 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         user=settings.container_user,
         image=settings.image,
         network=settings.container_network,
-        allow=tuple(filter(None, map(str.strip, settings.container_allow.split(",")))),
         read_only=settings.container_read_only,
         runtime=settings.container_runtime,
         pull=settings.image_pull,
+        pull_s=settings.image_pull_s,
         image_cache_mb=settings.image_cache_mb,
         start_timeout_s=settings.container_start_s,
         starting_limit=settings.containers_starting,

@@ -40,6 +40,10 @@ class Registry:
     stalled: threading.Event = field(default_factory=threading.Event)
     stalls: bool = False
     """Send half of an image, then nothing until `stalled` is set."""
+    is_silent: bool = False
+    """Answer no question for a manifest until `stalled` is set."""
+    broken_off: int = 0
+    """How many answers nobody wanted to the end."""
     address: str = ""
     asked: Counter[str] = field(default_factory=Counter)
     """How often the layers of a repository were asked for."""
@@ -129,6 +133,9 @@ def _answer(handler: BaseHTTPRequestHandler, registry: Registry) -> None:
     if found is None:
         refusal = json.dumps({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}).encode()
         return _send(handler, 404, refusal, {"Content-Type": "application/json"})
+    if kind == "manifests" and registry.is_silent:
+        registry.asked[f"manifest of {repository}"] += 1
+        registry.stalled.wait()
     if kind == "manifests":
         return _send(handler, 200, found, {"Content-Type": MANIFEST, "Docker-Content-Digest": digest(found)})
     is_layer = found[:2] == b"\x1f\x8b"
@@ -154,3 +161,5 @@ def _send(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: di
             handler.wfile.write(body[start : start + size])
     except OSError:
         handler.close_connection = True
+        if slowly is not None:
+            slowly.broken_off += 1

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tests.workers_cpu.support import admit
 from workers.cpu.abstract import Environment, ExecOutcome
-from workers.cpu.docker.cgroups.choice import Way
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
@@ -97,9 +96,9 @@ def neighbour_at_work(neighbour: Environment, core: int) -> Iterator[Meanwhile]:
 
 
 @contextmanager
-def box_of(base: Path, options: ContainerOptions, node: str = NODE, way: Way | None = None) -> Iterator[ContainerSandbox]:
+def box_of(base: Path, options: ContainerOptions, node: str = NODE) -> Iterator[ContainerSandbox]:
     """Give a sandbox with options of its own."""
-    box = ContainerSandbox(base, node=node, options=options, way=way)
+    box = ContainerSandbox(base, node=node, options=options)
     try:
         yield box
     finally:

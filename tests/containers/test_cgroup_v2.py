@@ -40,9 +40,9 @@ def folder_of(tmp_path: Path) -> Path:
     return tmp_path / "system.slice" / "docker-7.scope"
 
 
-def test_the_attendant_moves_to_a_leaf_before_controllers_are_handed_down(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+def test_the_container_init_moves_to_a_leaf_before_controllers_are_handed_down(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
     # Given a container; when its group is taken over; then process 1 is in a leaf, and its children may have controllers
-    assert (folder_of(tmp_path) / "attendant" / "cgroup.procs").read_text() == "7"
+    assert (folder_of(tmp_path) / "init" / "cgroup.procs").read_text() == "7"
     assert (folder_of(tmp_path) / "cgroup.subtree_control").read_text() == "+cpu +cpuset"
 
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.workers_cpu.support import in_background, is_low, is_of_cpu, processes_with, running, sleepers, until, weight_of
 from workers.cpu import weight
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
-from workers.cpu.docker.cgroups.choice import Way
+from workers.cpu.abstract import ExecRequest, Holding
 from workers.cpu.docker.environment import ContainerEnvironment
-from workers.cpu.docker.options import ContainerOptions
-
-from .support import box_of
 
 HERE = sorted(os.sched_getaffinity(0))
 FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
-WAYS: tuple[Way | None, ...] = (None, "docker update")
 
 
 def sleeper(number: str) -> int:
@@ -30,7 +24,7 @@ def sleeper(number: str) -> int:
 def container_folder(env: ContainerEnvironment) -> str:
     """Return the container's own group."""
     lines = [line.split(":", 2) for line in Path(f"/proc/{env.container.pid}/cgroup").read_text().splitlines()]
-    path = next(f"cpu{path}" if name else path.removesuffix("/attendant") for _, name, path in lines if is_of_cpu(name))
+    path = next(f"cpu{path}" if name else path.removesuffix("/init") for _, name, path in lines if is_of_cpu(name))
     return f"/sys/fs/cgroup/{path.lstrip('/')}"
 
 
@@ -44,143 +38,126 @@ def counts_for(folder: str) -> float:
     return next(int(file.read_text()) / each.core for each in weight.WEIGHTS if (file := Path(folder, each.name)).exists())
 
 
-class TestByControlFiles:
-    """Where the worker writes control files."""
-
-    @pytest.fixture
-    def env(self, tmp_path: Path, options: ContainerOptions) -> Iterator[ContainerEnvironment]:
-        """Give an environment."""
-        with box_of(tmp_path / "box", options) as box:
-            yield box.open(EnvironmentSpec(id="e1"))
-
-    def test_a_command_goes_to_the_background_and_comes_back(self, env: ContainerEnvironment) -> None:
-        # Given a command on the first core, with a child out of its session
-        with running(env, "setsid sleep 305.5 & wait; sleep 600", FIRST) as (execution, _):
-            pid = sleeper("305.5")
-            for _ in range(2):
-                # When it goes to the background; then it and its container are there, on all cores
-                execution.resize(BACK)
-                assert in_background(pid, "cgroup")
-                assert container_is_in_background(env)
-                assert os.sched_getaffinity(pid) == set(HERE)
-                # When it comes back; then neither is
-                execution.resize(FIRST)
-                assert not in_background(pid, "cgroup")
-                assert not container_is_in_background(env)
-                assert os.sched_getaffinity(pid) == {HERE[0]}
-
-    def test_a_container_counts_for_the_cores_of_its_commands(self, env: ContainerEnvironment) -> None:
-        # Given two commands of one environment, on two cores and on one; then each counts for its cores, the container for all
-        both = Holding(tuple(HERE[:2]))
-        with running(env, "sleep 305.0625", both) as (execution, _), running(env, "sleep 305.1875", FIRST, "other"):
-            wide, narrow = sleeper("305.0625"), sleeper("305.1875")
-            assert (weight_of(wide), weight_of(narrow), counts_for(container_folder(env))) == (2, 1, 3)
-            # When the first gets fewer cores; then it counts for fewer
-            execution.resize(FIRST)
-            assert (weight_of(wide), counts_for(container_folder(env))) == (1, 2)
-            # When it goes to the background; then only the other counts
+def test_a_command_goes_to_the_background_and_comes_back(env: ContainerEnvironment) -> None:
+    # Given a command on the first core, with a child out of its session
+    with running(env, "setsid sleep 305.5 & wait; sleep 600", FIRST) as (execution, _):
+        pid = sleeper("305.5")
+        for _ in range(2):
+            # When it goes to the background; then it and its container are there, on all cores
             execution.resize(BACK)
-            assert (in_background(wide, "cgroup"), counts_for(container_folder(env))) == (True, 1)
-            # When it comes back; then both do as before
-            execution.resize(both)
-            assert (weight_of(wide), counts_for(container_folder(env))) == (2, 3)
-
-    def test_a_container_is_in_the_foreground_while_one_of_its_commands_is(self, env: ContainerEnvironment) -> None:
-        # Given two commands of one environment, one of them in the background
-        with running(env, "sleep 305.25", FIRST) as (front, _), running(env, "sleep 305.75", BACK, "other") as (back, outcomes):
-            waiting, other = sleeper("305.25"), sleeper("305.75")
-            # Then the container is not, and that command stays on the other's core
-            assert (in_background(waiting, "cgroup"), in_background(other, "cgroup")) == (False, True)
-            assert not container_is_in_background(env)
-            assert os.sched_getaffinity(other) == {HERE[0]}
-            # When both are; then the container is
-            front.resize(BACK)
-            assert (in_background(waiting, "cgroup"), container_is_in_background(env)) == (True, True)
-            assert os.sched_getaffinity(other) == set(HERE)
-            # When one comes back, and then ends; then the container is in the foreground, and again is not
-            front.resize(FIRST)
-            assert not container_is_in_background(env)
-            front.kill("enough")
-            assert until(lambda: container_is_in_background(env))
-            # When the last one ends and another command begins; then nothing is
-            back.kill("enough")
-            assert until(lambda: bool(outcomes))
-        with running(env, "sleep 305.125", FIRST):
-            pid = sleeper("305.125")
-            assert (in_background(pid, "cgroup"), container_is_in_background(env)) == (False, False)
-
-    def test_what_a_command_in_the_background_leaves_behind_does_not_slow_the_next(self, env: ContainerEnvironment) -> None:
-        # Given what a command in the background has left; when another begins; then it is not in the background
-        env.start(ExecRequest(action_id="a", command="sleep 305.875 >/dev/null 2>&1 &", holding=BACK)).wait()
-        pid = sleeper("305.875")
-        with running(env, "sleep 305.625", FIRST):
-            assert not in_background(sleeper("305.625"), "cgroup")
-            assert not in_background(pid, "cgroup")
-
-
-@pytest.mark.parametrize("way", WAYS, ids=["best", "docker update"])
-class TestInTheBackground:
-    """What holds by each way of granting."""
-
-    @pytest.fixture
-    def env(self, tmp_path: Path, options: ContainerOptions, way: Way | None) -> Iterator[ContainerEnvironment]:
-        """Give an environment whose grants go one way."""
-        with box_of(tmp_path / "box", options, way=way) as box:
-            yield box.open(EnvironmentSpec(id="e1"))
-
-    def test_a_command_alone_is_sent_with_its_container(self, env: ContainerEnvironment) -> None:
-        # Given a command that starts in the background; then its container is there, and it is told its DoP
-        with running(env, "echo $TANGRAM_DOP >dop; sleep 305.375", BACK, dop=2) as (execution, _):
-            sleeper("305.375")
+            assert in_background(pid, "cgroup")
             assert container_is_in_background(env)
-            assert env.read_file("dop") == b"2\n"
-            # When it gets a core; then its container is not
+            assert os.sched_getaffinity(pid) == set(HERE)
+            # When it comes back; then neither is
             execution.resize(FIRST)
+            assert not in_background(pid, "cgroup")
             assert not container_is_in_background(env)
+            assert os.sched_getaffinity(pid) == {HERE[0]}
 
-    def test_a_kill_reaches_a_command_in_the_background(self, env: ContainerEnvironment) -> None:
-        # Given a command in the background; when it is killed; then that is its end
-        with running(env, "sleep 305.3125 & wait", BACK) as (execution, outcomes):
-            sleeper("305.3125")
-            execution.kill("enough")
-            assert until(lambda: bool(outcomes))
-        assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
-        assert not processes_with("sleep\x00305.3125\x00")
 
-    def test_a_container_alone_counts_for_the_cores_of_its_command(self, env: ContainerEnvironment, way: Way | None) -> None:
-        # Given a command on two cores; then its container counts for as many
-        with running(env, "sleep 305.4375", Holding(tuple(HERE[:2]))) as (execution, _):
-            sleeper("305.4375")
-            of_two = counts_for(container_folder(env))
-            # When it gets one
-            execution.resize(FIRST)
-            of_one = counts_for(container_folder(env))
-            if way == "docker update" and not Path(container_folder(env), weight.V1.name).exists():
-                # The engine's runtime makes weights of version 2 from those of version 1 by a formula of its own.
-                assert of_two > of_one
-            else:
-                assert (of_two, of_one) == (2, 1)
+def test_a_container_counts_for_the_cores_of_its_commands(env: ContainerEnvironment) -> None:
+    # Given two commands of one environment, on two cores and on one; then each counts for its cores, the container for all
+    both = Holding(tuple(HERE[:2]))
+    with running(env, "sleep 305.0625", both) as (execution, _), running(env, "sleep 305.1875", FIRST, "other"):
+        wide, narrow = sleeper("305.0625"), sleeper("305.1875")
+        assert (weight_of(wide), weight_of(narrow), counts_for(container_folder(env))) == (2, 1, 3)
+        # When the first gets fewer cores; then it counts for fewer
+        execution.resize(FIRST)
+        assert (weight_of(wide), counts_for(container_folder(env))) == (1, 2)
+        # When it goes to the background; then only the other counts
+        execution.resize(BACK)
+        assert (in_background(wide, "cgroup"), counts_for(container_folder(env))) == (True, 1)
+        # When it comes back; then both do as before
+        execution.resize(both)
+        assert (weight_of(wide), counts_for(container_folder(env))) == (2, 3)
 
-    def test_what_a_command_gets_in_the_background_is_counted_apart(self, env: ContainerEnvironment) -> None:
-        # Given a busy command that was in the foreground for a while; when it is in the background
-        with running(env, "while :; do :; done", FIRST) as (execution, _):
-            assert until(lambda: (usage := execution.used()) is not None and usage.cpu_s > 0.1)
-            usage = execution.used()
-            assert usage is not None
-            assert usage.background_cpu_s == 0.0
-            execution.resize(BACK)
-            before = execution.used()
-            assert before is not None
-            # Then what it gets from then on counts
-            assert until(lambda: (usage := execution.used()) is not None and usage.background_cpu_s > 0.05)
-            usage = execution.used()
-            assert usage is not None
-            assert usage.background_cpu_s - before.background_cpu_s == pytest.approx(usage.cpu_s - before.cpu_s, abs=1e-6)
 
-    def test_time_without_a_core_does_not_count(self, env: ContainerEnvironment) -> None:
-        # Given a command in the background that sleeps for longer than it may run; when it ends; then it was not out of time
-        with running(env, "sleep 2.5; true", BACK, timeout_s=2.0) as (_, outcomes):
-            assert until(lambda: bool(outcomes))
-        assert (outcomes[0].status, outcomes[0].exit_code) == ("succeeded", 0)
-        assert outcomes[0].waited_s > 2.0
-        assert outcomes[0].execution_s < 0.5
+def test_a_container_is_in_the_foreground_while_one_of_its_commands_is(env: ContainerEnvironment) -> None:
+    # Given two commands of one environment, one of them in the background
+    with running(env, "sleep 305.25", FIRST) as (front, _), running(env, "sleep 305.75", BACK, "other") as (back, outcomes):
+        waiting, other = sleeper("305.25"), sleeper("305.75")
+        # Then the container is not, and that command stays on the other's core
+        assert (in_background(waiting, "cgroup"), in_background(other, "cgroup")) == (False, True)
+        assert not container_is_in_background(env)
+        assert os.sched_getaffinity(other) == {HERE[0]}
+        # When both are; then the container is
+        front.resize(BACK)
+        assert (in_background(waiting, "cgroup"), container_is_in_background(env)) == (True, True)
+        assert os.sched_getaffinity(other) == set(HERE)
+        # When one comes back, and then ends; then the container is in the foreground, and again is not
+        front.resize(FIRST)
+        assert not container_is_in_background(env)
+        front.kill("enough")
+        assert until(lambda: container_is_in_background(env))
+        # When the last one ends and another command begins; then nothing is
+        back.kill("enough")
+        assert until(lambda: bool(outcomes))
+    with running(env, "sleep 305.125", FIRST):
+        pid = sleeper("305.125")
+        assert (in_background(pid, "cgroup"), container_is_in_background(env)) == (False, False)
+
+
+def test_what_a_command_in_the_background_leaves_behind_does_not_slow_the_next(env: ContainerEnvironment) -> None:
+    # Given what a command in the background has left; when another begins; then it is not in the background
+    env.start(ExecRequest(action_id="a", command="sleep 305.875 >/dev/null 2>&1 &", holding=BACK)).wait()
+    pid = sleeper("305.875")
+    with running(env, "sleep 305.625", FIRST):
+        assert not in_background(sleeper("305.625"), "cgroup")
+        assert not in_background(pid, "cgroup")
+
+
+def test_a_command_alone_is_sent_with_its_container(env: ContainerEnvironment) -> None:
+    # Given a command that starts in the background; then its container is there, and it is told its DoP
+    with running(env, "echo $TANGRAM_DOP >dop; sleep 305.375", BACK, dop=2) as (execution, _):
+        sleeper("305.375")
+        assert container_is_in_background(env)
+        assert env.read_file("dop") == b"2\n"
+        # When it gets a core; then its container is not
+        execution.resize(FIRST)
+        assert not container_is_in_background(env)
+
+
+def test_a_kill_reaches_a_command_in_the_background(env: ContainerEnvironment) -> None:
+    # Given a command in the background; when it is killed; then that is its end
+    with running(env, "sleep 305.3125 & wait", BACK) as (execution, outcomes):
+        sleeper("305.3125")
+        execution.kill("enough")
+        assert until(lambda: bool(outcomes))
+    assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
+    assert not processes_with("sleep\x00305.3125\x00")
+
+
+def test_a_container_alone_counts_for_the_cores_of_its_command(env: ContainerEnvironment) -> None:
+    # Given a command on two cores; then its container counts for as many
+    with running(env, "sleep 305.4375", Holding(tuple(HERE[:2]))) as (execution, _):
+        sleeper("305.4375")
+        assert counts_for(container_folder(env)) == 2
+        # When it gets one; then for one
+        execution.resize(FIRST)
+        assert counts_for(container_folder(env)) == 1
+
+
+def test_what_a_command_gets_in_the_background_is_counted_apart(env: ContainerEnvironment) -> None:
+    # Given a busy command that was in the foreground for a while; when it is in the background
+    with running(env, "while :; do :; done", FIRST) as (execution, _):
+        assert until(lambda: (usage := execution.used()) is not None and usage.cpu_s > 0.1)
+        usage = execution.used()
+        assert usage is not None
+        assert usage.background_cpu_s == 0.0
+        execution.resize(BACK)
+        before = execution.used()
+        assert before is not None
+        # Then what it gets from then on counts
+        assert until(lambda: (usage := execution.used()) is not None and usage.background_cpu_s > 0.05)
+        usage = execution.used()
+        assert usage is not None
+        assert usage.background_cpu_s - before.background_cpu_s == pytest.approx(usage.cpu_s - before.cpu_s, abs=1e-6)
+
+
+def test_time_without_a_core_does_not_count(env: ContainerEnvironment) -> None:
+    # Given a command in the background that sleeps for longer than it may run; when it ends; then it was not out of time
+    with running(env, "sleep 2.5; true", BACK, timeout_s=2.0) as (_, outcomes):
+        assert until(lambda: bool(outcomes))
+    assert (outcomes[0].status, outcomes[0].exit_code) == ("succeeded", 0)
+    assert outcomes[0].waited_s > 2.0
+    assert outcomes[0].execution_s < 0.5

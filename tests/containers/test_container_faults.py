@@ -2,58 +2,62 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.workers_cpu.support import admit, printed, until
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.docker import disk
+from workers.cpu.docker.cgroups import files, v1, v2
 from workers.cpu.docker.engine import Engine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
-from workers.cpu.errors import EngineUnavailable, EnvironmentGone, SandboxError
+from workers.cpu.errors import EnvironmentGone, SandboxError
 
 from .conftest import NODE
+from .support import containers
 
 
-class Moody(Engine):
-    """An engine that refuses to change cores while it is `away`."""
+class Quotas:
+    """The kernel's quotas of cores, which cannot be written while they are `stuck`."""
 
-    away = False
-
-    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int, shares: int) -> None:
-        if self.away:
-            raise EngineUnavailable("the engine is away")
-        super().update_cores(container_id, cores, quota_us, period_us, shares)
+    stuck = False
 
 
 @pytest.fixture
-def moody(options: ContainerOptions, tmp_path: Path) -> Iterator[tuple[Moody, ContainerEnvironment]]:
-    """Give an engine and an environment whose grants go through it."""
-    engine = Moody()
-    box = ContainerSandbox(tmp_path / "moody", node=f"{NODE}-moody", options=options, engine=engine, way="docker update")
-    yield engine, box.open(EnvironmentSpec(id="e1"))
-    engine.away = False
-    box.close()
+def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Quotas]:
+    """Give quotas that can get stuck."""
+    given = Quotas()
+
+    def failing(path: str, value: str) -> None:
+        if given.stuck and path.endswith(("cpu.cfs_quota_us", "cpu.max")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        files.write(path, value)
+
+    for module in (v1, v2):
+        monkeypatch.setattr(module, "write", failing)
+    yield given
+    given.stuck = False
 
 
-def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(moody: tuple[Moody, ContainerEnvironment]) -> None:
-    # Given a command that runs when the engine goes away
-    engine, env = moody
+def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Quotas, env: ContainerEnvironment) -> None:
+    # Given a command that runs when its quota cannot be written any more
     execution = admit(env, "echo begun > mark; until [ -e go ]; do sleep 0.01; done; echo done", cores=(0,))
     outcomes: list[object] = []
     thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
     thread.start()
     assert until(lambda: _reads(env, "mark") == b"begun\n")
-    engine.away = True
+    quotas.stuck = True
     # When it ends by itself
     env.write_file("go", b"")
     thread.join(20)
@@ -62,15 +66,15 @@ def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(moody: tu
     assert (outcome.status, outcome.stdout) == ("succeeded", b"done\n")  # type: ignore[attr-defined]
 
 
-def test_a_command_is_killed_also_when_it_can_be_given_no_time(moody: tuple[Moody, ContainerEnvironment]) -> None:
-    # Given a command that sleeps when the engine goes away
-    engine, env = moody
-    execution = admit(env, "echo begun > mark; sleep 300", cores=(0,), timeout_s=None)
+def test_a_command_is_killed_also_when_it_can_be_given_no_time(quotas: Quotas, env: ContainerEnvironment) -> None:
+    # Given a command in the background that sleeps when its quota cannot be written any more
+    request = ExecRequest(action_id="a1", command="echo begun > mark; sleep 300", holding=Holding(background=True))
+    execution = env.start(request)
     outcomes: list[object] = []
     thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
     thread.start()
     assert until(lambda: _reads(env, "mark") == b"begun\n")
-    engine.away = True
+    quotas.stuck = True
     # When it is killed
     execution.kill("enough")
     thread.join(30)
@@ -176,17 +180,18 @@ def test_closing_the_sandbox_starts_nothing_more(image: str, tmp_path: Path) -> 
     assert Engine().left_by(f"{NODE}-line") == []
 
 
-def test_an_environment_that_is_being_opened_is_closed_when_it_stands(sandbox: ContainerSandbox) -> None:
+def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: ContainerSandbox) -> None:
     # Given an environment that is being opened
-    opening = threading.Thread(target=sandbox.open, args=(EnvironmentSpec(id="e2"),))
-    opening.start()
-    assert until(lambda: "e2" in sandbox._environments)
-    # When it is to be closed
-    sandbox.close_environment("e2")
-    opening.join(20)
-    # Then it is
+    with ThreadPoolExecutor() as threads:
+        opened = threads.submit(sandbox.open, EnvironmentSpec(id="e2"))
+        assert until(lambda: "e2" in sandbox._environments)
+        # When it is closed
+        sandbox.close_environment("e2")
+        # Then its open has ended, and nothing is left
+        assert isinstance(opened.exception(20), EnvironmentGone | None)
     with pytest.raises(EnvironmentGone):
         sandbox.get("e2")
+    assert containers(NODE) == []
 
 
 def test_an_environment_can_be_opened_again_while_it_closes(sandbox: ContainerSandbox) -> None:

@@ -15,8 +15,8 @@ import pytest
 from tests.workers_cpu.support import admit, printed, processes_with, run, until
 from tests.workers_cpu.test_hostile_commands import BY_EXIT_CODE, SURVIVED
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
-from workers.cpu.docker.attendant import STATES_INSIDE
 from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.init import STATES_INSIDE
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone

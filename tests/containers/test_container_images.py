@@ -18,7 +18,7 @@ from tests.workers_cpu.support import printed, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker import images
 from workers.cpu.docker.engine import Engine, split_reference
-from workers.cpu.docker.options import ContainerOptions, Pull
+from workers.cpu.docker.options import ContainerOptions, PullPolicy
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ImageMissing
 
@@ -56,11 +56,16 @@ def docker_pull(reference: str) -> None:
 
 @contextmanager
 def fetching(
-    base: Path, options: ContainerOptions, pull: Pull = "missing", cache_mb: int | None = None, stall_s: float = 60.0
+    base: Path,
+    options: ContainerOptions,
+    pull: PullPolicy = "missing",
+    cache_mb: int | None = None,
+    stall_s: float = 60.0,
+    pull_s: float = 60.0,
 ) -> Iterator[ContainerSandbox]:
     """Give a sandbox that may fetch images."""
     engine = Engine(stall_s=stall_s)
-    box = ContainerSandbox(base, node=NODE, options=replace(options, pull=pull, image_cache_mb=cache_mb), engine=engine)
+    box = ContainerSandbox(base, node=NODE, options=replace(options, pull=pull, pull_s=pull_s, image_cache_mb=cache_mb), engine=engine)
     try:
         yield box
     finally:

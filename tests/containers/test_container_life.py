@@ -22,6 +22,7 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ContainerFailed, EnvironmentExists, EnvironmentGone, ImageMissing, StartTimeout
+from workers.cpu.opening import Opening
 
 from .conftest import NODE
 from .images import make_busybox
@@ -230,13 +231,13 @@ class _Counted(ContainerMaker):
     def __init__(self, inner: ContainerMaker) -> None:
         self._inner, self._lock, self.now, self.most, self.made = inner, threading.Lock(), 0, 0, 0
 
-    def make(self, image: str, memory_mb: int) -> Container:
+    def make(self, image: str, memory_mb: int, opening: Opening) -> Container:
         with self._lock:
             self.now += 1
             self.made += 1
             self.most = max(self.most, self.now)
         try:
-            return self._inner.make(image, memory_mb)
+            return self._inner.make(image, memory_mb, opening)
         finally:
             with self._lock:
                 self.now -= 1
@@ -253,19 +254,6 @@ def test_no_more_start_at_once_than_may(tmp_path: Path, options: ContainerOption
         assert [each for each in found if isinstance(each, Exception)] == []
         assert len(box.environments()) == 16
         assert counted.most <= 3
-
-
-def test_who_waits_too_long_for_a_turn_is_told(tmp_path: Path, options: ContainerOptions) -> None:
-    # Given a bound of one, which is taken
-    with box_of(tmp_path / "box", replace(options, starting_limit=1, start_timeout_s=0.2)) as box:
-        with box._pool._changed:
-            box._pool._free = 0
-        # When one more is to start; then it is told
-        with pytest.raises(StartTimeout):
-            box.open(of("e1"))
-        assert box.environments() == ()
-        with box._pool._changed:
-            box._pool._free = 1
 
 
 def test_what_stands_ready_is_filled_up_and_not_beyond(tmp_path: Path, options: ContainerOptions) -> None:

@@ -355,14 +355,41 @@ def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world
     w.handle(events.Cancelled(job="default", trajectory="t", reason="enough"))
 
     assert w.ended("parked") == w.ended("waits") == ("cancelled", "enough")
-    assert [stop.id for stop in w.of(commands.Stop)] == ["runs"]
+    assert [stop.id for stop in w.of(commands.Stop)] == ["runs", "open-e1"]
     assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
     assert w.waiting == ["other"]
     assert "parked" not in w.started
 
-    # And the one that was just opening is closed as soon as it stands
+    # And where the node had opened the other before it was told, that is closed
     w.finish("open-e1")
     assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0", "e1"]
+
+
+def test_an_open_that_is_cancelled_is_stopped_on_its_node(world: Any) -> None:
+    # Given an environment that is being opened, with a command that waits for it
+    w = world()
+    w.node()
+    w.open("e0", finish=False)
+    w.exec("a", "e0")
+    # When its open is cancelled
+    w.handle(events.Cancelled(ids=("open-e0",), reason="enough"))
+    assert [(stop.id, stop.reason) for stop in w.of(commands.Stop)] == [("open-e0", "enough")]
+    # Then the open ends as the node says, and its environment with it
+    w.finish("open-e0", "cancelled", reason="enough")
+    assert w.ended("open-e0") == ("cancelled", "enough")
+    assert w.ended("a") == ("failed", "environment e0 is gone: enough")
+    assert states(w, "e0") == ["waiting", "opening", "closed"]
+
+
+def test_an_environment_that_opens_in_spite_of_a_cancel_is_closed(world: Any) -> None:
+    # Given an open that is cancelled when the node is about done with it
+    w = world()
+    w.node()
+    w.open("e0", finish=False)
+    w.handle(events.Cancelled(ids=("open-e0",), reason="enough"))
+    # When it succeeds; then its environment is closed
+    w.finish("open-e0")
+    assert [(c.id, c.reason) for c in w.of(commands.CloseEnvironment)] == [("e0", "enough")]
 
 
 def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any) -> None:

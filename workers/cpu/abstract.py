@@ -23,6 +23,7 @@ from typing import Literal
 
 from tangram.errors import InvalidAction
 from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
+from workers.cpu.opening import Opening
 from workers.cpu.weight import Means
 
 Status = Literal["succeeded", "timed_out", "cancelled", "failed"]
@@ -214,8 +215,10 @@ class Sandbox(ABC):
         """Return by what means commands are held in the background here."""
 
     @abstractmethod
-    def open(self, spec: EnvironmentSpec) -> Environment:
+    def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:
         """Return the environment of `spec`, opened unless it is already.
+
+        Where `opening` ends first, its error is raised and nothing is left of the environment.
 
         Raises:
             EnvironmentExists: one of this id is open with another specification.

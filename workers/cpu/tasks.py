@@ -17,9 +17,10 @@ from app.celery import app
 from tangram.errors import ActionCancelled, ActionFailed, EnvironmentLost
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
-from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.dop import MOST_VARIABLE
 from workers.cpu.errors import EnvironmentGone
+from workers.cpu.opening import Opening
 from workers.node import holding_of
 
 
@@ -28,11 +29,29 @@ def open_environment(
     self: PayloadTask, environment: str, image: str | None = None, memory_mb: int | None = None, files: Any = None
 ) -> None:
     """Open an environment; `files` are those it starts with, base64 by path in a JSON object."""
+    node = this_node()
+    call = node.call(self.request.id)
+    opening = Opening(call.header.get("timeout_s") or cpu().settings.open_timeout_s)
+    spec = EnvironmentSpec(id=environment, image=image, memory_mb=memory_mb)
+    node.attach(call, opening.cancel)
     with refusals():
-        opened = cpu().sandbox.open(EnvironmentSpec(id=environment, image=image, memory_mb=memory_mb))
-        if files is not None:
-            for path, content in json.loads(cpu().blobs.get_text(files)).items():
-                opened.write_file(path, base64.b64decode(content))
+        opening.run(lambda: _opened(spec, files, opening), undo=Environment.close)
+
+
+def _opened(spec: EnvironmentSpec, files: Any, opening: Opening) -> Environment:
+    """Open an environment and write its files; where that fails, it is closed again."""
+    opened = cpu().sandbox.open(spec, opening)
+    if files is None:
+        return opened
+    opening.phase = "writing the files that it starts with"
+    try:
+        for path, content in json.loads(cpu().blobs.get_text(files)).items():
+            opening.check()
+            opened.write_file(path, base64.b64decode(content))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 @app.task(name="cpu.close", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]

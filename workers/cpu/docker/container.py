@@ -3,11 +3,11 @@
 | state    | meaning                                                         | next                                 |
 |----------|-----------------------------------------------------------------|--------------------------------------|
 | made     | the engine has it, nothing runs                                 | started in time: standing; else gone |
-| standing | its attendant waits; no environment has it yet (a warm one)     | given, or removed                    |
+| standing | its init waits; no environment has it yet (a warm one)          | given, or removed                    |
 | given    | it is an environment's, with the memory of that                 | removed, or its process 1 ended      |
 | gone     | nothing is left of it                                           |                                      |
 
-The worker holds three things of it: the writing end of `alive`, which keeps the attendant waiting; a descriptor of
+The worker holds three things of it: the writing end of `alive`, which keeps the container init waiting; a descriptor of
 process 1, readable once that has ended; and the control groups through which grants are written.
 """
 
@@ -24,23 +24,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.cpu.docker import disk
-from workers.cpu.docker.attendant import ALIVE, HELLO, INSIDE, SCRIPT, STATES, STATES_INSIDE
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
 from workers.cpu.docker.engine import ContainerSpec, Engine
-from workers.cpu.docker.network import NOBODY, AllowedNetwork
+from workers.cpu.docker.init import ALIVE, HELLO, STATES, TEMPORARY, WORK
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import ContainerFailed, SandboxError, StartTimeout
+from workers.cpu.opening import Opening
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, make_fifo
 
-MOST_TRESPASSES = 1
+MOST_DISK_VIOLATIONS = 1
 LONGEST_HELLO = 4096
+CHECK_S = 0.1
+"""How often the start of a container looks whether it is to go on."""
 STAT_FLAGS, PF_EXITING = 6, 0x4
 """Where /proc/<pid>/stat has the flags of a process, counted from its state; the flag of one that is ending."""
 NAME_PREFIX = "tangram-"
-WORK, TEMPORARY = "/work", "/tmp"
 
-Groups = Callable[[str, int], ContainerGroup]
-"""Gives the control groups of a container by its id and its process 1."""
+Groups = Callable[[int], ContainerGroup]
+"""Gives the control groups of a container by its process 1."""
 
 
 class Container:
@@ -60,18 +61,18 @@ class Container:
         """What it had written when it was looked at last."""
         self.layer, self.volumes = "", tuple[str, ...]()
         """Where it writes on the engine's host: its own layer, empty where there is no telling, and its image's volumes."""
-        self.trespasses, self._trespassed_at = 0, float("-inf")
+        self.disk_violations, self._violated_at = 0, float("-inf")
         """How many of its commands were ended since they wrote more than it may."""
         self.oom_kills_told = 0
         """How many of its processes the kernel had ended for want of memory when a command was told of it last."""
-        self.doom = ""
-        """Why it was ended by this worker before its environment was closed."""
+        self.end_reason = ""
+        """Why this worker ended it before its environment was closed."""
 
-    def begin(self, groups: Groups, deadline: float) -> None:
-        """Start it, and return once its attendant waits.
+    def begin(self, groups: Groups, deadline: float, opening: Opening) -> None:
+        """Start it, and return once its init waits.
 
         Raises:
-            ContainerFailed: it ended instead.
+            ContainerFailed: it ended instead, or its control groups cannot be used.
             StartTimeout: it was not up by `deadline`.
 
         """
@@ -84,13 +85,16 @@ class Container:
                 raise ContainerFailed(
                     "a container's process 1 cannot be seen: it has ended, or the worker is not in the engine's process namespace"
                 ) from None
-            self.dialect = Dialect.of(self._await_hello(hello, deadline))
+            self.dialect = Dialect.of(self._await_hello(hello, deadline, opening))
         finally:
             os.close(hello)
-        self.group = groups(self.id, self.pid)
+        try:
+            self.group = groups(self.pid)
+        except OSError as error:
+            raise ContainerFailed(f"a container's control groups cannot be used: {error}") from error
 
-    def _await_hello(self, hello: int, deadline: float) -> str:
-        """Return the shell that the attendant has found."""
+    def _await_hello(self, hello: int, deadline: float, opening: Opening) -> str:
+        """Return the shell that the container init has found."""
         poller = select.poll()
         poller.register(hello, select.POLLIN)
         poller.register(self.ended, select.POLLIN)
@@ -98,8 +102,9 @@ class Container:
         while not said.endswith(b"\n"):
             if len(said) > LONGEST_HELLO:
                 raise ContainerFailed("the image's /bin/sh is no shell")
+            opening.check()
             left_s = deadline - time.monotonic()
-            ready = {descriptor for descriptor, _ in poller.poll(max(0.0, left_s) * 1000)}
+            ready = {descriptor for descriptor, _ in poller.poll(max(0.0, min(left_s, CHECK_S)) * 1000)}
             if hello in ready:
                 said += os.read(hello, 4096)
             elif self.ended in ready:
@@ -108,14 +113,14 @@ class Container:
                 raise StartTimeout("a container did not come up in time")
         return said.decode(errors="replace").strip() or "/bin/sh"
 
-    def bury(self) -> None:
-        """Have the attendant collect the processes that have ended."""
+    def reap(self) -> None:
+        """Have the container init collect the processes that have ended."""
         # A full pipe means that it has more than enough to read already.
         with self._descriptors, contextlib.suppress(BlockingIOError):
             if self._alive >= 0:
                 os.write(self._alive, b"\n")
 
-    def look_at_disk(self) -> None:
+    def measure_disk(self) -> None:
         """Take note of what it has written."""
         if self.has_ended():
             return
@@ -125,29 +130,29 @@ class Container:
         named = disk.taken_bytes(seen) + (self.engine.written_bytes(self.id) if layer is None else 0)
         self.written_mb = (named + disk.taken_bytes((self.control,)) + nameless) / (1 << 20)
 
-    def note_trespass(self, began: float) -> None:
-        """Count a command that has written too much, unless it ran already when another was counted: who of them wrote is not known.
+    def note_disk_violation(self, began: float) -> None:
+        """Count a command that has written too much, and that began at `began` on the monotonic clock.
 
-        `began` is its start, on the monotonic clock.
+        Of commands that ran side by side one counts, since nobody knows which of them wrote.
         """
         with self._descriptors:
-            if began > self._trespassed_at:
-                self.trespasses += 1
-                self._trespassed_at = time.monotonic()
+            if began > self._violated_at:
+                self.disk_violations += 1
+                self._violated_at = time.monotonic()
 
-    def judge(self) -> None:
-        """End it when its commands have written more than it may, and then more again; once, it may clear up.
+    def enforce_disk_limit(self) -> None:
+        """End it where its commands have written more than it may for a second time.
 
-        What a clearing command may write is what there is already, so this bounds what is written in all.
+        After the first time a command may clear up. It may write as much as there is already, so this bounds what is written in all.
         """
         if self.written_mb > self.disk_mb:
-            self.look_at_disk()
-        if self.trespasses > MOST_TRESPASSES:
+            self.measure_disk()
+        if self.disk_violations > MOST_DISK_VIOLATIONS:
             self.end(f"the environment went on to write after {self.disk_mb} MB, the most that it may have on disk")
 
     def why_ended(self) -> str:
         """Return why it has ended, nothing where there is no telling."""
-        return self.doom or self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
+        return self.end_reason or self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
 
     def _new_oom_kills(self) -> bool:
         try:
@@ -157,7 +162,7 @@ class Container:
 
     def end(self, reason: str) -> None:
         """Have the engine end it; whoever watches it learns `reason`."""
-        self.doom = self.doom or reason
+        self.end_reason = self.end_reason or reason
         self.engine.remove(self.id)
 
     def has_ended(self) -> bool:
@@ -207,14 +212,12 @@ class ContainerMaker:
         node: str,
         folder: Path,
         groups: Groups,
-        network: AllowedNetwork | None = None,
     ) -> None:
         self._engine, self._options, self._node, self._folder, self._groups = engine, options, node, folder, groups
-        self._network = network
         self._disk_hard: bool | None = None
 
-    def make(self, image: str, memory_mb: int) -> Container:
-        """Make and start a container.
+    def make(self, image: str, memory_mb: int, opening: Opening) -> Container:
+        """Make and start a container. Nothing is left of it where that fails or `opening` ends.
 
         Raises:
             ContainerFailed, ImageMissing, EngineUnavailable: as their names say.
@@ -222,8 +225,6 @@ class ContainerMaker:
 
         """
         deadline = time.monotonic() + self._options.start_timeout_s
-        if self._network is not None:
-            self._network.hold()
         name = secrets.token_hex(8)
         control = self._folder / name
         container, alive = None, -1
@@ -232,10 +233,12 @@ class ContainerMaker:
             alive = os.open(control / ALIVE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             container_id = self._engine.create(self._spec(image, memory_mb, name, control))
             container = Container(self._engine, container_id, control, alive, memory_mb, self._options.limits.disk_mb)
+            opening.check()
             if not self._options.read_only:
                 uid, gid = self._options.uid, self._options.gid
                 self._engine.put_folders(container_id, [(WORK, uid, gid, 0o755), (TEMPORARY, 0, 0, 0o1777)])
-            container.begin(self._groups, deadline)
+            opening.check()
+            container.begin(self._groups, deadline, opening)
         except BaseException:
             if container is not None:
                 container.remove()
@@ -250,31 +253,16 @@ class ContainerMaker:
         return container
 
     def _spec(self, image: str, memory_mb: int, name: str, control: Path) -> ContainerSpec:
-        options, limits, allowed = self._options, self._options.limits, self._network
         if self._disk_hard is None:
-            self._disk_hard = not options.read_only and self._engine.can_limit_disk(image, self._node)
+            self._disk_hard = not self._options.read_only and self._engine.can_limit_disk(image, self._node)
         return ContainerSpec(
             name=f"{NAME_PREFIX}{name}",
             node=self._node,
             image=image,
-            command=("/bin/sh", "-c", SCRIPT),
-            environment={"HOME": WORK, "TMPDIR": TEMPORARY, "LANG": "C.UTF-8", "TERM": "dumb"},
-            user=options.user,
-            work=WORK,
-            control=str(control),
-            control_inside=INSIDE,
-            states=str(control / STATES),
-            states_inside=STATES_INSIDE,
+            control=control,
             memory_mb=memory_mb,
-            processes=limits.processes,
-            open_files=limits.open_files,
-            disk_mb=limits.disk_mb,
             disk_hard=self._disk_hard,
-            network=options.network if allowed is None else allowed.name,
-            hosts=() if allowed is None else allowed.hosts,
-            name_servers=() if allowed is None else (NOBODY,),
-            read_only=options.read_only,
-            runtime=options.runtime,
+            options=self._options,
         )
 
 

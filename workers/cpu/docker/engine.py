@@ -1,33 +1,34 @@
 """The Docker engine, as far as containers of environments need it; the only file that knows the `docker` SDK.
 
-What the engine answers is checked and typed here. Every request has a time limit; an engine that does not answer within it
-fails the one action that asked.
+What the engine answers is checked and typed here. Every request has a time limit: an engine that does not answer in time fails only
+the action that asked. Pulls are made in `pull.py`.
 """
 
 from __future__ import annotations
 
 import io
 import tarfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import docker
 import requests
 from docker.auth import get_config_header, resolve_repository_name
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
-from urllib3.exceptions import HTTPError, ReadTimeoutError
+from docker.utils import parse_host
 
+from workers.cpu.docker.init import INSIDE, SCRIPT, STATES, STATES_INSIDE, TEMPORARY, WORK
+from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.pull import PullRequest
 from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 
 NODE_LABEL = "tangram.node"
 SNAPSHOT_LABEL = "tangram.snapshot"
 FILTERS_VSOCK = 23
 """The engine's first version whose default filter refuses vsock sockets, by its release notes."""
-LEAVING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,36 +42,19 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """What the engine is told of a container. `control`, read-only, and `states` are folders of the host that it sees at `…_inside`.
-
-    `hosts` are lines for its /etc/hosts, `name:address` each; with `name_servers`, names that it does not find there are asked of those.
-    """
+    """What a container is made of. `control` is its control folder on the host; `disk_hard` has the storage hold it to its disk limit."""
 
     name: str
     node: str
     image: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    user: str
-    work: str
-    control: str
-    control_inside: str
-    states: str
-    states_inside: str
+    control: Path
     memory_mb: int
-    processes: int
-    open_files: int
-    disk_mb: int
     disk_hard: bool
-    network: str
-    read_only: bool
-    runtime: str | None
-    hosts: Sequence[str] = ()
-    name_servers: Sequence[str] = ()
+    options: ContainerOptions
 
 
 class Engine:
-    """A connection to the engine at `url`, by default the one of DOCKER_HOST or the local socket. Any thread may ask.
+    """A connection to the engine at `url`, by default its Unix socket. Any thread may ask.
 
     It has `timeout_s` for an answer, and while it fetches an image, `stall_s` for the next word on it.
 
@@ -81,6 +65,8 @@ class Engine:
 
     def __init__(self, url: str | None = None, timeout_s: float = 60.0, stall_s: float = 300.0) -> None:
         self._stall_s = stall_s
+        scheme, _, path = parse_host(url).partition("://")
+        self._socket = path if scheme == "http+unix" else None
         try:
             self._api = docker.APIClient(base_url=url, timeout=timeout_s, version="auto", max_pool_size=32, num_pools=32)
             self._info = self._api.info()
@@ -121,44 +107,42 @@ class Engine:
             ImageMissing: the image has gone.
 
         """
-        memory = spec.memory_mb << 20
+        options, limits, memory = spec.options, spec.options.limits, spec.memory_mb << 20
         host = self._api.create_host_config(
             auto_remove=True,
             cap_drop=["ALL"],
             security_opt=["no-new-privileges:true"],
-            network_mode=spec.network,
-            extra_hosts=list(spec.hosts) or None,
-            dns=list(spec.name_servers) or None,
+            network_mode=options.network,
             ipc_mode="private",
-            pids_limit=spec.processes,
+            pids_limit=limits.processes,
             mem_limit=memory,
             memswap_limit=memory,
-            read_only=spec.read_only,
-            runtime=spec.runtime,
+            read_only=options.read_only,
+            runtime=options.runtime,
             shm_size=min(memory, 64 << 20),
-            tmpfs=_in_memory(spec) if spec.read_only else None,
-            storage_opt={"size": f"{spec.disk_mb}m"} if spec.disk_hard else None,
+            tmpfs=_in_memory(options) if options.read_only else None,
+            storage_opt={"size": f"{limits.disk_mb}m"} if spec.disk_hard else None,
             mounts=[
-                Mount(spec.control_inside, spec.control, type="bind", read_only=True),
-                Mount(spec.states_inside, spec.states, type="bind"),
+                Mount(INSIDE, str(spec.control), type="bind", read_only=True),
+                Mount(STATES_INSIDE, str(spec.control / STATES), type="bind"),
             ],
             log_config=LogConfig(type="none"),
             ulimits=[
                 Ulimit(name="core", soft=0, hard=0),
-                Ulimit(name="nofile", soft=spec.open_files, hard=spec.open_files),
-                Ulimit(name="fsize", soft=spec.disk_mb << 20, hard=spec.disk_mb << 20),
+                Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
+                Ulimit(name="fsize", soft=limits.disk_mb << 20, hard=limits.disk_mb << 20),
             ],
         )
         with _refusals(f"container for image {spec.image!r}"):
             made = self._api.create_container(
                 spec.image,
-                entrypoint=list(spec.command[:1]),
-                command=list(spec.command[1:]),
+                entrypoint=["/bin/sh"],
+                command=["-c", SCRIPT],
                 name=spec.name,
                 hostname="sandbox",
-                user=spec.user,
+                user=options.user,
                 working_dir="/",
-                environment=dict(spec.environment),
+                environment={"HOME": WORK, "TMPDIR": TEMPORARY, "LANG": "C.UTF-8", "TERM": "dumb"},
                 labels={NODE_LABEL: spec.node},
                 healthcheck={"test": ["NONE"]},
                 host_config=host,
@@ -222,11 +206,6 @@ class Engine:
             return None
         return code
 
-    def update_cores(self, container_id: str, cores: str, quota_us: int, period_us: int, shares: int) -> None:
-        """Hold a container to cores and to a quota of time on them, and weigh it against others."""
-        with _refusals("the cores of a container"):
-            self._api.update_container(container_id, cpuset_cpus=cores, cpu_quota=quota_us, cpu_period=period_us, cpu_shares=shares)
-
     def update_memory(self, container_id: str, memory_mb: int) -> None:
         """Hold a container to another amount of memory."""
         with _refusals("the memory of a container"):
@@ -256,45 +235,10 @@ class Engine:
         with _refusals("the list of containers"):
             return [each["Id"] for each in self._api.containers(all=True, filters={"label": f"{NODE_LABEL}={node}"})]
 
-    # -- networks ------------------------------------------------------------------------------------------------
-
-    def make_network(self, name: str, node: str, interface: str) -> str:
-        """Make a bridge of IPv4 whose containers do not hear of each other, and return its id. Raises `ContainerFailed`."""
-        options = {
-            "com.docker.network.bridge.name": interface,
-            "com.docker.network.bridge.enable_icc": "false",
-            "com.docker.network.bridge.enable_ip_masquerade": "true",
-        }
-        with _refusals(f"network {name!r}"):
-            made = self._api.create_network(name, driver="bridge", options=options, check_duplicate=True, labels={NODE_LABEL: node})
-        network_id: str = made["Id"]
-        return network_id
-
-    def networks_left_by(self, node: str) -> list[str]:
-        """Return the networks that an earlier worker of this node has left."""
+    def has_network(self, name: str) -> bool:
+        """Say whether there is a network of that name; `none` is one."""
         with _refusals("the list of networks"):
-            return [each["Id"] for each in self._api.networks(filters={"label": f"{NODE_LABEL}={node}"})]
-
-    def remove_network(self, network_id: str) -> None:
-        """Remove a network, once the last container that is just going has left it; nothing where it has gone.
-
-        Raises:
-            ContainerFailed: something stays on it.
-
-        """
-        deadline = time.monotonic() + LEAVING_S
-        while True:
-            try:
-                with _refusals("a network"):
-                    self._api.remove_network(network_id)
-            except ContainerFailed as error:
-                if isinstance(error.__cause__, NotFound):
-                    return
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-            else:
-                return
+            return any(each["Name"] == name for each in self._api.networks(names=[name]))
 
     # -- images --------------------------------------------------------------------------------------------------
 
@@ -307,45 +251,19 @@ class Engine:
                 return None
         return Image(reference=reference, id=found["Id"], bytes=int(found["Size"]))
 
-    def pull(self, reference: str, progress: Callable[[int, int], None]) -> None:
-        """Fetch an image with the credentials of Docker's own configuration; `progress` is told bytes done and in all.
-
-        Raises:
-            ImageMissing: the registry has no such image, or lets nobody have it.
-
-        """
-        layers: dict[str, tuple[int, int]] = {}
-        try:
-            for line in self._fetched(reference):
-                if "error" in line:
-                    raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(line['error'])}")
-                detail = line.get("progressDetail") or {}
-                if line.get("status") == "Downloading" and "total" in detail:
-                    layers[line["id"]] = (int(detail.get("current", 0)), int(detail["total"]))
-                    progress(sum(done for done, _ in layers.values()), sum(total for _, total in layers.values()))
-        except APIError as error:
-            raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(error.explanation or error)}") from error
-        except (TimeoutError, requests.Timeout, ReadTimeoutError) as error:
-            raise ImageMissing(f"image {reference!r} cannot be had: nothing more of it came for {self._stall_s:g} s") from error
-        except (DockerException, requests.RequestException, HTTPError) as error:
-            raise ImageMissing(f"image {reference!r} cannot be had: {_one_line(error)}") from error
-
-    def _fetched(self, reference: str) -> Iterator[dict[str, Any]]:
-        """Yield what the engine says while it fetches. The SDK's own `pull` would wait for ever for the next word."""
+    def pull_request(self, reference: str) -> PullRequest:
+        """Return the request that fetches an image with the credentials of Docker's own configuration."""
         name, tag = split_reference(reference)
         # Credentials may be short-lived ones that somebody renews.
         self._api.reload_config()
         login = get_config_header(self._api, resolve_repository_name(name)[0])
-        answer = self._api._post(
-            self._api._url("/images/create"),
+        return PullRequest(
+            url=f"{'http://docker' if self._socket else self._api.base_url}/v{self._api.api_version}/images/create",
+            socket=self._socket,
             params={"fromImage": name, "tag": tag},
-            headers={"X-Registry-Auth": login} if login else {},
-            stream=True,
-            timeout=self._stall_s,
+            headers={"X-Registry-Auth": login.decode()} if login else {},
+            stall_s=self._stall_s,
         )
-        with answer:
-            self._api._raise_for_status(answer)
-            yield from self._api._stream_helper(answer, decode=True)
 
     def commit(self, container_id: str, repository: str, tag: str, node: str) -> str:
         """Make an image of a container's files, and return its reference. Raises `ContainerFailed`."""
@@ -390,10 +308,9 @@ def _one_line(said: object) -> str:
     return " ".join(str(said).split())
 
 
-def _in_memory(spec: ContainerSpec) -> dict[str, str]:
-    uid, _, gid = spec.user.partition(":")
-    kept = f"rw,exec,nosuid,nodev,size={spec.disk_mb}m"
-    return {spec.work: f"{kept},uid={uid},gid={gid},mode=0755", "/tmp": f"{kept},mode=1777"}
+def _in_memory(options: ContainerOptions) -> dict[str, str]:
+    kept = f"rw,exec,nosuid,nodev,size={options.limits.disk_mb}m"
+    return {WORK: f"{kept},uid={options.uid},gid={options.gid},mode=0755", TEMPORARY: f"{kept},mode=1777"}
 
 
 def _major(version: str) -> int:

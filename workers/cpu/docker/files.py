@@ -1,8 +1,8 @@
 """Files of a container, opened from outside as its own user would open them.
 
 The path is resolved by the kernel with the container's root as its root (openat2, RESOLVE_IN_ROOT; Linux 5.6), so no link
-and no `..` leads out, also not one that changes meanwhile. A worker that is root opens with the user and group of the
-container (setfsuid(2), of this thread alone): it can read and write just what a command could, and new files are the user's.
+and no `..` leads out, also not one that changes meanwhile. The worker opens files with the user and group of the container
+(setfsuid(2), for one thread alone). It can therefore read and write just what a command could, and a file that it makes is the user's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from workers.cpu.docker.container import WORK, Container
+from workers.cpu.docker.container import Container
+from workers.cpu.docker.init import WORK
 from workers.cpu.errors import FileUnusable, PathIsDirectory
 from workers.cpu.files import FLAGS, RegularFiles
 
@@ -94,9 +95,6 @@ class ContainerFiles(RegularFiles):
     @contextmanager
     def _as_user(self) -> Iterator[None]:
         """Let this thread's files be opened as the container's user would."""
-        if os.geteuid() != 0:
-            yield
-            return
         try:
             _become(_libc.setfsgid, self._gid)
             _become(_libc.setfsuid, self._uid)

@@ -1,10 +1,11 @@
-"""Images on this node: fetched when they are needed, one fetch at a time for each, and dropped when the cache is full.
+"""Images on this node: pulled when they are needed, one pull at a time for each, and dropped when the cache is full.
 
-| state    | meaning                                      | next                                |
-|----------|----------------------------------------------|-------------------------------------|
-| absent   | not here                                     | wanted: fetching, unless never      |
-| fetching | one thread fetches, others wait for it       | here: present; else absent, refused |
-| present  | used by containers or not                    | least recently used and too many    |
+| state    | meaning                                             | next                                               |
+|----------|-----------------------------------------------------|----------------------------------------------------|
+| absent   | not here                                            | wanted: pulling, unless never                      |
+| pulling  | one pull for all that want it                       | here: present; failed, too late, or wanted by none |
+|          |                                                     | any more: absent                                   |
+| present  | used by containers or not                           | least recently used and too many                   |
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import time
 from dataclasses import dataclass, field
 
 from workers.cpu.docker.engine import Engine, Image
-from workers.cpu.docker.options import Pull
+from workers.cpu.docker.options import PullPolicy
+from workers.cpu.docker.pull import Pull
 from workers.cpu.errors import ImageMissing
+from workers.cpu.opening import Opening
 
 log = logging.getLogger(__name__)
 
@@ -33,26 +36,32 @@ MIB = 1 << 20
 @dataclass(slots=True)
 class _Known:
     lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it is decided whether to pull, and while a pull is joined or left; never while a pull is waited for."""
+    pull: Pull | None = None
     image: Image | None = None
+    was_absent: bool = False
+    """Whether the image was not here when the last pull of it began."""
     fetched: bool = False
     used_at: float = 0.0
     users: int = 0
 
 
 class Images:
-    """The images that environments of this node are made of.
+    """The images that environments of this node are made of. A pull may take `pull_s` seconds in all.
 
     With `cache_mb`, images that this worker has fetched and no container of it uses are removed, the longest unused first, until the
     rest takes no more; images that were here before are never removed.
     """
 
-    def __init__(self, engine: Engine, pull: Pull, cache_mb: int | None) -> None:
-        self._engine, self._pull, self._cache_mb = engine, pull, cache_mb
+    def __init__(self, engine: Engine, policy: PullPolicy, pull_s: float, cache_mb: int | None) -> None:
+        self._engine, self._policy, self._pull_s, self._cache_mb = engine, policy, pull_s, cache_mb
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
 
-    def use(self, reference: str) -> Image:
-        """Return an image that is here now, fetched if need be, and keep it until `leave`.
+    def use(self, reference: str, opening: Opening) -> None:
+        """Return once an image is here, fetched if need be; it is kept until `leave`.
+
+        A pull goes on as long as one opening waits for it.
 
         Raises:
             ImageMissing: it is not here and may not, or cannot, be fetched.
@@ -64,28 +73,46 @@ class Images:
             known = self._known.setdefault(reference, _Known())
             known.users += 1
         try:
-            with known.lock:
-                image = self._present(reference, known)
+            pull = self._join_pull(reference, known)
+            if pull is not None:
+                opening.phase = f"fetching image {reference}"
+                self._await(pull, reference, known, opening)
+            if known.image is None:
+                raise ImageMissing(f"image {reference!r} was fetched and is not there")
         except BaseException:
             self.leave(reference)
             raise
-        return image
 
-    def _present(self, reference: str, known: _Known) -> Image:
-        # Asked each time, for others remove images, too.
-        before = self._engine.image(reference)
-        if before is None and (self._pull == "never" or reference.startswith(f"{SNAPSHOTS}:")):
-            raise ImageMissing(f"image {reference!r} is not on this node, and nothing is fetched here")
-        fresh = self._pull == "always" and known.image is None and not reference.startswith(f"{SNAPSHOTS}:")
-        if before is None or fresh:
-            self._fetch(reference)
-            known.fetched = known.fetched or before is None
-        known.image = self._engine.image(reference)
-        if known.image is None:
-            raise ImageMissing(f"image {reference!r} was fetched and is not there")
-        return known.image
+    def _join_pull(self, reference: str, known: _Known) -> Pull | None:
+        """Return the pull to wait for, begun unless one is under way; None where there is nothing to wait for."""
+        with known.lock:
+            if known.pull is None:
+                # Asked each time, for others remove images, too.
+                here = self._engine.image(reference)
+                may_pull = self._policy != "never" and not reference.startswith(f"{SNAPSHOTS}:")
+                if here is not None and not (may_pull and self._policy == "always" and known.image is None):
+                    known.image = here
+                    return None
+                if not may_pull:
+                    raise ImageMissing(f"image {reference!r} is not on this node, and nothing is fetched here")
+                known.pull, known.was_absent = self._begin(reference), here is None
+            known.pull.waiters += 1
+            return known.pull
 
-    def _fetch(self, reference: str) -> None:
+    def _await(self, pull: Pull, reference: str, known: _Known, opening: Opening) -> None:
+        """Wait for a pull; the last one to leave it ends it."""
+        try:
+            opening.wait(pull.done)
+            with known.lock:
+                known.image, known.fetched = self._engine.image(reference), known.fetched or known.was_absent
+        finally:
+            with known.lock:
+                pull.waiters -= 1
+                if not pull.waiters:
+                    pull.cancel()
+                    known.pull = None
+
+    def _begin(self, reference: str) -> Pull:
         log.info("fetching image %s", reference)
         reported = began = time.monotonic()
 
@@ -95,8 +122,14 @@ class Images:
                 reported = time.monotonic()
                 log.info("fetching image %s: %d of %d MB", reference, done // MIB, total // MIB)
 
-        self._engine.pull(reference, progress)
-        log.info("image %s is here after %.1f s", reference, time.monotonic() - began)
+        pull = Pull(reference, self._engine.pull_request(reference), self._pull_s, progress)
+
+        def say(done: object) -> None:
+            if pull.done.exception() is None:
+                log.info("image %s is here after %.1f s", reference, time.monotonic() - began)
+
+        pull.done.add_done_callback(say)
+        return pull
 
     def leave(self, reference: str) -> None:
         """Note that a container of the image is gone; drop what the cache has no room for."""

@@ -52,7 +52,7 @@ class GroupMeter(Meter):
         written_mb = self._container.written_mb
         if written_mb <= self._disk_mb:
             return ""
-        self._container.note_trespass(self._began)
+        self._container.note_disk_violation(self._began)
         self._disk_mb = float("inf")
         if math.isinf(written_mb):
             return "the environment has folders in folders deeper than is looked at on disk"

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from tangram.errors import InvalidAction
-from workers.cpu.docker.allowed import Entry
 
-Pull = Literal["missing", "always", "never"]
+PullPolicy = Literal["missing", "always", "never"]
 
 _USER = re.compile(r"\d+:\d+", re.ASCII)
 
@@ -44,19 +43,19 @@ class ContainerOptions:
     """How containers are made.
 
     `user` is `uid:gid`, never 0 unless `allow_root`. `image` is for environments that name none. `network` is the name of a
-    Docker network, or `none`; with `allow`, containers have a network of their own instead, on which they reach what that names
-    and nothing else (see `allowed.py`). With `read_only`, only the work folder and `/tmp` can be written, both in memory. `runtime` is
-    one that the engine knows and whose processes the host sees. `warm` says how many containers of an image stand ready.
+    Docker network, or `none`. With `read_only`, only the work folder and `/tmp` can be written, both in memory. `runtime` is one that
+    the engine knows and whose processes the host sees. `pull_s` is how long fetching an image may take in all, `start_timeout_s` how
+    long a container may take to come up. `warm` says how many containers of an image stand ready.
     """
 
     user: str = "1000:1000"
     allow_root: bool = False
     image: str | None = None
     network: str = "none"
-    allow: tuple[str, ...] = ()
     read_only: bool = False
     runtime: str | None = None
-    pull: Pull = "missing"
+    pull: PullPolicy = "missing"
+    pull_s: float = 1800.0
     image_cache_mb: int | None = None
     start_timeout_s: float = 60.0
     starting_limit: int = 4
@@ -64,20 +63,15 @@ class ContainerOptions:
     limits: ContainerLimits = field(default_factory=ContainerLimits)
 
     def __post_init__(self) -> None:
-        """Refuse users that are not two numbers, and root where it is not allowed."""
+        """Refuse users that are not two numbers, root where it is not allowed, and networks that are not the container's own."""
         if not _USER.fullmatch(self.user):
             raise InvalidAction("user", f"must be like 1000:1000, not {self.user!r}")
         if self.uid == 0 and not self.allow_root:
             raise InvalidAction("user", "must not be root")
         if self.starting_limit < 1:
             raise InvalidAction("starting_limit", f"must be at least 1, not {self.starting_limit}")
-        if self.allowed and self.network != "none":
-            raise InvalidAction("allow", f"goes with no other network: {self.network!r} is not held to it")
-
-    @property
-    def allowed(self) -> tuple[Entry, ...]:
-        """What `allow` means."""
-        return tuple(map(Entry.of, self.allow))
+        if self.network in ("", "host") or ":" in self.network:
+            raise InvalidAction("network", f"must be the name of a Docker network, or none, not {self.network!r}")
 
     @property
     def uid(self) -> int:

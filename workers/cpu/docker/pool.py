@@ -1,7 +1,7 @@
 """Containers that stand ready, and the bound on how many start at once.
 
-Starting them is the commonest failure at scale, so whoever wants one waits in line for a place to start it; nothing is
-ever started beside the line, the warm ones included, which wait behind everybody who needs one now.
+Starting containers is the commonest failure at scale. Each start therefore waits for its turn, in order; those that are to stand
+ready come after all that an environment waits for.
 """
 
 from __future__ import annotations
@@ -10,15 +10,51 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.images import Images
-from workers.cpu.errors import EnvironmentGone, SandboxError, StartTimeout
+from workers.cpu.errors import EnvironmentGone, SandboxError
+from workers.cpu.opening import Opening
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+
+
+class Turns:
+    """Lets `limit` containers start at once, those with `warm` only while no other waits."""
+
+    def __init__(self, limit: int) -> None:
+        self._lock = threading.Lock()
+        self._free = limit
+        self._line: deque[Future[None]] = deque()
+        self._warm_line: deque[Future[None]] = deque()
+
+    @contextmanager
+    def turn(self, opening: Opening, *, warm: bool) -> Iterator[None]:
+        """Wait for a turn, and hold it as long as the block lasts."""
+        turn: Future[None] = Future()
+        line = self._warm_line if warm else self._line
+        with self._lock:
+            line.append(turn)
+            self._grant()
+        try:
+            opening.wait(turn)
+            yield
+        finally:
+            with self._lock:
+                if turn.done():
+                    self._free += 1
+                else:
+                    line.remove(turn)
+                self._grant()
+
+    def _grant(self) -> None:
+        while self._free and (line := self._line or self._warm_line):
+            line.popleft().set_result(None)
+            self._free -= 1
 
 
 class Pool:
@@ -26,22 +62,20 @@ class Pool:
 
     def __init__(self, maker: ContainerMaker, images: Images, warm: Mapping[str, int], memory_mb: int, starting_limit: int) -> None:
         self._maker, self._images, self._warm, self._memory_mb = maker, images, dict(warm), memory_mb
+        self._turns = Turns(starting_limit)
         self._changed = threading.Condition()
         self._ready: dict[str, deque[Container]] = {image: deque() for image in warm}
-        self._free = starting_limit
-        self._line: deque[object] = deque()
         self._closed = False
+        self._filling = Opening()
         self._filler = threading.Thread(target=self._fill, name="tangram-warm", daemon=True)
         if self._warm:
             self._filler.start()
 
-    def take(self, image: str, memory_mb: int, wait_s: float) -> Container:
-        """Return a container of an image, a warm one where there is one; wait at most `wait_s` for the turn to start it.
+    def take(self, image: str, memory_mb: int, opening: Opening) -> Container:
+        """Return a container of an image, a warm one where there is one.
 
         Raises:
-            StartTimeout: it was not its turn in time, or it did not stand in time.
-            ContainerFailed, ImageMissing, EngineUnavailable: as their names say.
-            EnvironmentGone: the pool is closed.
+            ContainerFailed, ImageMissing, EngineUnavailable, StartTimeout: as their names say.
 
         """
         while (warm := self._pop(image)) is not None:
@@ -53,7 +87,7 @@ class Pool:
                     raise
                 return warm
             self.give_back(warm, image)
-        return self._make(image, memory_mb, object(), wait_s)
+        return self._make(image, memory_mb, opening, warm=False)
 
     def _pop(self, image: str) -> Container | None:
         with self._changed:
@@ -62,41 +96,17 @@ class Pool:
             self._changed.notify_all()
         return container
 
-    def _make(self, image: str, memory_mb: int, turn: object | None, wait_s: float | None) -> Container:
+    def _make(self, image: str, memory_mb: int, opening: Opening, *, warm: bool) -> Container:
         """Fetch the image if need be, then start a container when it is our turn."""
-        self._images.use(image)
+        self._images.use(image, opening)
         try:
-            with self._place(turn, wait_s):
-                return self._maker.make(image, memory_mb)
+            opening.phase = "waiting for its turn to start a container"
+            with self._turns.turn(opening, warm=warm):
+                opening.phase = "starting a container"
+                return self._maker.make(image, memory_mb, opening)
         except BaseException:
             self._images.leave(image)
             raise
-
-    @contextmanager
-    def _place(self, turn: object | None, wait_s: float | None) -> Iterator[None]:
-        """Hold one of the places to start in, once `turn` is first in line; None waits until nobody is."""
-        with self._changed:
-            if turn is not None:
-                self._line.append(turn)
-            try:
-                if not self._changed.wait_for(lambda: self._closed or self._may_start(turn), wait_s):
-                    raise StartTimeout(f"{len(self._line) - 1} other containers had to start first for {wait_s:g} s")
-                if self._closed:
-                    raise EnvironmentGone("the sandbox is closed")
-                self._free -= 1
-            finally:
-                if turn is not None:
-                    self._line.remove(turn)
-                self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += 1
-                self._changed.notify_all()
-
-    def _may_start(self, turn: object | None) -> bool:
-        return self._free > 0 and (self._line[0] is turn if self._line else turn is None)
 
     def give_back(self, container: Container, image: str) -> None:
         """Remove a container."""
@@ -124,11 +134,10 @@ class Pool:
     def _add_warm(self, image: str) -> bool:
         """Start one more; say whether it worked."""
         try:
-            container = self._make(image, self._memory_mb, None, None)
-        except EnvironmentGone:
-            return False
+            container = self._make(image, self._memory_mb, self._filling, warm=True)
         except (SandboxError, OSError) as error:
-            log.warning("no warm container of %s: %s", image, error)
+            if not self._filling.has_ended:
+                log.warning("no warm container of %s: %s", image, error)
             return False
         with self._changed:
             if not self._closed:
@@ -142,15 +151,12 @@ class Pool:
         with self._changed:
             return len(self._ready.get(image, ()))
 
-    def refuse(self) -> None:
-        """Start nothing more: whoever waits for a place is refused."""
+    def close(self) -> None:
+        """Remove what stands ready; nothing is made ready any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-    def close(self) -> None:
-        """Remove what stands ready; who waits is refused."""
-        self.refuse()
+        self._filling.end(EnvironmentGone("the sandbox is closed"))
         if self._filler.is_alive():
             self._filler.join()
         for image, ready in self._ready.items():

@@ -5,18 +5,20 @@ What it gives: everything that the process sandbox gives, and besides
 * an image for each environment; its container stands idle, at half a per cent of a core at most, until an action runs;
 * grants that hold: cores by cpuset, for each session's processes as a group, changed in flight;
 * limits for each container on memory (without swap), processes, open files and disk;
-* no root, no capabilities, no new privileges, the engine's filter of system calls, no network, a process tree, mounts,
-  IPC and users' memory of its own;
-* with an allow-list (`allow`), a network on which containers reach what that names and nothing else.
+* no root, no capabilities, no new privileges, the engine's filter of system calls, no network unless `network` names one, a
+  process tree, mounts, IPC and users' memory of its own.
 
-What it does NOT protect from. Containers share the host's kernel: a hole in that is a way out. (Runtimes with a kernel of
-their own, such as gVisor, hide processes and files from the host, where grants and files are handled; they are not
-served.) The bound on disk is watched, not enforced, where the engine's storage cannot hold it: a command goes past it by
-what it writes between two looks, and an environment that does so twice is ended. Commands of one environment can do to
-each other what they like. Who may speak to the engine is root on the host, so the worker is, too.
+What it does NOT protect from:
+
+* Containers share the host's kernel: a hole in it is a way out. Runtimes with a kernel of their own, such as gVisor, cannot be
+  used: they hide processes and files from the host, where grants and files are handled.
+* Where the engine's storage cannot hold the limit on disk, it is only watched. A command exceeds it by what it writes between
+  two looks. An environment whose commands do so twice is ended.
+* Commands of one environment can do to each other what they like.
+* The worker is root on the host.
 
 The engine must be on this machine: commands and their output pass over FIFOs that both sides see, grants over control
-files, and files through /proc. Where that is not so, opening an environment says what is missing.
+files, and files through /proc.
 """
 
 from __future__ import annotations
@@ -26,24 +28,34 @@ import os
 import secrets
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tangram.errors import TangramError
 from workers.cpu.abstract import EnvironmentSpec, Sandbox
 from workers.cpu.base import take_base
 from workers.cpu.cores import CoreMap
-from workers.cpu.docker.attendant import INSIDE, STATES, STATES_INSIDE
-from workers.cpu.docker.cgroups.choice import CgroupsOf, Way
-from workers.cpu.docker.container import WORK, Container, ContainerMaker
+from workers.cpu.docker.backend import ContainerBackends
+from workers.cpu.docker.cgroups.choice import ControlGroups
+from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.engine import Engine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import SNAPSHOTS, Images
-from workers.cpu.docker.network import AllowedNetwork, open_network
+from workers.cpu.docker.init import INSIDE, STATES, STATES_INSIDE, WORK
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.pool import Pool
-from workers.cpu.docker.warden import ContainerWardens
 from workers.cpu.docker.watch import Watch
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageMissing, ProcessesLeft, SandboxError, SnapshotUnsupported
+from workers.cpu.errors import (
+    EngineUnavailable,
+    EnvironmentExists,
+    EnvironmentGone,
+    ImageMissing,
+    ProcessesLeft,
+    SandboxError,
+    SnapshotUnsupported,
+)
+from workers.cpu.opening import Opening
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
 from workers.cpu.weight import Means
@@ -51,6 +63,24 @@ from workers.cpu.weight import Means
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An environment, or how it could not be opened, once `opening` is over."""
+
+    opening: Opening
+    environment: Future[ContainerEnvironment] = field(default_factory=Future)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the environment has been opened."""
+        return self.environment.done() and self.environment.exception() is None
+
+    def end_open(self, reason: str) -> None:
+        """End the open where it is under way."""
+        if not self.environment.done():
+            self.opening.end(EnvironmentGone(reason))
 
 
 class ContainerSandbox(Sandbox):
@@ -61,13 +91,11 @@ class ContainerSandbox(Sandbox):
         node: names the node in labels; containers that an earlier worker of this name has left are removed.
         options: how containers are made.
         core_map: the cores that environments may use.
-        way: how grants are written; by default the best that works here.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
 
     Raises:
         SandboxInUse: another living sandbox has `base`.
-        EngineUnavailable: there is no Docker engine, or its containers cannot be held to `options.allow` here.
-        InvalidAction: a name in `options.allow` cannot be looked up.
+        EngineUnavailable: there is no Docker engine, it lacks the network that `options` name, or control groups cannot be written here.
 
     """
 
@@ -79,13 +107,16 @@ class ContainerSandbox(Sandbox):
         options: ContainerOptions | None = None,
         engine: Engine | None = None,
         core_map: CoreMap | None = None,
-        way: Way | None = None,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     ) -> None:
         self._options, self._node = options or ContainerOptions(), node
         self._engine = engine or Engine(timeout_s=self._options.start_timeout_s)
         self._core_map = core_map or CoreMap.of_this_process()
         self._max_file_bytes = max_file_bytes
+        groups = ControlGroups(self._core_map.available)
+        if not self._engine.has_network(self._options.network):
+            name = self._options.network
+            raise EngineUnavailable(f"the Docker engine has no network {name!r}: make it with `docker network create {name}`")
         self._base = Path(os.path.realpath(base))
         self._base_lock = take_base(self._base, ("control",))
         for warning in self._engine.warnings:
@@ -94,16 +125,14 @@ class ContainerSandbox(Sandbox):
             log.info("removing container %s, which an earlier worker has left", left[:12])
             self._engine.remove(left)
         self._engine.remove_snapshots(node)
-        groups = CgroupsOf(self._core_map.available, self._engine.update_cores, way)
         limits = self._options.limits
-        self._network = self._open_network()
-        maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups, self._network)
-        self._images = Images(self._engine, self._options.pull, self._options.image_cache_mb)
+        maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups)
+        self._images = Images(self._engine, self._options.pull, self._options.pull_s, self._options.image_cache_mb)
         self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit)
         self._watch = Watch(limits.disk_look_s)
         self._drain = Drain()
         self._lock = threading.Lock()
-        self._environments: dict[str, Future[ContainerEnvironment]] = {}
+        self._environments: dict[str, _Entry] = {}
         self._closed = False
 
     @property
@@ -111,55 +140,54 @@ class ContainerSandbox(Sandbox):
         """See the base class; the engine writes control groups, too."""
         return "cgroup"
 
-    def _open_network(self) -> AllowedNetwork | None:
-        """Return the network that holds containers to the allow-list; None without one. A refusal gives the folder back."""
-        try:
-            return open_network(self._engine, self._node, self._options.allowed)
-        except BaseException:
-            self._engine.close()
-            os.close(self._base_lock)
-            raise
-
-    def open(self, spec: EnvironmentSpec) -> ContainerEnvironment:
+    def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> ContainerEnvironment:
         """Open an environment; see the base class.
 
         Raises:
             ImageMissing, ContainerFailed, EngineUnavailable, StartTimeout: its container could not be had.
 
         """
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise EnvironmentGone("the sandbox is closed")
-                known = self._environments.get(spec.id)
-                if known is None:
-                    made = self._environments[spec.id] = Future()
-                    break
-            environment = known.result()
+        mine = _Entry(opening or Opening())
+        while (entry := self._enter(spec.id, mine)) is not mine:
+            mine.opening.phase = "waiting for another open or close of the environment"
+            try:
+                environment = mine.opening.wait(entry.environment)
+            except TangramError:
+                mine.opening.check()
+                if entry.opening.has_ended:
+                    continue
+                raise
             if environment.is_closed:
-                # One of that name is on its way out; its room is waited for.
                 environment.close()
-                continue
-            if environment.spec != spec:
+            elif environment.spec != spec:
                 raise EnvironmentExists(f"environment {spec.id} is open with another specification")
-            return environment
+            else:
+                return environment
         try:
-            environment = self._make(spec)
+            environment = self._make(spec, mine.opening)
         except BaseException as error:
             self._forget(spec.id)
-            made.set_exception(error)
+            mine.environment.set_exception(error)
             raise
-        made.set_result(environment)
+        mine.environment.set_result(environment)
         return environment
 
-    def _make(self, spec: EnvironmentSpec) -> ContainerEnvironment:
+    def _enter(self, environment_id: str, mine: _Entry) -> _Entry:
+        """Return the entry of an environment, which is `mine` where there was none."""
+        mine.opening.check()
+        with self._lock:
+            if self._closed:
+                raise EnvironmentGone("the sandbox is closed")
+            return self._environments.setdefault(environment_id, mine)
+
+    def _make(self, spec: EnvironmentSpec, opening: Opening) -> ContainerEnvironment:
         image = spec.image or self._options.image
         if image is None:
             raise ImageMissing(f"environment {spec.id} names no image, and this node has no default one (TANGRAM_IMAGE)")
         memory_mb = spec.memory_mb or self._options.limits.memory_mb
-        container = self._pool.take(image, memory_mb, self._options.start_timeout_s)
+        container = self._pool.take(image, memory_mb, opening)
         setup = SessionSetup(
-            wardens=ContainerWardens(container, self._core_map),
+            wardens=ContainerBackends(container, self._core_map),
             drain=self._drain,
             dialect=container.dialect,
             control_folder=container.control,
@@ -183,9 +211,9 @@ class ContainerSandbox(Sandbox):
         """Return an open environment; see the base class."""
         with self._lock:
             known = self._environments.get(environment_id)
-        if known is None or not known.done() or known.exception() is not None:
+        if known is None or not known.stands:
             raise EnvironmentGone(f"environment {environment_id} is not open on this node")
-        return known.result()
+        return known.environment.result()
 
     def snapshot(self, environment_id: str) -> str:
         """Make an image of an environment's files as they are now, and return its reference, good on this node.
@@ -202,17 +230,19 @@ class ContainerSandbox(Sandbox):
         return environment.snapshot(SNAPSHOTS, secrets.token_hex(8), self._node)
 
     def close_environment(self, environment_id: str) -> None:
-        """Close an environment, also one that is still being opened; see the base class."""
+        """Close an environment; an open of it that is under way ends. See the base class."""
         with self._lock:
             known = self._environments.get(environment_id)
-        if known is not None and known.exception() is None:
-            known.result().close()
+        if known is not None:
+            known.end_open(f"environment {environment_id} was closed while it was opened")
+            if known.environment.exception() is None:
+                known.environment.result().close()
 
     def environments(self) -> tuple[ContainerEnvironment, ...]:
         """Return the open environments, in the order of their opening."""
         with self._lock:
             known = list(self._environments.values())
-        return tuple(each.result() for each in known if each.done() and each.exception() is None)
+        return tuple(each.environment.result() for each in known if each.stands)
 
     def _forget(self, environment_id: str) -> None:
         with self._lock:
@@ -230,13 +260,13 @@ class ContainerSandbox(Sandbox):
                 return
             self._closed = True
             known = list(self._environments.values())
-        # Who waits in line for a place to start in is refused; who starts already comes to be closed.
-        self._pool.refuse()
-        living = [each.result() for each in known if each.exception() is None]
+        for entry in known:
+            entry.end_open("the sandbox is closed")
+        living = [each.environment.result() for each in known if each.environment.exception() is None]
         # All are told first, so that their grace periods run at the same time.
         for environment in living:
             environment.hang_up()
-        last = (self._pool.close, self._watch.close, self._drain.close, self._close_network, self._remove_snapshots)
+        last = (self._pool.close, self._watch.close, self._drain.close, self._remove_snapshots)
         problems: list[str] = []
         for close in (*(environment.close for environment in living), *last):
             try:
@@ -247,10 +277,6 @@ class ContainerSandbox(Sandbox):
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))
-
-    def _close_network(self) -> None:
-        if self._network is not None:
-            self._network.close()
 
     def _remove_snapshots(self) -> None:
         self._engine.remove_snapshots(self._node)

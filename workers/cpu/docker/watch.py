@@ -37,8 +37,8 @@ class Watch:
     def __init__(self, look_s: float) -> None:
         self._look_s = look_s
         self._poller = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poller.register(self._bell, select.EPOLLIN)
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._wakeup, select.EPOLLIN)
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
         self._closed = False
@@ -98,15 +98,15 @@ class Watch:
     def close(self) -> None:
         """Stop."""
         self._closed = True
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup, 1)
         self._thread.join()
         self._poller.close()
-        os.close(self._bell)
+        os.close(self._wakeup)
 
 
 def _look_at(container: Container, is_busy: bool) -> None:
     """Note what a container has written; where no command runs that could be ended for it, end the container."""
     before_mb = container.written_mb
-    container.look_at_disk()
+    container.measure_disk()
     if not is_busy and container.written_mb > max(before_mb, container.disk_mb):
         container.end(f"a program left running wrote more than the {container.disk_mb} MB that the environment may have on disk")

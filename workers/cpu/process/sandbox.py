@@ -37,6 +37,7 @@ from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
 from workers.cpu.base import await_heirs, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SessionUnavailable
+from workers.cpu.opening import Opening
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
@@ -147,7 +148,7 @@ class ProcessSandbox(Sandbox):
             environment.close()
         return outcome.reason or ("" if outcome.exit_code == 0 else f"a trial ended with code {outcome.exit_code}")
 
-    def open(self, spec: EnvironmentSpec) -> ProcessEnvironment:
+    def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> ProcessEnvironment:
         """Open an environment; see the base class.
 
         Raises:
@@ -156,7 +157,9 @@ class ProcessSandbox(Sandbox):
         """
         if spec.image is not None:
             raise ImageUnsupported(f"the process sandbox has no images, so it cannot open {spec.image!r}")
+        opening = opening or Opening()
         while True:
+            opening.check()
             with self._lock:
                 if self._closed:
                     raise EnvironmentGone("the sandbox is closed")
@@ -166,6 +169,7 @@ class ProcessSandbox(Sandbox):
             if not known.is_closed:
                 break
             # One of that name is on its way out; its room is waited for.
+            opening.phase = "waiting for an earlier environment of its id to close"
             known.close()
         if known.spec != spec:
             raise EnvironmentExists(f"environment {spec.id} is open with another specification")

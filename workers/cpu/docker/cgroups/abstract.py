@@ -1,18 +1,19 @@
-"""What holds the processes of one session to a grant.
+"""What holds the processes of one session to a grant: control groups, one for each session below that of its container.
 
 | state      | cores                                   | core-seconds a second                          |
 |------------|-----------------------------------------|------------------------------------------------|
 | parked     | those of the last grant                 | `PARKED_QUOTA_US` of a second, 0.5 %           |
 | granted    | the cores of the grant                  | all of them                                    |
-| background | any; where a session of the same        | what no group in the foreground wants          |
-|            | container is granted some, these        |                                                |
+| background | any; where another session of the       | what no group in the foreground wants          |
+|            | container holds a grant, its cores      |                                                |
 
-A core is divided among containers first, and then among the sessions of each (`workers/cpu/weight.py`). So a container has the
-weight of all cores that its sessions are granted. It is in the background while none is granted any and one is there. What is
-in the background stays on the cores of its container's granted sessions: elsewhere it would have the weight of these.
+The kernel divides a core among containers first, and then among the sessions of each (`workers/cpu/weight.py`). A container
+therefore has the weight of all cores that its sessions are granted, and is in the background only while none of them holds a
+grant. A session in the background shares the cores of its container's granted sessions: on other cores it would run with the
+weight of the whole container.
 
-What commands leave running is parked by a quota and not by a weight: a weight lets a process have all of an idle core, and
-an environment that nobody uses must cost next to nothing. Quotas count over one second, the longest that kernels take.
+Processes that outlive their command are parked by a quota. A weight alone would let them use all of an idle core, and an idle
+environment must cost next to nothing. Quotas are counted over one second, the longest period that the kernel takes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 from workers.cpu import weight
+from workers.cpu.docker.cgroups.files import pids, pids_below
 
 PERIOD_US = 1_000_000
 PARKED_QUOTA_US = 5_000
@@ -59,48 +61,15 @@ class Weighed:
             self._cores = cores
 
 
-class SessionGroup(ABC):
-    """The group of one session's processes: its shell and whatever comes from it, however it hides."""
-
-    @abstractmethod
-    def add(self, pid: int) -> None:
-        """Take a process in; what it starts from now on is in, too."""
-
-    @abstractmethod
-    def grant(self, cores: Collection[int]) -> None:
-        """Let the processes use these cores, or any where there are none."""
-
-    @abstractmethod
-    def send_to_background(self) -> None:
-        """Send the processes to the background, on any core."""
-
-    @abstractmethod
-    def park(self) -> None:
-        """Take the cores back."""
-
-    @abstractmethod
-    def processes(self) -> list[int]:
-        """Return the ids of its processes, as the worker sees them."""
-
-    @abstractmethod
-    def cpu_s(self) -> float:
-        """Return the core-seconds used in it so far."""
-
-    @abstractmethod
-    def freeze(self) -> None:
-        """Stop every process, so that none can start another."""
-
-    @abstractmethod
-    def thaw(self) -> None:
-        """Let them go on."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Remove the group, which must have no process; nothing where it is gone."""
-
-
 class ContainerGroup(ABC):
-    """The group that the engine has made for a container."""
+    """The group that the engine has made for a container; `folder` holds its weight."""
+
+    def __init__(self, folder: str, all_cores: str) -> None:
+        self.folder, self.all_cores = folder, all_cores
+        self.lock = threading.Lock()
+        self._granted: dict[SessionGroup, frozenset[int]] = {}
+        self._in_background: set[SessionGroup] = set()
+        self._weight = Weighed(folder)
 
     @abstractmethod
     def session(self, name: str) -> SessionGroup:
@@ -110,23 +79,12 @@ class ContainerGroup(ABC):
     def oom_kills(self) -> int:
         """Return how many processes the kernel has killed because the container's memory was full."""
 
-    @abstractmethod
     def processes(self) -> list[int]:
         """Return the ids of all of the container's processes, as the worker sees them."""
+        return pids_below(self.folder)
 
-
-class WrittenContainer(ContainerGroup):
-    """A container whose sessions' groups are control files; its own weight is in `folder`."""
-
-    def __init__(self, folder: str, all_cores: str) -> None:
-        self.folder, self.all_cores = folder, all_cores
-        self.lock = threading.Lock()
-        self._granted: dict[WrittenGroup, frozenset[int]] = {}
-        self._in_background: set[WrittenGroup] = set()
-        self._weight = Weighed(folder)
-
-    def note(self, session: WrittenGroup, cores: Collection[int] | None, *, background: bool = False) -> None:
-        """Take note of what a session holds, None for nothing, and whether it is in the background; weigh the container by that."""
+    def note(self, session: SessionGroup, cores: Collection[int] | None, *, background: bool = False) -> None:
+        """Note the grant of a session, None for none, and whether it is in the background; weigh the container by that."""
         self._granted.pop(session, None)
         self._in_background.discard(session)
         if cores is not None:
@@ -143,13 +101,17 @@ class WrittenContainer(ContainerGroup):
             each.set_cores(shared or self.all_cores)
 
 
-class WrittenGroup(SessionGroup):
-    """A session's group whose cores, quota and weight are control files; what stands there already is not written again."""
+class SessionGroup(ABC):
+    """The group of one session's processes: its shell and all that it starts. Values that stand already are not written again."""
 
-    def __init__(self, container: WrittenContainer, folder: str, cores: str, quota_us: int) -> None:
-        """Take note of the `folder` with its weight, and of the cores and the quota that stand."""
-        self._container, self._weight = container, Weighed(folder)
+    def __init__(self, container: ContainerGroup, folder: str, cores: str, quota_us: int) -> None:
+        """Manage the group whose processes and weight are in `folder`, and which has these cores and this quota."""
+        self._container, self.folder, self._weight = container, folder, Weighed(folder)
         self._cores, self._quota_us = cores, quota_us
+
+    @abstractmethod
+    def add(self, pid: int) -> None:
+        """Take a process in; what it starts from now on is in, too."""
 
     @abstractmethod
     def write_cores(self, cores: str) -> None:
@@ -160,11 +122,27 @@ class WrittenGroup(SessionGroup):
         """Write the core-microseconds of each period, or `UNLIMITED`. Raises `OSError`."""
 
     @abstractmethod
+    def cpu_s(self) -> float:
+        """Return the core-seconds used in it so far."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Stop every process, so that none can start another."""
+
+    @abstractmethod
+    def thaw(self) -> None:
+        """Let them go on."""
+
+    @abstractmethod
     def remove_folders(self) -> None:
-        """Remove the group, which must have no process."""
+        """Remove the group, which must have no process; nothing where it is gone."""
+
+    def processes(self) -> list[int]:
+        """Return the ids of its processes, as the worker sees them."""
+        return pids(self.folder)
 
     def grant(self, cores: Collection[int]) -> None:
-        """Write cores, then quota and weight; see the base class."""
+        """Let the processes use these cores, or any where there are none."""
         with self._container.lock:
             self.set_cores(core_list(cores) or self._container.all_cores)
             self._set_quota(UNLIMITED)
@@ -172,20 +150,20 @@ class WrittenGroup(SessionGroup):
             self._container.note(self, cores)
 
     def send_to_background(self) -> None:
-        """Take the weight, then lift quota and cores; see the base class."""
+        """Send the processes to the background, on any core."""
         with self._container.lock:
             self._weight.set_background()
             self._container.note(self, None, background=True)
             self._set_quota(UNLIMITED)
 
     def park(self) -> None:
-        """Leave next to no quota; see the base class."""
+        """Take the cores back."""
         with self._container.lock:
             self._set_quota(PARKED_QUOTA_US)
             self._container.note(self, None)
 
     def remove(self) -> None:
-        """Remove the group, and hold nothing; see the base class."""
+        """Remove the group, which must have no process, and hold nothing; nothing where it is gone."""
         with self._container.lock:
             try:
                 self.remove_folders()

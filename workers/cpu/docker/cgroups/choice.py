@@ -1,64 +1,57 @@
-"""Which way grants take on this machine: by control files where they can be written, else through the engine."""
+"""The version of control groups on this machine, and whether the worker can write them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Collection
-from typing import Literal
+from collections.abc import Collection
 
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
-from workers.cpu.docker.cgroups.engine import ContainerGroupEngine
-from workers.cpu.docker.cgroups.files import Mounts, paths_of
+from workers.cpu.docker.cgroups.files import Mounts, paths_of, pids
 from workers.cpu.docker.cgroups.v1 import CONTROLLERS, ContainerGroupV1
 from workers.cpu.docker.cgroups.v2 import ContainerGroupV2
+from workers.cpu.errors import EngineUnavailable
 
-Way = Literal["cgroup v1", "cgroup v2", "docker update"]
-Update = Callable[[str, str, int, int, int], None]
-"""Tells the engine a container's cores, quota, period and weight."""
+NEEDS = "a worker with containers must be root and have the host's control groups, writable, at /sys/fs/cgroup"
 
 
-class CgroupsOf:
-    """Gives the control groups of containers. `forced` takes one way whatever the machine allows."""
+class ControlGroups:
+    """Gives the control groups of containers.
 
-    def __init__(self, all_cores: Collection[int], update: Update, forced: Way | None = None) -> None:
-        self._mounts, self._all_cores, self._update, self._forced = Mounts.of_this_process(), tuple(all_cores), update, forced
+    Raises:
+        EngineUnavailable: the worker cannot write control groups, or sees other ones than the engine.
 
-    def way(self, pid: int) -> Way:
-        """Return how the groups of a process are written. Raises `OSError` where they cannot even be read."""
-        if self._forced is not None:
-            return self._forced
-        mounts, paths = self._mounts, paths_of(pid)
-        if all(name in mounts.by_controller for name in CONTROLLERS):
-            folders = [f"{mounts.by_controller[name]}{paths[name]}" for name in CONTROLLERS]
-            found: Way = "cgroup v1"
-        elif mounts.unified is not None:
-            folders, found = [f"{mounts.unified}{paths['']}"], "cgroup v2"
+    """
+
+    def __init__(self, all_cores: Collection[int]) -> None:
+        self._mounts, self._all_cores = Mounts.of_this_process(), tuple(all_cores)
+        by_controller = self._mounts.by_controller
+        self._is_v1 = all(name in by_controller for name in CONTROLLERS)
+        if self._is_v1:
+            hierarchies = {name: str(by_controller[name]) for name in CONTROLLERS}
+        elif self._mounts.unified is not None:
+            hierarchies = {"": str(self._mounts.unified)}
         else:
-            return "docker update"
-        return found if all(_can_make_folders(folder) for folder in folders) else "docker update"
+            raise EngineUnavailable(f"no control groups are mounted here: {NEEDS}")
+        if os.geteuid() != 0:
+            raise EngineUnavailable(f"control groups cannot be written by user {os.geteuid()}: {NEEDS}")
+        own = paths_of(os.getpid())
+        for name, top in hierarchies.items():
+            _check_writable(f"{top}{own[name]}")
 
-    def __call__(self, container_id: str, pid: int) -> ContainerGroup:
-        """Return the groups of a container."""
-        way = self.way(pid)
-        if way == "cgroup v1":
-            return ContainerGroupV1(self._mounts, pid, self._all_cores)
-        if way == "cgroup v2":
-            return ContainerGroupV2(self._mounts, pid, self._all_cores)
-
-        def update(cores: str, quota_us: int, period_us: int, shares: int) -> None:
-            self._update(container_id, cores, quota_us, period_us, shares)
-
-        return ContainerGroupEngine(self._mounts, pid, self._all_cores, update)
+    def __call__(self, pid: int) -> ContainerGroup:
+        """Return the groups of the container whose process 1 is `pid`. Raises `OSError`."""
+        kind = ContainerGroupV1 if self._is_v1 else ContainerGroupV2
+        return kind(self._mounts, pid, self._all_cores)
 
 
-def _can_make_folders(folder: str) -> bool:
-    """Say whether groups can be made in this one, by making one: a read-only mount refuses root, too."""
-    probe = f"{folder}/tangram-probe"
+def _check_writable(group: str) -> None:
+    """Refuse a folder that is not this process's own control group, or in which no group can be made."""
+    # In a control group namespace of its own, the worker reads paths that lead elsewhere on the host.
+    if os.getpid() not in pids(group):
+        raise EngineUnavailable(f"{group} is not the worker's own control group: {NEEDS}")
+    probe = f"{group}/tangram-probe-{os.getpid()}"
     try:
         os.mkdir(probe)
-    except OSError:
-        return False
-    with contextlib.suppress(OSError):
         os.rmdir(probe)
-    return True
+    except OSError as error:
+        raise EngineUnavailable(f"control groups cannot be written: {group}: {error.strerror}: {NEEDS}") from error

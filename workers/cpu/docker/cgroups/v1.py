@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, WrittenContainer, WrittenGroup, core_list
-from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, pids_below, read, remove_group, write
+from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, SessionGroup, core_list
+from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, read, remove_group, write
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "freezer")
 NS_PER_S = 1e9
 
 
-class SessionGroupV1(WrittenGroup):
+class SessionGroupV1(SessionGroup):
     """A child group in each of `CONTROLLERS`, whose folders are in `parents`."""
 
-    def __init__(self, container: WrittenContainer, parents: dict[str, str], name: str) -> None:
+    def __init__(self, container: ContainerGroup, parents: dict[str, str], name: str) -> None:
         self._folders = {controller: f"{parents[controller]}/{name}" for controller in CONTROLLERS}
         super().__init__(container, self._folders["cpu"], container.all_cores, PARKED_QUOTA_US)
         for folder in dict.fromkeys(self._folders.values()):
@@ -41,10 +41,6 @@ class SessionGroupV1(WrittenGroup):
         """Write the quota, which the kernel takes as it is; see the base class."""
         write(f"{self._folders['cpu']}/cpu.cfs_quota_us", str(quota_us))
 
-    def processes(self) -> list[int]:
-        """Return its processes; see the base class."""
-        return pids(self._folders["cpu"])
-
     def cpu_s(self) -> float:
         """Return the core-seconds; see the base class."""
         return int(read(f"{self._folders['cpuacct']}/cpuacct.usage")) / NS_PER_S
@@ -63,7 +59,7 @@ class SessionGroupV1(WrittenGroup):
             remove_group(folder)
 
 
-class ContainerGroupV1(WrittenContainer):
+class ContainerGroupV1(ContainerGroup):
     """The groups that the engine has made for the container whose process 1 is `pid`."""
 
     def __init__(self, mounts: Mounts, pid: int, all_cores: Collection[int]) -> None:
@@ -81,7 +77,3 @@ class ContainerGroupV1(WrittenContainer):
             return keyed(f"{self._folders['memory']}/memory.oom_control", "oom_kill")
         except FileNotFoundError:
             return 0
-
-    def processes(self) -> list[int]:
-        """Return all processes; see the base class."""
-        return pids_below(self._folders["cpu"])

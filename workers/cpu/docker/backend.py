@@ -1,4 +1,4 @@
-"""The warden of a container session: a control group for its processes, and a shell that the engine has started in it.
+"""The backend of a container session: a control group for its processes, and a shell that the engine has started in it.
 
 | of the shell | by                                                                                          |
 |--------------|---------------------------------------------------------------------------------------------|
@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.docker.cgroups.abstract import SessionGroup
-from workers.cpu.docker.container import WORK, Container
+from workers.cpu.docker.container import Container
+from workers.cpu.docker.init import WORK
 from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
 from workers.cpu.process import tree
@@ -41,7 +42,7 @@ ENDED_AT_ONCE = "it ended at once"
 SIGKILL_CODE = 128 + signal.SIGKILL
 
 
-class ContainerWarden(Warden):
+class ContainerBackend(Warden):
     """One session of a container; its control group is called `name`."""
 
     def __init__(self, container: Container, name: str, core_map: CoreMap) -> None:
@@ -51,10 +52,10 @@ class ContainerWarden(Warden):
         self._group: SessionGroup | None = None
         self._lock = threading.Lock()
         self._told: deque[Event] = deque()
-        self._ringing = threading.Lock()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waking = threading.Lock()
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watched = select.epoll()
-        self._watched.register(self._bell, select.EPOLLIN)
+        self._watched.register(self._wakeup, select.EPOLLIN)
         self._watched.register(container.ended, select.EPOLLIN)
         self._shell, self._shell_fd, self._started = 0, -1, ""
         self._spared: frozenset[tree.Identity] = frozenset()
@@ -139,18 +140,18 @@ class ContainerWarden(Warden):
 
     def _tell(self, event: Event) -> None:
         self._told.append(event)
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         """Make `fileno` readable, unless all is closed: the number of a closed descriptor may be another file's by now."""
-        with self._ringing:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+        with self._waking:
+            if self._wakeup >= 0:
+                os.eventfd_write(self._wakeup, 1)
 
     def events(self) -> Iterator[Event]:
         """Yield the events that have come; see the base class."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup)
         while self._told:
             yield self._told.popleft()
         if self._shell_fd >= 0 and _is_readable(self._shell_fd) and not self._container.is_ending():
@@ -171,7 +172,7 @@ class ContainerWarden(Warden):
 
     def _why(self) -> str:
         how = self._container.why_ended()
-        return self._container.doom or f"the environment's container ended{f': {how}' if how else ''}"
+        return self._container.end_reason or f"the environment's container ended{f': {how}' if how else ''}"
 
     # -- grants --------------------------------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class ContainerWarden(Warden):
         with self._lock, contextlib.suppress(FileNotFoundError):
             if self._group is not None and not self._ending:
                 self._group.park()
-        self._container.bury()
+        self._container.reap()
 
     def meter(self) -> GroupMeter:
         """Return a meter of the group; see the base class."""
@@ -212,8 +213,8 @@ class ContainerWarden(Warden):
             left: list[int] = []
             try:
                 left = self._end(self._spared, grace_s)
-                self._container.bury()
-                self._container.judge()
+                self._container.reap()
+                self._container.enforce_disk_limit()
             except (SandboxError, OSError) as error:
                 log.warning("a command's processes could not all be ended: %s", error)
                 left = [process.pid for process in self._living(self._spared)]
@@ -233,13 +234,13 @@ class ContainerWarden(Warden):
             try:
                 left = self._end(frozenset(), CLOSE_GRACE_S)
                 # What has ended counts against the container's bound on processes until it is collected.
-                self._container.bury()
+                self._container.reap()
                 if not left:
                     self._over.set()
             except (SandboxError, OSError) as error:
                 log.warning("a session's processes could not all be ended: %s", error)
             finally:
-                self._ring()
+                self._wake()
 
         threading.Thread(target=work, name="tangram-hang-up", daemon=True).start()
 
@@ -249,7 +250,7 @@ class ContainerWarden(Warden):
             return []
         began = time.monotonic()
         try:
-            self.hold(Holding())  # Who is out of time does not take notice of a signal.
+            self.hold(Holding())  # A process without CPU quota cannot handle SIGTERM.
         except (SandboxError, OSError) as error:
             log.warning("processes that are to end have no time to: %s", error)
         for process in self._living(spared) if grace_s > 0 else ():
@@ -302,34 +303,34 @@ class ContainerWarden(Warden):
         """Give descriptors and the group back."""
         self._watched.close()
         self._let_go()
-        with self._ringing:
-            for descriptor in (self._bell, self._shell_fd):
+        with self._waking:
+            for descriptor in (self._wakeup, self._shell_fd):
                 if descriptor >= 0:
                     os.close(descriptor)
-            self._bell = self._shell_fd = -1
+            self._wakeup = self._shell_fd = -1
         if self._group is not None:
             # The engine removes what is still in use, with the container.
             with contextlib.suppress(OSError):
                 self._group.remove()
 
 
-class ContainerWardens(Wardens):
-    """Wardens of one container's sessions."""
+class ContainerBackends(Wardens):
+    """Backends of one container's sessions."""
 
     def __init__(self, container: Container, core_map: CoreMap) -> None:
         self._container, self._core_map = container, core_map
         self._lock = threading.Lock()
         self._count = 0
 
-    def warden(self) -> ContainerWarden:
-        """Return a fresh warden with a group of its own; see the base class."""
+    def warden(self) -> ContainerBackend:
+        """Return a fresh backend with a group of its own; see the base class."""
         with self._lock:
             self._count += 1
             name = f"session-{self._count}"
-        return ContainerWarden(self._container, name, self._core_map)
+        return ContainerBackend(self._container, name, self._core_map)
 
     def fence(self) -> None:
-        """Nothing is left: a session's group is empty when its warden has ended."""
+        """Nothing is left: a session's group is empty when its backend has ended."""
 
 
 def _handle(pid: int) -> int:

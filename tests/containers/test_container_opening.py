@@ -1,0 +1,234 @@
+"""An open that is cancelled or out of time ends, in whatever it is doing, and leaves nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tangram.errors import ActionCancelled, ActionTimedOut
+from tests.workers_cpu.support import printed, until
+from workers.cpu import opening as openings
+from workers.cpu.abstract import Environment, EnvironmentSpec
+from workers.cpu.docker.engine import ContainerSpec, Engine
+from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import EnvironmentGone, ImageMissing
+from workers.cpu.opening import Opening
+
+from .conftest import NODE
+from .images import make_busybox
+from .registry import Registry, served
+from .support import containers, sandbox_threads
+
+HANGS = "tangram-test-hangs:1"
+SLOW = 0.5
+"""Seconds after which the registry sends the next piece of an image; it has 40 pieces."""
+
+
+class SlowEngine(Engine):
+    """An engine that makes no container until `answers` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def create(self, spec: ContainerSpec) -> str:
+        self.asked.set()
+        self.answers.wait()
+        return super().create(spec)
+
+
+@pytest.fixture
+def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """Give a registry with one image, a/b. Docker's configuration is an empty one."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with served(Registry()) as made:
+        # The engine keeps layers that it had once, so each test has one of its own.
+        made.add("a/b", mark=str(tmp_path))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give an image whose shell never comes to anything."""
+    script = tmp_path_factory.mktemp("hangs") / "sh"
+    script.write_text("#!/bin/busybox yes\n")
+    script.chmod(0o755)
+    make_busybox(HANGS, programs={"bin/sh": script})
+    return HANGS
+
+
+@contextmanager
+def box_of(base: Path, options: ContainerOptions, engine: Engine | None = None) -> Iterator[ContainerSandbox]:
+    """Give a sandbox that fetches images."""
+    box = ContainerSandbox(base, node=NODE, options=replace(options, pull="missing"), engine=engine)
+    try:
+        yield box
+    finally:
+        box.close()
+    assert sandbox_threads() == []
+
+
+class Opener:
+    """Opens environments in threads of their own."""
+
+    def __init__(self, box: ContainerSandbox, threads: ThreadPoolExecutor) -> None:
+        self._box, self._threads = box, threads
+
+    def __call__(self, name: str, image: str | None = None, timeout_s: float | None = None) -> tuple[Opening, Future[Environment]]:
+        opening = Opening(timeout_s)
+        spec = EnvironmentSpec(id=name, image=image)
+        work: Callable[[], Environment] = lambda: self._box.open(spec, opening)  # noqa: E731
+        return opening, self._threads.submit(opening.run, work, Environment.close)
+
+
+@contextmanager
+def opener_of(box: ContainerSandbox) -> Iterator[Opener]:
+    """Give what opens environments of a sandbox."""
+    with ThreadPoolExecutor() as threads:
+        yield Opener(box, threads)
+
+
+def is_clear(base: Path) -> bool:
+    """Say whether nothing of an environment is left: no container, no folder, no pull."""
+    return (
+        containers(NODE) == [] and list((base / "control").iterdir()) == [] and not {"tangram-open", "tangram-pull"} & {*sandbox_threads()}
+    )
+
+
+@pytest.fixture(params=["pulling", "asking for an image", "waiting for a turn", "starting"])
+def stuck(request: pytest.FixtureRequest, options: ContainerOptions, registry: Registry, hangs: str) -> tuple[str, ContainerOptions, str]:
+    """Give an open that comes no further than a phase: its image, the options, and words of its reason."""
+    if request.param == "pulling":
+        registry.pause_s = SLOW
+        return f"{registry.address}/a/b", options, "fetching image"
+    if request.param == "asking for an image":
+        registry.is_silent = True
+        return f"{registry.address}/a/b", options, "fetching image"
+    if request.param == "starting":
+        return hangs, options, "starting a container"
+    return hangs, replace(options, starting_limit=1), "waiting for its turn"
+
+
+@contextmanager
+def in_phase(box: ContainerSandbox, stuck: tuple[str, ContainerOptions, str], timeout_s: float | None) -> Iterator[Future[Environment]]:
+    """Give an open that is stuck, cancelled at once where it has no timeout; the turn that it waits for is taken by another."""
+    image, _, words = stuck
+    with opener_of(box) as opens:
+        other: Opening | None = None
+        if words.startswith("waiting"):
+            other, _ = opens("other", image)
+            assert until(lambda: other is not None and other.phase.startswith("starting"))
+        opening, opened = opens("e1", image, timeout_s)
+        assert until(lambda: opening.phase.startswith(words))
+        if timeout_s is None:
+            opening.cancel("enough")
+        yield opened
+        if other is not None:
+            other.cancel("over")
+
+
+def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOptions, str]) -> None:
+    # Given an open that is stuck in some phase
+    with box_of(tmp_path / "box", stuck[1]) as box:
+        # When it is cancelled; then it ends for that reason, well before it would by itself
+        with in_phase(box, stuck, None) as opened, pytest.raises(ActionCancelled, match="^enough$"):
+            opened.result(10)
+        # And nothing is left, and the same environment can be opened
+        assert until(lambda: is_clear(tmp_path / "box"))
+        assert printed(box.open(EnvironmentSpec(id="e1")), "echo up") == "up\n"
+
+
+def test_an_open_out_of_time_ends_and_says_in_what(tmp_path: Path, stuck: tuple[str, ContainerOptions, str]) -> None:
+    # Given an open that is stuck in some phase, and may take 2 seconds
+    with box_of(tmp_path / "box", stuck[1]) as box:
+        # When they are over; then it has ended, and says what it was doing
+        reason = f"^the environment was not open after 2 s: it was {stuck[2]}"
+        with in_phase(box, stuck, 2.0) as opened, pytest.raises(ActionTimedOut, match=reason):
+            opened.result(10)
+        assert until(lambda: is_clear(tmp_path / "box"))
+
+
+def test_what_a_slow_engine_makes_after_the_end_of_an_open_is_removed(
+    tmp_path: Path, options: ContainerOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an engine that does not answer
+    monkeypatch.setattr(openings, "TAKE_BACK_S", 0.2)
+    engine = SlowEngine()
+    with box_of(tmp_path / "box", options, engine) as box, opener_of(box) as opens:
+        opening, opened = opens("e1")
+        assert engine.asked.wait(10)
+        # When the open is cancelled; then it ends all the same
+        opening.cancel("enough")
+        with pytest.raises(ActionCancelled):
+            opened.result(10)
+        # And when the engine answers, its container goes
+        engine.answers.set()
+        assert until(lambda: is_clear(tmp_path / "box"))
+        with pytest.raises(EnvironmentGone):
+            box.get("e1")
+
+
+def test_a_cancel_leaves_the_pull_to_others_that_wait_for_it(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given two opens that wait for one image
+    registry.pause_s = 0.05
+    image = f"{registry.address}/a/b"
+    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+        (first, one), (second, two) = opens("e1", image), opens("e2", image)
+        assert until(lambda: registry.asked["a/b"] == 1 and all(each.phase.startswith("fetching") for each in (first, second)))
+        # When one is cancelled
+        first.cancel("enough")
+        with pytest.raises(ActionCancelled):
+            one.result(10)
+        # Then the other gets it, of the same pull
+        assert printed(two.result(30), "cat /mark") == str(tmp_path)
+    assert (registry.asked["a/b"], registry.broken_off) == (1, 0)
+
+
+def test_a_pull_that_nobody_waits_for_any_more_is_ended(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given two opens that wait for one image
+    registry.pause_s = 0.2
+    image = f"{registry.address}/a/b"
+    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+        both = opens("e1", image), opens("e2", image)
+        assert until(lambda: registry.asked["a/b"] == 1 and all(opening.phase.startswith("fetching") for opening, _ in both))
+        # When both are cancelled; then the engine takes no more of it
+        for opening, _ in both:
+            opening.cancel("enough")
+        assert until(lambda: registry.broken_off == 1)
+        # And it can be fetched again
+        registry.pause_s = 0.0
+        assert printed(opens("e3", image)[1].result(30), "cat /mark") == str(tmp_path)
+
+
+def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
+    # Given a registry that sends a piece every half second, 40 in all, and an image that may take 2 seconds
+    registry.pause_s = SLOW
+    with box_of(tmp_path / "box", replace(options, pull_s=2.0)) as box, opener_of(box) as opens:
+        first = opens("e1", f"{registry.address}/a/b")[1]
+        assert until(lambda: registry.asked["a/b"] == 1)
+        # When another open comes to wait for it; then both fail when the 2 seconds are over
+        second = opens("e2", f"{registry.address}/a/b")[1]
+        for opened in (first, second):
+            with pytest.raises(ImageMissing, match="cannot be had: it was not here after 2 s$"):
+                opened.result(10)
+        # And the engine takes no more of it
+        assert until(lambda: registry.broken_off == 1)
+
+
+def test_closing_the_sandbox_ends_an_open(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
+    # Given an open that comes to nothing
+    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
+        opening, opened = opens("e1", hangs)
+        assert until(lambda: opening.phase.startswith("starting"))
+        # When the sandbox closes; then it ends with that
+        box.close()
+        with pytest.raises(EnvironmentGone, match="the sandbox is closed"):
+            opened.result(10)
+    assert containers(NODE) == []

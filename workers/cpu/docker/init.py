@@ -1,0 +1,30 @@
+"""The container init: process 1 of every container, a POSIX shell that keeps it standing and reaps orphans.
+
+Only text is made here. The script uses nothing but what every POSIX shell has built in, so an image needs `/bin/sh` and no other
+program.
+
+1. It reads the FIFO `alive`, which the worker holds open for writing as long as it lives. When the worker has gone, the init reads
+   the end of the file and exits. The kernel then ends every process of the container, and the engine removes it. A worker that
+   vanishes leaves nothing behind.
+2. `alive` belongs to root. Commands run as another user, who may only read it, so no command can keep it open.
+3. Each line on `alive` has it collect the children that have ended: orphans become children of process 1.
+4. The shells of sessions are not its children. `kill -9 -1` spares process 1, by the kernel's own rule, and the engine starts the next
+   shell as it did the first.
+"""
+
+from __future__ import annotations
+
+WORK, TEMPORARY = "/work", "/tmp"
+"""The folders of a container that its user may write to; sessions start in the first."""
+INSIDE = "/run/tangram"
+"""Where a container sees the control folder of its environment."""
+
+ALIVE, HELLO = "alive", "hello"
+STATES, STATES_INSIDE = "states", "/run/tangram-states"
+"""The folder in it for what shells write themselves, and where a container sees that; all else it can only read."""
+
+SCRIPT = f"""
+if command -v bash >{INSIDE}/{HELLO} 2>/dev/null; then :; else echo /bin/sh >{INSIDE}/{HELLO}; fi
+exec <{INSIDE}/{ALIVE} >/dev/null 2>&1
+while read -r line; do jobs; done
+"""
