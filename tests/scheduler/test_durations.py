@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.durations import FADING, LEAST_LEFT, OUTLIER, PRIOR, SETTLED, USUAL_S, Distribution, Durations, Observation, speed_on
-from tangram.action import Action, Cost
+from tangram.action import DEFAULT_JOB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl, Table
 
 WORK = st.lists(st.floats(0.01, 1000.0), min_size=1, max_size=30)
 
 
 def action(name: str | None = "test", *, cores: Any = 1, **fields: Any) -> Action:
-    given = {"kind": "cpu.exec", "environment": "e0", "cost": Cost.of(cores=cores), "action_class": name}
+    given = {"kind": "cpu.exec", "job": DEFAULT_JOB, "environment": "e0", "cost": Cost.of(cores=cores), "action_class": name}
     return Action(**{**given, **fields})
 
 
@@ -225,7 +225,7 @@ def test_a_class_on_one_core_says_nothing_of_parallelism() -> None:
 
 
 def seen(**fields: Any) -> Observation:
-    given = {"job": "default", "kind": "cpu.exec", "action_class": "test", "service": None, "units": (1,), "curve": FLAT}
+    given = {"job": DEFAULT_JOB, "kind": "cpu.exec", "action_class": "test", "service": None, "units": (1,), "curve": FLAT}
     return Observation(**{**given, "held_units": 1.0, "execution_s": 20.0, "cpu_s": 1.0, **fields})
 
 

@@ -146,7 +146,7 @@ def test_a_message_for_a_node_that_came_back_is_not_started_for_its_lost_environ
     for name in ("a", "b"):
         w.submit(name, "fetch", cost={"cores": 1, "quota:web": 1}, environment="e0")
     w.lose("n0")
-    assert w.ends["b"].status == "failed"
+    assert w.ends["b"].status == "lost"
 
     # When the node is back and the rate opens
     w.node("n0")
