@@ -204,7 +204,7 @@ def test_nothing_goes_to_the_background_while_its_environment_closes(
     with running(env, "trap '' TERM; sleep 301.6875 & wait", Holding((HERE[0],))) as (execution, outcomes):
         sleepers("301.6875")
         assert isinstance(execution, ShellExecution)
-        warden = execution._warden
+        warden = execution._backend
         assert isinstance(warden, KeeperWarden)
         sent: list[object] = []
         monkeypatch.setattr(type(warden._background), "send", lambda self, members: sent.append(members))
@@ -223,7 +223,7 @@ def test_what_a_killed_keeper_held_ends_in_the_foreground_with_its_group(
     with running(env, "sleep 301.4375", BACK) as (execution, outcomes):
         sleepers("301.4375")
         assert isinstance(execution, ShellExecution)
-        warden = execution._warden
+        warden = execution._backend
         assert isinstance(warden, KeeperWarden)
         recalled: list[object] = []
         recall = type(warden._background).recall

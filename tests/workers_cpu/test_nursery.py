@@ -37,7 +37,7 @@ orphan = int(keeper.stdout.readline())
 nursery.keepers.add(keeper.pid)
 while not tree.is_exiting(keeper.pid):
     time.sleep(0.01)
-nursery.fence()
+nursery.kill_orphans()
 print(tree.read_process(orphan) is None, nursery.keepers)
 """
 
@@ -132,7 +132,7 @@ def test_a_nursery_that_dies_over_it_has_ended_nothing(monkeypatch: pytest.Monke
     asked, send_fds = threading.Event(), socket.send_fds
     monkeypatch.setattr(socket, "send_fds", lambda *asking: (send_fds(*asking), asked.set()))
     with ThreadPoolExecutor() as threads:
-        fenced = threads.submit(nursery.fence)
+        fenced = threads.submit(nursery.kill_orphans)
         assert asked.wait(20)
         os.kill(pid, signal.SIGKILL)
         # When that is waited for; then it is an error, not a success

@@ -190,8 +190,8 @@ def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
 def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path: Path) -> None:
     # Given a killed worker, and processes that would end its commands but do not get to it
     with worker_to_be_killed(tmp_path / "box", "315.59375") as worker:
-        heirs = [pid for pid in processes_with("workers.cpu.process.keeper") if worker.pid in ancestors(pid)]
-        for pid in heirs:
+        cleanup = [pid for pid in processes_with("workers.cpu.process.keeper") if worker.pid in ancestors(pid)]
+        for pid in cleanup:
             os.kill(pid, signal.SIGSTOP)
         worker.kill()
         worker.wait()
@@ -199,7 +199,7 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     with ThreadPoolExecutor() as threads:
         taking = threads.submit(ProcessSandbox, tmp_path / "box")
         early, _ = wait([taking], timeout=0.5)
-        for pid in heirs:
+        for pid in cleanup:
             os.kill(pid, signal.SIGCONT)
         box = taking.result()
     # Then it does so only once they are done

@@ -16,7 +16,7 @@ from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.process.warden import KeeperWarden
-from workers.cpu.shell.warden import Exited
+from workers.cpu.shell.backend import Exited
 
 from .support import admit, open_one, printed, processes_with, run, until
 

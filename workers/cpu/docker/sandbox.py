@@ -159,7 +159,7 @@ class ContainerSandbox(Sandbox):
         memory_mb = spec.memory_mb or self._options.limits.memory_mb
         container = self._pool.take(image, memory_mb, self._options.start_timeout_s)
         setup = SessionSetup(
-            wardens=ContainerWardens(container, self._core_map),
+            backends=ContainerWardens(container, self._core_map),
             drain=self._drain,
             dialect=container.dialect,
             control_folder=container.control,

@@ -30,8 +30,8 @@ from workers.cpu.docker.container import WORK, Container
 from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
 from workers.cpu.process import tree
+from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Control, make_fifo, make_file
-from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawned, Warden, Wardens
 
 START, LAUNCH = "start", "launch"
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ ENDED_AT_ONCE = "it ended at once"
 SIGKILL_CODE = 128 + signal.SIGKILL
 
 
-class ContainerWarden(Warden):
+class ContainerWarden(Backend):
     """One session of a container; its control group is called `name`."""
 
     def __init__(self, container: Container, name: str, core_map: CoreMap) -> None:
@@ -313,7 +313,7 @@ class ContainerWarden(Warden):
                 self._group.remove()
 
 
-class ContainerWardens(Wardens):
+class ContainerWardens(Backends):
     """Wardens of one container's sessions."""
 
     def __init__(self, container: Container, core_map: CoreMap) -> None:
@@ -321,14 +321,14 @@ class ContainerWardens(Wardens):
         self._lock = threading.Lock()
         self._count = 0
 
-    def warden(self) -> ContainerWarden:
+    def backend(self) -> ContainerWarden:
         """Return a fresh warden with a group of its own; see the base class."""
         with self._lock:
             self._count += 1
             name = f"session-{self._count}"
         return ContainerWarden(self._container, name, self._core_map)
 
-    def fence(self) -> None:
+    def kill_orphans(self) -> None:
         """Nothing is left: a session's group is empty when its warden has ended."""
 
 

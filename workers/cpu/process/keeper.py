@@ -13,7 +13,7 @@ when the shell has died. When the worker dies, each keeper reads the end of its 
 
 A session that is set apart from the host has a holder too, see `holder.py`: it stands until the keeper exits.
 
-The nursery takes two messages, each with one socket: `keeper` forks a keeper that serves the socket; `fence` kills
+The nursery takes two messages, each with one socket: `keeper` forks a keeper that serves the socket; `kill_orphans` kills
 orphans of keepers that were killed, says so with one byte, then closes it. A keeper takes JSON objects and sends JSON objects:
 
 | to the keeper                        | answer                                                                |
@@ -295,7 +295,7 @@ class Nursery:
         os.set_inheritable(descriptors[0], False)
         if message == b"keeper":
             self.fork_keeper(descriptors[0])
-        elif self.fence():
+        elif self.kill_orphans():
             with contextlib.suppress(ConnectionError, BrokenPipeError):
                 os.write(descriptors[0], b"1")
         os.close(descriptors[0])
@@ -318,7 +318,7 @@ class Nursery:
         finally:
             os._exit(0)
 
-    def fence(self) -> bool:
+    def kill_orphans(self) -> bool:
         """Kill what keepers that died by force have left to this process; return whether none of it is left.
 
         A dying keeper closes its socket, which is what the worker hears, before its children become this process's.

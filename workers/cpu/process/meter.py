@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from workers.cpu.process import tree
 from workers.cpu.process.members import Members
-from workers.cpu.shell.warden import Meter
+from workers.cpu.shell.backend import Meter
 
 LONGEST_SAMPLE_S, LOOK_S = 0.5, 0.0005
 

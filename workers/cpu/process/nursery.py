@@ -34,14 +34,14 @@ class Nursery:
         """Return a connection to a fresh keeper. Raises `SessionUnavailable`."""
         return self._ask(b"keeper")
 
-    def fence(self) -> None:
+    def kill_orphans(self) -> None:
         """Return once no process of a keeper that died by force is left.
 
         Raises:
             SessionUnavailable: the nursery is gone too, or did not manage in `FENCE_LIMIT_S` seconds.
 
         """
-        with self._ask(b"fence") as answer:
+        with self._ask(b"kill_orphans") as answer:
             answer.settimeout(FENCE_LIMIT_S)
             try:
                 told = answer.recv(1)

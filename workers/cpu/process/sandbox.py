@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal
 
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
-from workers.cpu.base import await_heirs, lock_base, make_afresh
+from workers.cpu.base import await_cleanup, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SessionUnavailable
 from workers.cpu.process.background import background_of
@@ -97,12 +97,12 @@ class ProcessSandbox(Sandbox):
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
         self._base_lock = lock_base(self._base)
-        self._heirs_lock = await_heirs(self._base, self._base_lock)
+        self._cleanup_lock = await_cleanup(self._base, self._base_lock)
         make_afresh(self._base, ("environments", "control"))
         self._core_map = core_map or CoreMap.of_this_process()
         self._groups = find_groups(self._base)
         self._groups.remove()
-        self._nursery, self._drain = Nursery(self._heirs_lock, self._groups), Drain()
+        self._nursery, self._drain = Nursery(self._cleanup_lock, self._groups), Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
@@ -196,7 +196,7 @@ class ProcessSandbox(Sandbox):
             apart=Apart(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
         )
         setup = SessionSetup(
-            wardens=KeeperWardens(self._nursery, shells, self._core_map),
+            backends=KeeperWardens(self._nursery, shells, self._core_map),
             drain=self._drain,
             dialect=dialect,
             control_folder=control,
@@ -263,7 +263,7 @@ class ProcessSandbox(Sandbox):
         self._nursery.close()
         self._drain.close()
         self._groups.remove()
-        os.close(self._heirs_lock)
+        os.close(self._cleanup_lock)
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))

@@ -25,8 +25,8 @@ from workers.cpu.process.isolation import Apart
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
 from workers.cpu.process.nursery import Nursery
+from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Control, Dialect
-from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawned, Warden, Wardens
 
 MESSAGE_BYTES = 1 << 16
 
@@ -51,7 +51,7 @@ class ShellSetup:
         return {**named, "processes": self.processes}
 
 
-class KeeperWarden(Warden):
+class KeeperWarden(Backend):
     """A connection to one keeper, on the machine that `core_map` describes."""
 
     def __init__(self, channel: socket.socket, setup: ShellSetup, core_map: CoreMap) -> None:
@@ -215,16 +215,16 @@ class KeeperWarden(Warden):
         self._channel.close()
 
 
-class KeeperWardens(Wardens):
+class KeeperWardens(Backends):
     """Keepers from the sandbox's nursery, for the sessions of one environment."""
 
     def __init__(self, nursery: Nursery, setup: ShellSetup, core_map: CoreMap) -> None:
         self._nursery, self._setup, self._core_map = nursery, setup, core_map
 
-    def warden(self) -> KeeperWarden:
+    def backend(self) -> KeeperWarden:
         """Return a fresh keeper; see the base class."""
         return KeeperWarden(self._nursery.keeper(), self._setup, self._core_map)
 
-    def fence(self) -> None:
+    def kill_orphans(self) -> None:
         """Have the nursery end what a killed keeper left; see the base class."""
-        self._nursery.fence()
+        self._nursery.kill_orphans()

@@ -64,9 +64,9 @@ class ShellEnvironment(Environment):
             session = self._sessions.get(request.session)
             if session is None:
                 session = self._sessions[request.session] = Session(self._setup)
-        return ShellExecution(session, request, self._fence)
+        return ShellExecution(session, request, self._kill_background)
 
-    def _fence(self, asking: Session) -> None:
+    def _kill_background(self, asking: Session) -> None:
         """End what commands left running, and forget what they set in the session that is `asking`, which has its turn.
 
         Other sessions keep what is running now.

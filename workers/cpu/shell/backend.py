@@ -1,17 +1,17 @@
 """Who owns the processes of a session: what a session asks of whatever is below it, and what it is told.
 
-A *warden* has one shell at a time, and every process that the shell's commands have started, however they hide. It
+A *backend* has one shell at a time, and every process that the shell's commands have started, however they hide. It
 remembers which of them an earlier command left behind: a kill spares those.
 
-| asked       | answer                                                                         |
-|-------------|--------------------------------------------------------------------------------|
-| `spawn`     | `Spawned`, then the shell reports on its FIFO; or `Refused`                    |
-| `begin`     | the grant holds for all processes of the session from now on                   |
-| `hold`      | another grant holds, while the command runs                                    |
-| `kill`      | `Gone` once the command's processes have ended                                 |
-| `park`      | what is left is in the background until the next `begin`                        |
-| `hang_up`   | everything ends, then `HungUp`                                                 |
-| (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the warden was ended |
+| asked       | answer                                                                           |
+|-------------|----------------------------------------------------------------------------------|
+| `spawn`     | `Spawned`, then the shell reports on its FIFO; or `Refused`                      |
+| `begin`     | the grant holds for all processes of the session from now on                     |
+| `hold`      | another grant holds, while the command runs                                      |
+| `kill`      | `Gone` once the command's processes have ended                                   |
+| `park`      | what is left is in the background until the next `begin`                         |
+| `hang_up`   | everything ends, then `HungUp`                                                   |
+| (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the backend was ended |
 
 Threading: one thread at a time asks and reads events; `hold` and `hang_up` may come from any.
 """
@@ -72,7 +72,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class HungUp:
-    """The warden is gone, and all that it held is or will be; `reason` says why where that is known."""
+    """The backend is gone, and all that it held is or will be; `reason` says why where that is known."""
 
     reason: str = ""
 
@@ -158,7 +158,7 @@ class Meter(ABC):
         self._looked_at = now
 
     def over(self, ended_rss_mb: float = 0.0) -> float:
-        """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been buried."""
+        """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been reaped."""
         self.note_rss(ended_rss_mb)
         self.sample()
         return self.last_s
@@ -167,12 +167,12 @@ class Meter(ABC):
         """Return what a person should know of how the command fared, such as a limit that it ran into; else nothing."""
         return ""
 
-    def trespass(self) -> str:
+    def disk_limit_exceeded(self) -> str:
         """Return why the command must be ended now, as it has gone beyond a limit that is only watched; else nothing."""
         return ""
 
 
-class Warden(ABC):
+class Backend(ABC):
     """Owns the processes of one session."""
 
     @abstractmethod
@@ -220,7 +220,7 @@ class Warden(ABC):
         """Wait until nothing is left after `hang_up`, for `timeout_s` at most; takes no events."""
 
     def was_forced(self) -> bool:
-        """Return whether it was ended by force, so that a fence is due; asked once it has ended, it takes all events."""
+        """Return whether it was ended by force, so that orphans of it may be left; asked once it has ended, it takes all events."""
         return False
 
     @abstractmethod
@@ -228,13 +228,13 @@ class Warden(ABC):
         """Give descriptors back."""
 
 
-class Wardens(ABC):
-    """Where the sessions of an environment get their wardens."""
+class Backends(ABC):
+    """Where the sessions of an environment get their backends."""
 
     @abstractmethod
-    def warden(self) -> Warden:
-        """Return a fresh warden. Raises `SessionUnavailable`."""
+    def backend(self) -> Backend:
+        """Return a fresh backend. Raises `SessionUnavailable`."""
 
     @abstractmethod
-    def fence(self) -> None:
-        """Return once nothing is left of a warden that was ended by force. Raises `SessionUnavailable`."""
+    def kill_orphans(self) -> None:
+        """Return once nothing is left of a backend that was ended by force. Raises `SessionUnavailable`."""
