@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from workers.cpu.process import tree
+from workers.cpu.process import seccomp, tree
 
 START_LIMIT_S = 5.0
 PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 4, 23, 24, 47
@@ -124,15 +124,23 @@ def _become_bwrap(program: str, arguments: Sequence[str], lifeline: int, said: i
     reset_signals()
     for descriptor, wanted in ((lifeline, 0), (said, 1), (said, 2)):
         os.dup2(descriptor, wanted)
+    # What is inside could trace these processes, so they are held to the filter too.
+    held = ["--seccomp", str(_file("filter", seccomp.FILTER or b""))]
     # Not on the command line, where the commands could read how the host is laid out.
-    text = os.memfd_create("arguments", 0)
-    os.write(text, b"".join(os.fsencode(argument) + b"\0" for argument in arguments))
-    os.lseek(text, 0, os.SEEK_SET)
+    text = _file("arguments", b"".join(os.fsencode(argument) + b"\0" for argument in (*held, *arguments)))
     try:
         os.execve(program, [program, "--args", str(text), "--", *PAUSE], {"PATH": os.defpath, "LANG": "C.UTF-8"})
     except OSError as error:
         os.write(2, f"cannot run {program}: {error.strerror}".encode())
         os._exit(127)
+
+
+def _file(name: str, content: bytes) -> int:
+    """Return the descriptor of a file without a path, which a program that is executed inherits."""
+    descriptor = os.memfd_create(name, 0)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def reset_signals() -> None:

@@ -40,7 +40,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from workers.cpu.process import tree
+from workers.cpu.process import seccomp, tree
 from workers.cpu.process.background import Background, background_of
 from workers.cpu.process.ending import KILL_LIMIT_S, Alarm, kill_below
 from workers.cpu.process.groups import Groups, join, remove_folder
@@ -218,6 +218,7 @@ class Keeper:
             try:
                 join(self.folders)
                 enter(holder)
+                asked["filter"] = seccomp.FILTER
                 said = f"{self.fork_shell(asked, None)} "
             except OSError as error:
                 said = f"0 cannot enter its namespaces: {error}"
@@ -251,6 +252,8 @@ def become_shell(asked: dict[str, Any], parent: int | None) -> NoReturn:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
+    if asked.get("filter"):
+        seccomp.install(asked["filter"])
     os.execve(asked["argv"][0], asked["argv"], asked["env"])
 
 

@@ -37,6 +37,7 @@ from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
 from workers.cpu.base import await_cleanup, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SessionUnavailable
+from workers.cpu.process import seccomp
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
@@ -128,7 +129,11 @@ class ProcessSandbox(Sandbox):
     def _set_apart(self, isolation: Wish) -> None:
         """Use bubblewrap where it works."""
         found = find_bubblewrap(self._base, self._search_path, self._dialect.program)
-        problem = "there is no program bwrap" if found is None else self._try(found)
+        machine = os.uname().machine
+        if seccomp.filter_for(machine) is None:
+            problem = f"there is no filter of system calls for {machine}"
+        else:
+            problem = "there is no program bwrap" if found is None else self._try(found)
         if not problem:
             self._bubblewrap, self.isolation_reason = found, "a trial of it worked"
             return
