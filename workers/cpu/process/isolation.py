@@ -13,6 +13,7 @@ put a link in the place of a file that the worker writes to. Nothing is mounted 
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import subprocess
@@ -29,12 +30,26 @@ Wish = Literal["auto", "bubblewrap", "none"]
 HELP_LIMIT_S = 5.0
 TEMPORARY_BYTES = 1 << 30
 PROCESSES = 512
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 TOPOLOGY = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 SWITCHES = ("/proc/sys", "/proc/sysrq-trigger", "/proc/acpi", "/proc/fs", "/proc/mtrr", "/proc/scsi", "/proc/asound")
 """What the kernel lets the host's root write without any capability, which a worker that is root is inside too."""
-SECRET = ("shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "sudoers.d", "ssh", "ssl/private")
-"""What is left out of /etc: a worker that is root could read it all."""
+ETC = "/etc"
+PUBLIC = (
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
+    *("passwd", "group", "nsswitch.conf", "shells"),
+    *("hosts", "host.conf", "hostname", "resolv.conf", "gai.conf", "networks", "protocols", "services", "rpc", "ethertypes"),
+    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates*", "pki/tls/certs", "pki/tls/openssl.cnf", "pki/ca-trust/extracted"),
+    *("crypto-policies", "gnutls"),
+    *("localtime", "timezone", "locale.*", "os-release", "lsb-release", "debian_version", "*-release", "issue", "login.defs"),
+    *("profile", "bash.bashrc", "bashrc", "inputrc", "terminfo", "vim", "manpath.config", "groff"),
+    *("magic", "magic.mime", "mime.types", "mailcap", "fonts", "papersize", "sgml", "xml", "ImageMagick*", "ghostscript", "texmf"),
+    *("python*", "perl", "java", "java-*", "R", "julia", "octave*", "php", "gdb", "dpkg/origins", "postgresql-common"),
+    *("OpenCL", "glvnd", "openmpi*", "matplotlibrc"),
+)
+"""What a session sees of /etc: the names, or patterns of them, that programs of many kinds need, and that hold no password and no
+key. What may hold one is not here, such as the files for proxies, packages and indices: `environment`, `apt`, `pip.conf`, `gitconfig`.
+"""
 
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try")
 HARDENING = ("--die-with-parent", "--new-session", "--cap-drop", "ALL")
@@ -96,7 +111,7 @@ def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | No
         base=base,
         has_disable_userns="--disable-userns" in told,
         has_size="--size " in told,
-        shown=folders_of_programs(search_path, SYSTEM, private, [shell]),
+        shown=folders_of_programs(search_path, (*SYSTEM, "/etc"), private, [shell]),
     )
 
 
@@ -116,9 +131,6 @@ def _system() -> list[str]:
             words += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             words += ["--ro-bind", path, path]
-    for path in (f"/etc/{name}" for name in SECRET):
-        if os.path.isdir(path):
-            words += ["--tmpfs", path, "--remount-ro", path]
-        elif os.path.exists(path):
-            words += ["--ro-bind", "/dev/null", path]
-    return words
+    for path in sorted(path for name in PUBLIC for path in glob.glob(f"{ETC}/{name}")):
+        words += ["--ro-bind-try", path, f"/etc/{os.path.relpath(path, ETC)}"]
+    return [*words, "--symlink", "/proc/self/mounts", "/etc/mtab"]
