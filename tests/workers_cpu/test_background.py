@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import astuple
 from glob import glob
 from pathlib import Path
 
@@ -235,7 +234,7 @@ def test_what_a_killed_keeper_held_ends_in_the_foreground_with_its_group(
     # Then it was brought to the foreground to die there, and no control group is left
     assert outcomes[0].status == "failed"
     assert len(recalled) == 1
-    assert not any(glob(f"{prefix}-{keeper}") for prefix in filter(None, astuple(box._groups)))
+    assert not any(map(os.path.exists, box._groups.folders(keeper)))
 
 
 def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: ProcessSandbox, env: ProcessEnvironment) -> None:
@@ -258,7 +257,7 @@ def test_a_group_that_was_made_in_part_is_removed(tmp_path: Path) -> None:
     # Given a keeper that can make the folders of its group and not fill them in
     keeper = Keeper.__new__(Keeper)
     keeper.background, keeper.folders = None, []
-    asked = {"means": "affinity", "cores": HERE, "pids": f"{tmp_path}/pids", "cpu": None, "processes": 9}
+    asked = {"means": "affinity", "cores": HERE, "groups": {"pids": f"{tmp_path}/pids"}, "processes": 9}
     # When that fails; then it knows what to remove at its end
     with pytest.raises(OSError, match=r"pids\.max"):
         keeper.make_group(asked)
@@ -300,7 +299,7 @@ def test_a_killed_worker_leaves_nothing_in_the_background(tmp_path: Path) -> Non
         worker.kill()
     box = ProcessSandbox(tmp_path / "box")
     assert not processes_with("301.59375")
-    assert not any(glob(f"{prefix}-*") for prefix in filter(None, astuple(box._groups)))
+    assert not any(glob(f"{prefix}-*") for prefix in (box._groups.pids, box._groups.cpu, box._groups.memory) if prefix)
     box.close()
 
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import astuple
 from glob import glob
 from pathlib import Path
 
@@ -210,7 +209,8 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
 
 def test_the_keepers_of_a_killed_worker_remove_their_groups(tmp_path: Path) -> None:
     # Given a worker with a session, and where its sandbox makes groups for sessions
-    prefixes = [path for path in astuple(find_groups(os.path.realpath(tmp_path / "box"))) if path is not None]
+    groups = find_groups(os.path.realpath(tmp_path / "box"))
+    prefixes = [path for path in (groups.pids, groups.cpu, groups.memory) if path is not None]
     with worker_to_be_killed(tmp_path / "box", "315.609375") as worker:
         # When it is killed; then the next one finds no group of a session
         worker.kill()

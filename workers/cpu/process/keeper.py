@@ -85,6 +85,7 @@ class Keeper:
         self.holder: Holder | None = None
         self.background: Background | None = None
         self.folders: list[str] = []
+        self.joined: list[str] = []
         self.max_rss_mb = 0.0
         # A forked shell starts its record of memory with that of this process.
         self.own_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -171,9 +172,9 @@ class Keeper:
     def make_group(self, asked: dict[str, Any]) -> None:
         """Make the session's control group, unless it is there or there are none. Raises `OSError`."""
         if self.background is None:
-            groups = Groups(asked["pids"], asked["cpu"])
+            groups = Groups(**asked["groups"])
             # First, so that what is made before something fails is removed at the end.
-            self.folders = groups.folders(os.getpid())
+            self.folders, self.joined = groups.folders(os.getpid()), groups.joined(os.getpid())
             groups.make(os.getpid(), asked["processes"])
             self.background = background_of(asked["means"], asked["cores"], groups)
 
@@ -185,7 +186,7 @@ class Keeper:
         try:
             self.alarm.close()
             if parent is not None:
-                join(self.folders)
+                join(self.joined)
             become_shell(asked, parent)
         except BaseException as error:
             self.say("refused", reason=f"cannot run {asked['argv'][0]}: {error}")
@@ -216,7 +217,7 @@ class Keeper:
         if messenger == 0:
             said = "0 "
             try:
-                join(self.folders)
+                join(self.joined)
                 enter(holder)
                 asked["filter"] = seccomp.FILTER
                 said = f"{self.fork_shell(asked, None)} "

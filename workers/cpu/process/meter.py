@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from workers.cpu.process import tree
+from workers.cpu.process.groups import MemoryGroup
 from workers.cpu.process.members import Members
 from workers.cpu.shell.backend import Meter
 
@@ -29,10 +30,12 @@ class TreeMeter(Meter):
         members: Members,
         spared: Collection[tree.Identity],
         seen: Callable[[Iterable[tree.Process]], None] = lambda living: None,
+        memory: MemoryGroup | None = None,
     ) -> None:
         super().__init__()
         self._members, self._seen = members, seen
         self._spared = dict.fromkeys(spared, 0.0)
+        self._memory, self._ended_before = memory, memory.oom_kills() if memory is not None else 0
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
 
@@ -43,6 +46,12 @@ class TreeMeter(Meter):
         self._seen(found)
         self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
         return self._total_s(found)
+
+    def remark(self) -> str:
+        """Say that the kernel has ended processes for want of memory; see the base class."""
+        if self._memory is None or (ended := self._memory.oom_kills() - self._ended_before) <= 0:
+            return ""
+        return f"the environment's {self._memory.memory_mb} MB of memory were full: the kernel has ended {ended} of its processes"
 
     def _total_s(self, found: Collection[tree.Process]) -> float:
         buriers = map(tree.read_process, self._members.roots)

@@ -14,13 +14,13 @@ import select
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
 from workers.cpu.process.background import Background
-from workers.cpu.process.groups import Groups
+from workers.cpu.process.groups import Groups, MemoryGroup
 from workers.cpu.process.isolation import Apart
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
@@ -42,13 +42,13 @@ class ShellSetup:
     background: Background
     groups: Groups
     processes: int
+    memory: MemoryGroup | None = None
     apart: Apart | None = None
 
     def group(self) -> dict[str, object]:
         """Return what the keeper needs to know of the control group of its session, and of the background."""
         background, groups = self.background, self.groups
-        named = {"means": background.means, "cores": background.cores, "cpu": groups.cpu, "pids": groups.pids}
-        return {**named, "processes": self.processes}
+        return {"means": background.means, "cores": background.cores, "groups": asdict(groups), "processes": self.processes}
 
 
 class KeeperWarden(Backend):
@@ -137,7 +137,7 @@ class KeeperWarden(Backend):
 
     def meter(self) -> TreeMeter:
         """Return a meter of the tree; see the base class."""
-        return TreeMeter(self._members, self._spared, self.follow)
+        return TreeMeter(self._members, self._spared, self.follow, self._setup.memory)
 
     def kill(self, grace_s: float) -> None:
         """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""
