@@ -146,6 +146,40 @@ def test_what_a_command_leaves_behind_is_in_the_background_until_the_next_comman
     assert all(in_background(pid, box.background) for pid in pids)
 
 
+def test_what_a_command_left_is_in_the_foreground_while_another_session_tests_it(box: ProcessSandbox, env: ProcessEnvironment) -> None:
+    # Given what a command left running in one session, in the background
+    def in_foreground(pid: int) -> bool:
+        return box.background == "affinity" or not in_background(pid, box.background)
+
+    printed(env, "sleep 303.25 >/dev/null 2>&1 & (sleep 303.25 >/dev/null 2>&1 &)", session="server")
+    pids = sleepers("303.25", 2)
+    assert all(in_background(pid, box.background) for pid in pids)
+    # When a command of another session runs in the foreground; then it is there too, on the cores of that
+    with running(env, "sleep 303.5", Holding((HERE[0],)), session="test") as (execution, _):
+        sleepers("303.5")
+        assert masks(pids) == [{HERE[0]}] * 2
+        assert all(map(in_foreground, pids))
+        # And follows it to the background, and back to other cores
+        execution.resize(BACK)
+        assert all(in_background(pid, box.background) for pid in pids)
+        execution.resize(Holding((HERE[-1],)))
+        assert masks(pids) == [{HERE[-1]}] * 2
+        assert all(map(in_foreground, pids))
+    # And is in the background again once that is over
+    assert all(in_background(pid, box.background) for pid in pids)
+
+
+def test_what_a_command_leaves_while_another_runs_is_on_the_cores_of_that(box: ProcessSandbox, env: ProcessEnvironment) -> None:
+    # Given a running command; when one of another session ends and leaves a process; then that has the cores of the one that runs
+    with running(env, "sleep 303.75", Holding((HERE[0],)), session="test"):
+        sleepers("303.75")
+        printed(env, "sleep 303.875 >/dev/null 2>&1 &", session="server")
+        (pid,) = sleepers("303.875")
+        assert masks([pid]) == [{HERE[0]}]
+        assert box.background == "affinity" or not in_background(pid, box.background)
+    assert in_background(pid, box.background)
+
+
 def test_a_session_without_anything_left_is_not_in_the_background(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a session whose last command was in the background; when it is over; then the shell is not
     shell = int(printed(env, "cut -d' ' -f6 /proc/self/stat") if box.isolation == "none" else "0")

@@ -198,6 +198,12 @@ class ContainerWarden(Backend):
                 self._group.park()
         self._container.bury()
 
+    def lend(self, holding: Holding) -> None:
+        """Give what was parked cores, unless all is ending; see the base class."""
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            if self._group is not None and not self._ending:
+                self._group.lend(self._core_map.real(holding.cores))
+
     def meter(self) -> GroupMeter:
         """Return a meter of the group; see the base class."""
         assert self._group is not None, "a shell was started"

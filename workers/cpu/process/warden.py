@@ -61,7 +61,7 @@ class KeeperWarden(Backend):
         self._lock = threading.Lock()
         self._members = Members()
         self._spared: frozenset[tree.Identity] = frozenset()
-        self._in_order = self._ending = False
+        self._in_order = self._ending = self._has_left = False
         channel.setblocking(False)
 
     def fileno(self) -> int:
@@ -127,7 +127,13 @@ class KeeperWarden(Backend):
 
     def park(self) -> None:
         """Send what has outlived the command to the background, the shell with it; see the base class."""
-        self.hold(Holding(background=self._background.has_others(self._members)))
+        self._has_left = self._background.has_others(self._members)
+        self.hold(Holding(background=self._has_left))
+
+    def lend(self, holding: Holding) -> None:
+        """Bring what was parked to the foreground; a shell that is alone in its session needs nothing. See the base class."""
+        if self._has_left:
+            self.hold(holding)
 
     def follow(self, found: Iterable[tree.Process]) -> None:
         """Put right those of `found` processes that are not where the others are."""
@@ -211,7 +217,8 @@ class KeeperWarden(Backend):
         return bool(poller.poll(timeout_s * 1000))
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptor back; the ids of processes may become those of others from now on."""
+        self._members, self._has_left = Members(), False
         self._channel.close()
 
 

@@ -9,11 +9,12 @@ remembers which of them an earlier command left behind: a kill spares those.
 | `begin`     | the grant holds for all processes of the session from now on                     |
 | `hold`      | another grant holds, while the command runs                                      |
 | `kill`      | `Gone` once the command's processes have ended                                   |
-| `park`      | what is left is in the background until the next `begin`                         |
+| `park`      | what is left is in the background until the next `lend` or `begin`               |
+| `lend`      | what is left may use these cores until the next `park` or `begin`                |
 | `hang_up`   | everything ends, then `HungUp`                                                   |
 | (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the backend was ended |
 
-Threading: one thread at a time asks and reads events; `hold` and `hang_up` may come from any.
+Threading: one thread at a time asks and reads events; `hold`, `lend`, `park` and `hang_up` may come from any.
 """
 
 from __future__ import annotations
@@ -198,6 +199,10 @@ class Backend(ABC):
     @abstractmethod
     def park(self) -> None:
         """Send whatever has outlived the command to the background."""
+
+    @abstractmethod
+    def lend(self, holding: Holding) -> None:
+        """Have what was parked use the cores of commands that run in other sessions of the environment."""
 
     @abstractmethod
     def meter(self) -> Meter:

@@ -24,6 +24,7 @@ from typing import Literal
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Holding, Status, Usage
 from workers.cpu.errors import SandboxError
 from workers.cpu.shell.backend import Backend, Meter
+from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.run import NotBegun, Run
 from workers.cpu.shell.session import Session, Shell, Turn
 
@@ -33,10 +34,13 @@ Phase = Literal["waiting", "running", "ending", "over"]
 
 
 class ShellExecution(Execution):
-    """A command for `session`; `kill_background` is called, where a fence is asked for, when its turn has come."""
+    """A command for `session`; `kill_background` is called, where a fence is asked for, when its turn has come.
 
-    def __init__(self, session: Session, request: ExecRequest, kill_background: Callable[[Session], None]) -> None:
-        self._session, self._request, self._kill_background = session, request, kill_background
+    `grants` are those of the environment.
+    """
+
+    def __init__(self, session: Session, request: ExecRequest, grants: Grants, kill_background: Callable[[Session], None]) -> None:
+        self._session, self._request, self._grants, self._kill_background = session, request, grants, kill_background
         self._turn = Turn()
         self._waiting = threading.Lock()
         self._outcome: ExecOutcome | None = None
@@ -59,7 +63,7 @@ class ShellExecution(Execution):
         """Hold the command to another grant; see the base class."""
         with self._lock:
             if self._phase == "running" and self._backend is not None and not self._session.closed:
-                self._backend.hold(holding)
+                self._grants.hold(self._backend, holding)
                 if self._meter is not None:
                     self._meter.set_background(holding.background)
             self._holding = holding
@@ -131,7 +135,7 @@ class ShellExecution(Execution):
                 self._phase = "over"
             # What the command did stands, whatever becomes of its grant.
             try:
-                shell.backend.park()
+                self._grants.over(shell.backend)
             except (SandboxError, OSError) as error:
                 log.warning("a grant could not be taken back: %s", error)
 
@@ -139,7 +143,7 @@ class ShellExecution(Execution):
         """Apply the grant to the session's processes."""
         with self._lock:
             self._backend, self._phase = backend, "running"
-            backend.begin(self._holding)
+            self._grants.begin(backend, self._holding)
 
     def _note_ending(self) -> None:
         """Note that the command is being killed: a resize has no effect any more, and it has the time to end."""

@@ -4,6 +4,7 @@
 |------------|-----------------------------------------|------------------------------------------------|
 | parked     | those of the last grant                 | `PARKED_QUOTA_US` of a second, 0.5 %           |
 | granted    | the cores of the grant                  | all of them                                    |
+| lent       | those of other sessions' grants         | all of them                                    |
 | background | any; where a session of the same        | what no group in the foreground wants          |
 |            | container is granted some, these        |                                                |
 
@@ -77,6 +78,10 @@ class SessionGroup(ABC):
     @abstractmethod
     def park(self) -> None:
         """Take the cores back."""
+
+    def lend(self, cores: Collection[int]) -> None:
+        """Let a parked group use cores of other sessions until it is parked again; nothing where the container is granted as a whole."""
+        return
 
     @abstractmethod
     def processes(self) -> list[int]:
@@ -183,6 +188,13 @@ class WrittenGroup(SessionGroup):
         with self._container.lock:
             self._set_quota(PARKED_QUOTA_US)
             self._container.note(self, None)
+
+    def lend(self, cores: Collection[int]) -> None:
+        """Write cores and quota; the container weighs what it weighed, since these cores are another session's. See the base class."""
+        with self._container.lock:
+            self.set_cores(core_list(cores) or self._container.all_cores)
+            self._set_quota(UNLIMITED)
+            self._weight.set_foreground(max(1, len(cores)))
 
     def remove(self) -> None:
         """Remove the group, and hold nothing; see the base class."""
