@@ -13,6 +13,7 @@ put a link in the place of a file that the worker writes to. Nothing is mounted 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -69,10 +70,11 @@ class Bubblewrap:
         """Return the part of bwrap's arguments that is the same for all environments."""
         nested = ["--disable-userns"] if self.has_disable_userns else []
         size = ["--size", str(TEMPORARY_BYTES)] if self.has_size else []
+        etc = ["--ro-bind", str(self.base / "etc"), "/etc"]
         kernel = ["--proc", "/proc", "--dev", "/dev"]
         places = [*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/var/tmp", "--dir", "/run"]
         read_only = [word for path in (*TOPOLOGY, *SWITCHES, *self.shown) for word in ("--ro-bind-try", path, path)]
-        return [*NAMESPACES, *HARDENING, *nested, *_system(), *kernel, *places, *read_only, "--tmpfs", str(self.base)]
+        return [*NAMESPACES, *HARDENING, *nested, *_system(), *etc, *kernel, *places, *read_only, "--tmpfs", str(self.base)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | No
         told = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
+    copy_etc(base / "etc")
     private = (str(base), os.path.realpath(Path.home()), str(Path.home()))
     return Bubblewrap(
         program=os.path.abspath(program),
@@ -131,6 +134,19 @@ def _system() -> list[str]:
             words += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             words += ["--ro-bind", path, path]
-    for path in sorted(path for name in PUBLIC for path in glob.glob(f"{ETC}/{name}")):
-        words += ["--ro-bind-try", path, f"/etc/{os.path.relpath(path, ETC)}"]
-    return [*words, "--symlink", "/proc/self/mounts", "/etc/mtab"]
+    return words
+
+
+def copy_etc(folder: Path) -> None:
+    """Copy to `folder` what sessions see of /etc: one mount for all of it takes less of the start of a session than one for each."""
+    for name in PUBLIC:
+        for source in glob.glob(f"{ETC}/{name}"):
+            target = folder / os.path.relpath(source, ETC)
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # What the worker's user may not read is no more there than before, and links lead where they led.
+            with contextlib.suppress(OSError, shutil.Error):
+                if os.path.isdir(source) and not os.path.islink(source):
+                    shutil.copytree(source, target, symlinks=True)
+                else:
+                    shutil.copy2(source, target, follow_symlinks=False)
+    (folder / "mtab").symlink_to("/proc/self/mounts")

@@ -99,7 +99,7 @@ class ProcessSandbox(Sandbox):
         self._base = Path(os.path.realpath(base))
         self._base_lock = lock_base(self._base)
         self._cleanup_lock = await_cleanup(self._base, self._base_lock)
-        make_afresh(self._base, ("environments", "control"))
+        make_afresh(self._base, ("environments", "control", "etc"))
         self._core_map = core_map or CoreMap.of_this_process()
         self._groups = find_groups(self._base)
         self._groups.remove()
