@@ -18,11 +18,11 @@ from app.action_task import ActionTask, Call
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Execution, Holding, Usage
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process import tree
+from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.isolation import Isolation
-from workers.cpu.process.keeper import Keeper
 from workers.cpu.process.sandbox import ProcessSandbox
-from workers.cpu.process.warden import KeeperWarden
+from workers.cpu.process.supervisor import Supervisor
 from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.weight import Means
 
@@ -205,13 +205,13 @@ def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foregr
     env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command in the background, and a way back that fails, as a request to an engine may
-    def fail(self: KeeperWarden, holding: Holding) -> None:
+    def fail(self: ProcessBackend, holding: Holding) -> None:
         raise ContainerFailed("the engine does not answer")
 
     with running(env, "sleep 301.9375", BACK) as (execution, outcomes):
         sleepers("301.9375")
         # When it is killed; then it has ended all the same
-        monkeypatch.setattr(KeeperWarden, "hold", fail)
+        monkeypatch.setattr(ProcessBackend, "hold", fail)
         execution.kill("enough")
         assert until(lambda: bool(outcomes), 20)
     assert outcomes[0].status == "cancelled"
@@ -223,7 +223,7 @@ def test_a_change_that_fails_is_forgotten(env: ProcessEnvironment, monkeypatch: 
     with running(env, "sleep 301.0625", Holding((HERE[0],))) as (execution, _):
         sleepers("301.0625")
         with monkeypatch.context() as patch:
-            patch.setattr(KeeperWarden, "hold", lambda self, holding: 1 / 0)
+            patch.setattr(ProcessBackend, "hold", lambda self, holding: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 execution.resize(BACK)
         assert isinstance(execution, ShellExecution)
@@ -237,38 +237,38 @@ def test_nothing_goes_to_the_background_while_its_environment_closes(
     with running(env, "trap '' TERM; sleep 301.6875 & wait", Holding((HERE[0],))) as (execution, outcomes):
         sleepers("301.6875")
         assert isinstance(execution, ShellExecution)
-        warden = execution._backend
-        assert isinstance(warden, KeeperWarden)
+        backend = execution._backend
+        assert isinstance(backend, ProcessBackend)
         sent: list[object] = []
-        monkeypatch.setattr(type(warden._background), "send", lambda self, members: sent.append(members))
+        monkeypatch.setattr(type(backend._background), "send", lambda self, members: sent.append(members))
         env.hang_up()
         # When a change comes late; then it has no effect, whichever way it comes
         execution.resize(BACK)
-        warden.hold(BACK)
+        backend.hold(BACK)
         assert until(lambda: bool(outcomes))
     assert not sent
 
 
-def test_what_a_killed_keeper_held_ends_in_the_foreground_with_its_group(
+def test_what_a_killed_supervisor_held_ends_in_the_foreground_with_its_group(
     box: ProcessSandbox, env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command in the background
     with running(env, "sleep 301.4375", BACK) as (execution, outcomes):
         sleepers("301.4375")
         assert isinstance(execution, ShellExecution)
-        warden = execution._backend
-        assert isinstance(warden, KeeperWarden)
+        backend = execution._backend
+        assert isinstance(backend, ProcessBackend)
         recalled: list[object] = []
-        recall = type(warden._background).recall
-        monkeypatch.setattr(type(warden._background), "recall", lambda *asked: (recalled.append(asked), recall(*asked)))
-        # When its keeper is killed
-        keeper = warden._members.keeper
-        os.kill(keeper, signal.SIGKILL)
+        recall = type(backend._background).recall
+        monkeypatch.setattr(type(backend._background), "recall", lambda *asked: (recalled.append(asked), recall(*asked)))
+        # When its supervisor is killed
+        supervisor = backend._members.supervisor
+        os.kill(supervisor, signal.SIGKILL)
         assert until(lambda: bool(outcomes))
     # Then it was brought to the foreground to die there, and no control group is left
     assert outcomes[0].status == "failed"
     assert len(recalled) == 1
-    assert not any(map(os.path.exists, box._groups.folders(keeper)))
+    assert not any(map(os.path.exists, box._groups.folders(supervisor)))
 
 
 def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: ProcessSandbox, env: ProcessEnvironment) -> None:
@@ -288,14 +288,14 @@ def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: Pro
 
 
 def test_a_group_that_was_made_in_part_is_removed(tmp_path: Path) -> None:
-    # Given a keeper that can make the folders of its group and not fill them in
-    keeper = Keeper.__new__(Keeper)
-    keeper.background, keeper.folders = None, []
+    # Given a supervisor that can make the folders of its group and not fill them in
+    supervisor = Supervisor.__new__(Supervisor)
+    supervisor.background, supervisor.folders = None, []
     asked = {"means": "affinity", "cores": HERE, "groups": {"pids": f"{tmp_path}/pids"}, "processes": 9}
     # When that fails; then it knows what to remove at its end
     with pytest.raises(OSError, match=r"pids\.max"):
-        keeper.make_group(asked)
-    assert [Path(folder).exists() for folder in keeper.folders] == [True]
+        supervisor.make_group(asked)
+    assert [Path(folder).exists() for folder in supervisor.folders] == [True]
 
 
 def spin_until(path: str) -> str:

@@ -136,7 +136,7 @@ def test_in_version_2_an_environment_weighs_as_much_as_its_sessions(unified: Pat
     background = GroupBackground((0,), inside.cpu, inside.around)
     first, second = Members(17), Members(18)
     for members in (first, second):
-        inside.make(members.keeper, processes=9)
+        inside.make(members.supervisor, processes=9)
 
     def weight() -> tuple[str, str]:
         return Path(memory.folder, "cpu.idle").read_text(), Path(memory.folder, "cpu.weight").read_text()

@@ -334,9 +334,6 @@ class ContainerWardens(Backends):
             name = f"session-{self._count}"
         return ContainerWarden(self._container, name, self._core_map)
 
-    def kill_orphans(self) -> None:
-        """Nothing is left: a session's group is empty when its warden has ended."""
-
 
 def _handle(pid: int) -> int:
     try:

@@ -16,7 +16,7 @@ puts right what each later look at the command finds.
 
 What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
 `trial.py` finds what works.
-Rules: the standard library only; the keeper process imports this file too.
+Rules: the standard library only; the supervisor process imports this file too.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Background(ABC):
 
 
 class GroupBackground(Background):
-    """By the weight of the session's control group, called `prefix` and the keeper's id.
+    """By the weight of the session's control group, called `prefix` and the supervisor's id.
 
     Where that is in the group `around` of the environment, which the kernel compares first, the environment weighs as much as
     its sessions in the foreground do together.
@@ -129,7 +129,7 @@ class GroupBackground(Background):
                 _set_weight(self._around, sum(self._weights.values()))
 
     def _threads(self, members: Members) -> tuple[list[int], bool]:
-        """Find what is in the group, and what has left it but is still below the keeper; see the base class."""
+        """Find what is in the group, and what has left it but is still below the supervisor; see the base class."""
         folder = self._folder(members)
         name = "cgroup.threads" if os.path.exists(f"{folder}/cgroup.threads") else "tasks"
         below, is_all = super()._threads(members)
@@ -140,7 +140,7 @@ class GroupBackground(Background):
         return any(pid != members.shell for pid in _ids_in(f"{self._folder(members)}/cgroup.procs"))
 
     def _folder(self, members: Members) -> str:
-        return f"{self._prefix}-{members.keeper}"
+        return f"{self._prefix}-{members.supervisor}"
 
 
 class AutogroupBackground(Background):

@@ -6,7 +6,7 @@
 | `bubblewrap` | user, PID, IPC, UTS, cgroup and network namespaces of its own; no capability; of the host's files the |
 |              | system's, read-only, and the folders of programs on PATH; its environment's two folders              |
 
-Only what is asked of `bwrap`, the program of bubblewrap, is decided here; `holder.py` runs it. Paths are the same inside
+Only what is asked of `bwrap`, the program of bubblewrap, is decided here; `namespace.py` runs it. Paths are the same inside
 as outside. The folder of a session's protocol can only be read, apart from the file of its state, so that no command can
 put a link in the place of a file that the worker writes to. Nothing is mounted below a folder that commands can write to.
 """
@@ -86,7 +86,7 @@ class Apart:
     temporary: Path
 
     def message(self, control: Control) -> dict[str, object]:
-        """Return what the keeper needs to know to start the session of `control`."""
+        """Return what the supervisor needs to know to start the session of `control`."""
         if not os.path.exists(control.state):
             control.keep_state()
         own = [word for path in (self.work, self.temporary) for word in ("--bind", str(path), str(path))]

@@ -1,6 +1,6 @@
 """What the processes of one command use: core-seconds, and memory as far as it was seen.
 
-A process's own counters include the children it has waited for, and the keeper waits for the shell and for every orphan;
+A process's own counters include the children it has waited for, and the supervisor waits for the shell and for every orphan;
 in a session that is set apart from the host, the init inside waits for the orphans.
 So a command of short-lived processes costs two reads of /proc before and two after it; processes that are still running
 are added, those of earlier commands are not counted, also when they end meanwhile. While a command runs it is looked at
@@ -54,8 +54,8 @@ class TreeMeter(Meter):
         return f"the environment's {self._memory.memory_mb} MB of memory were full: the kernel has ended {ended} of its processes"
 
     def _total_s(self, found: Collection[tree.Process]) -> float:
-        buriers = map(tree.read_process, self._members.roots)
-        reaped_s = sum(burier.reaped_s for burier in buriers if burier is not None)
+        reapers = map(tree.read_process, self._members.roots)
+        reaped_s = sum(reaper.reaped_s for reaper in reapers if reaper is not None)
         return reaped_s + sum(process.cpu_s for process in found) - self._before_s - self._of_spared()
 
     def _of_spared(self) -> float:

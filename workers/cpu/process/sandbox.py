@@ -38,15 +38,15 @@ from workers.cpu.base import await_cleanup, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
 from workers.cpu.process import seccomp
+from workers.cpu.process.backend import ProcessBackends, ShellSetup
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
+from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, find_groups
 from workers.cpu.process.isolation import PROCESSES, Apart, Bubblewrap, Isolation, Wish, counts_by_namespace, find_bubblewrap
 from workers.cpu.process.limits import ProcessLimits
-from workers.cpu.process.nursery import Nursery
 from workers.cpu.process.trial import find_means, works
-from workers.cpu.process.warden import KeeperWardens, ShellSetup
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
@@ -103,7 +103,7 @@ class ProcessSandbox(Sandbox):
         self._core_map = core_map or CoreMap.of_this_process()
         self._groups = find_groups(self._base)
         self._groups.remove()
-        self._nursery, self._drain = Nursery(self._cleanup_lock, self._groups), Drain()
+        self._fork_client, self._drain = ForkClient(self._cleanup_lock), Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
@@ -210,7 +210,7 @@ class ProcessSandbox(Sandbox):
             apart=Apart(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
         )
         setup = SessionSetup(
-            backends=KeeperWardens(self._nursery, shells, self._core_map),
+            backends=ProcessBackends(self._fork_client, shells, self._core_map),
             drain=self._drain,
             dialect=dialect,
             control_folder=control,
@@ -275,7 +275,7 @@ class ProcessSandbox(Sandbox):
                 environment.close()
             except ProcessesLeft as error:
                 problems.append(str(error))
-        self._nursery.close()
+        self._fork_client.close()
         self._drain.close()
         self._groups.remove()
         os.close(self._cleanup_lock)

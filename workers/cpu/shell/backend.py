@@ -224,10 +224,6 @@ class Backend(ABC):
     def has_ended(self, timeout_s: float) -> bool:
         """Wait until nothing is left after `hang_up`, for `timeout_s` at most; takes no events."""
 
-    def was_forced(self) -> bool:
-        """Return whether it was ended by force, so that orphans of it may be left; asked once it has ended, it takes all events."""
-        return False
-
     @abstractmethod
     def close(self) -> None:
         """Give descriptors back."""
@@ -239,7 +235,3 @@ class Backends(ABC):
     @abstractmethod
     def backend(self) -> Backend:
         """Return a fresh backend. Raises `SessionUnavailable`."""
-
-    @abstractmethod
-    def kill_orphans(self) -> None:
-        """Return once nothing is left of a backend that was ended by force. Raises `SessionUnavailable`."""

@@ -241,7 +241,7 @@ class Session:
         self._shell = None
 
     def lose_backend(self) -> None:
-        """Take note that the backend is gone, and return once nothing of it is left."""
+        """Take note that the backend is gone, and everything that it held."""
         self._shell = None
         with self._turns:
             backend, self._backend = self._backend, None
@@ -249,7 +249,7 @@ class Session:
                 self._backend = backend  # `close` still watches it
                 return
         if backend is not None:
-            self._reap(backend)
+            backend.close()
 
     def sweep_if_free(self) -> None:
         """End every process of the session unless a command is running or waits."""
@@ -317,16 +317,5 @@ class Session:
         if not ended:
             raise ProcessesLeft("a session's processes could not be ended")
         if backend is not None:
-            try:
-                self._reap(backend)
-            except SessionUnavailable as error:
-                raise ProcessesLeft(str(error)) from error
-        shutil.rmtree(self.control.folder, ignore_errors=True)
-
-    def _reap(self, backend: Backend) -> None:
-        """Close a backend that has ended, and have ended what it left where that happened by force. Raises `SessionUnavailable`."""
-        try:
-            if backend.was_forced():
-                self.setup.backends.kill_orphans()
-        finally:
             backend.close()
+        shutil.rmtree(self.control.folder, ignore_errors=True)
