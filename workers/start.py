@@ -54,6 +54,8 @@ THREADS_PER_CORE = 8
 ALLOW_LIST = "TANGRAM_CONTAINER_ALLOW"
 """A variable that would be taken for a bound on what containers may reach."""
 
+log = logging.getLogger(__name__)
+
 _BACKGROUND: dict[Means, str] = {
     "cgroup": "cgroup (the weight of control groups)",
     "autogroup": "autogroup (SCHED_IDLE and the weight of each session's autogroup)",
@@ -212,7 +214,8 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     else:
         sandbox, isolation = _container_sandbox(base, core_map, description["name"], settings), "container"
     description["labels"] += [f"isolation:{isolation}", f"background:{sandbox.background}"]
-    _say_background(sandbox)
+    description["labels"].append(f"memory:{'enforced' if sandbox.enforces_memory else 'not-enforced'}")
+    _say_what_is_held(sandbox)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
 
     def now() -> dict[str, Any]:
@@ -221,10 +224,12 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     return Prepared(description=description, now=now, close=sandbox.close)
 
 
-def _say_background(sandbox: Sandbox) -> None:
+def _say_what_is_held(sandbox: Sandbox) -> None:
     def say(**_: Any) -> None:
+        if not sandbox.enforces_memory:
+            log.warning("memory_mb of environments is not enforced: this worker may not write control groups for memory")
         level = logging.WARNING if sandbox.background == "affinity" else logging.INFO
-        logging.getLogger(__name__).log(level, "commands are held in the background by: %s", _BACKGROUND[sandbox.background])
+        log.log(level, "commands are held in the background by: %s", _BACKGROUND[sandbox.background])
 
     # Celery sets logging up only later.
     signals.worker_ready.connect(say, weak=False)
@@ -242,7 +247,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
     def say(**_: Any) -> None:
         fell_back = settings.isolation == "auto" and sandbox.isolation == "none"
         level = logging.WARNING if fell_back else logging.INFO
-        logging.getLogger(__name__).log(level, "commands are set apart by: %s (%s)", sandbox.isolation, sandbox.isolation_reason)
+        log.log(level, "commands are set apart by: %s (%s)", sandbox.isolation, sandbox.isolation_reason)
 
     # Celery sets logging up only later.
     signals.worker_ready.connect(say, weak=False)

@@ -174,18 +174,18 @@ def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:
 def _state_table(document: Mapping[str, Any]) -> Table:
     scheduler = document["scheduler"]
     table = Table(title=_scheduler_line(scheduler), title_justify="left")
-    for column in ("node", "state", "pools", "cores", "cells", "isolation", "running", "environments", "reason"):
+    for column in ("node", "state", "pools", "cores", "cells", "isolation", "memory", "running", "environments", "reason"):
         table.add_column(column)
     for node in document["nodes"]:
         offers = node["description"]
-        isolations = [label.removeprefix("isolation:") for label in offers.get("labels", ()) if label.startswith("isolation:")]
+        labels = offers.get("labels", ())
         table.add_row(
             node["name"],
             node["state"],
             ", ".join(offers.get("kinds", ())),
             str(offers.get("cores", "")),
             str(offers.get("cells", "")),
-            ", ".join(isolations),
+            *(", ".join(label.removeprefix(kind) for label in labels if label.startswith(kind)) for kind in ("isolation:", "memory:")),
             str(node["running"]),
             str(node["environments"]),
             node["reason"],

@@ -44,10 +44,12 @@ def test_without_services_there_is_no_table_of_them(capsys: pytest.CaptureFixtur
     assert "services" not in capsys.readouterr().out
 
 
-def test_each_node_says_what_keeps_its_commands_from_the_host(capsys: pytest.CaptureFixture[str]) -> None:
-    described = {"kinds": ["cpu"], "labels": ["node:c", "isolation:none", "background:affinity"]}
+def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    described = {"kinds": ["cpu"], "labels": ["node:c", "isolation:none", "background:affinity", "memory:not-enforced"]}
 
     show_state({**STATE, "nodes": [NODE, {**NODE, "name": "c", "description": described}]}, as_json=False)
 
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert [line[:3] + line[5:6] for line in lines] == [["n", "up", "gpu", ""], ["c", "up", "cpu", "none"]]
+    assert [line[:3] + line[5:7] for line in lines] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not-enforced"]]

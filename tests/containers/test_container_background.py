@@ -38,6 +38,19 @@ def counts_for(folder: str) -> float:
     return next(int(file.read_text()) / each.core for each in weight.WEIGHTS if (file := Path(folder, each.name)).exists())
 
 
+def quota_of(pid: int) -> int:
+    """Return the core-microseconds of each period that a process may use, below 0 for all."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    folders = [f"/sys/fs/cgroup/{name}{path}" for _, name, path in lines if is_of_cpu(name)]
+    (said,) = [
+        file.read_text().split()[0]
+        for folder in folders
+        for name in ("cpu.cfs_quota_us", "cpu.max")
+        if (file := Path(folder, name)).exists()
+    ]
+    return -1 if said == "max" else int(said)
+
+
 def test_a_command_goes_to_the_background_and_comes_back(env: ContainerEnvironment) -> None:
     # Given a command on the first core, with a child out of its session
     with running(env, "setsid sleep 305.5 & wait; sleep 600", FIRST) as (execution, _):
@@ -53,6 +66,21 @@ def test_a_command_goes_to_the_background_and_comes_back(env: ContainerEnvironme
             assert not in_background(pid, "cgroup")
             assert not container_is_in_background(env)
             assert os.sched_getaffinity(pid) == {HERE[0]}
+
+
+def test_what_a_command_left_has_the_cores_of_a_command_of_another_session(env: ContainerEnvironment) -> None:
+    # Given what a command left running, parked
+    env.start(ExecRequest(action_id="a", command="sleep 305.625 >/dev/null 2>&1 &", session="server")).wait()
+    pid = sleeper("305.625")
+    assert quota_of(pid) > 0
+    # When a command of another session runs; then it is held by nothing but its core, and the container weighs no more
+    with running(env, "sleep 305.6875", FIRST, "test"):
+        sleeper("305.6875")
+        assert quota_of(pid) < 0
+        assert os.sched_getaffinity(pid) == {HERE[0]}
+        assert counts_for(container_folder(env)) == 1
+    # And once that is over it is parked again
+    assert quota_of(pid) > 0
 
 
 def test_a_container_counts_for_the_cores_of_its_commands(env: ContainerEnvironment) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import astuple
 from glob import glob
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from app.action_task import ActionTask, Call
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Execution, Holding, Usage
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process import tree
+from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.isolation import Isolation
-from workers.cpu.process.keeper import Keeper
 from workers.cpu.process.sandbox import ProcessSandbox
-from workers.cpu.process.warden import KeeperWarden
+from workers.cpu.process.supervisor import Supervisor
 from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.weight import Means
 
@@ -147,6 +146,40 @@ def test_what_a_command_leaves_behind_is_in_the_background_until_the_next_comman
     assert all(in_background(pid, box.background) for pid in pids)
 
 
+def test_what_a_command_left_is_in_the_foreground_while_another_session_tests_it(box: ProcessSandbox, env: ProcessEnvironment) -> None:
+    # Given what a command left running in one session, in the background
+    def in_foreground(pid: int) -> bool:
+        return box.background == "affinity" or not in_background(pid, box.background)
+
+    printed(env, "sleep 303.25 >/dev/null 2>&1 & (sleep 303.25 >/dev/null 2>&1 &)", session="server")
+    pids = sleepers("303.25", 2)
+    assert all(in_background(pid, box.background) for pid in pids)
+    # When a command of another session runs in the foreground; then it is there too, on the cores of that
+    with running(env, "sleep 303.5", Holding((HERE[0],)), session="test") as (execution, _):
+        sleepers("303.5")
+        assert masks(pids) == [{HERE[0]}] * 2
+        assert all(map(in_foreground, pids))
+        # And follows it to the background, and back to other cores
+        execution.resize(BACK)
+        assert all(in_background(pid, box.background) for pid in pids)
+        execution.resize(Holding((HERE[-1],)))
+        assert masks(pids) == [{HERE[-1]}] * 2
+        assert all(map(in_foreground, pids))
+    # And is in the background again once that is over
+    assert all(in_background(pid, box.background) for pid in pids)
+
+
+def test_what_a_command_leaves_while_another_runs_is_on_the_cores_of_that(box: ProcessSandbox, env: ProcessEnvironment) -> None:
+    # Given a running command; when one of another session ends and leaves a process; then that has the cores of the one that runs
+    with running(env, "sleep 303.75", Holding((HERE[0],)), session="test"):
+        sleepers("303.75")
+        printed(env, "sleep 303.875 >/dev/null 2>&1 &", session="server")
+        (pid,) = sleepers("303.875")
+        assert masks([pid]) == [{HERE[0]}]
+        assert box.background == "affinity" or not in_background(pid, box.background)
+    assert in_background(pid, box.background)
+
+
 def test_a_session_without_anything_left_is_not_in_the_background(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a session whose last command was in the background; when it is over; then the shell is not
     shell = int(printed(env, "cut -d' ' -f6 /proc/self/stat") if box.isolation == "none" else "0")
@@ -172,13 +205,13 @@ def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foregr
     env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command in the background, and a way back that fails, as a request to an engine may
-    def fail(self: KeeperWarden, holding: Holding) -> None:
+    def fail(self: ProcessBackend, holding: Holding) -> None:
         raise ContainerFailed("the engine does not answer")
 
     with running(env, "sleep 301.9375", BACK) as (execution, outcomes):
         sleepers("301.9375")
         # When it is killed; then it has ended all the same
-        monkeypatch.setattr(KeeperWarden, "hold", fail)
+        monkeypatch.setattr(ProcessBackend, "hold", fail)
         execution.kill("enough")
         assert until(lambda: bool(outcomes), 20)
     assert outcomes[0].status == "cancelled"
@@ -190,7 +223,7 @@ def test_a_change_that_fails_is_forgotten(env: ProcessEnvironment, monkeypatch: 
     with running(env, "sleep 301.0625", Holding((HERE[0],))) as (execution, _):
         sleepers("301.0625")
         with monkeypatch.context() as patch:
-            patch.setattr(KeeperWarden, "hold", lambda self, holding: 1 / 0)
+            patch.setattr(ProcessBackend, "hold", lambda self, holding: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 execution.resize(BACK)
         assert isinstance(execution, ShellExecution)
@@ -204,38 +237,38 @@ def test_nothing_goes_to_the_background_while_its_environment_closes(
     with running(env, "trap '' TERM; sleep 301.6875 & wait", Holding((HERE[0],))) as (execution, outcomes):
         sleepers("301.6875")
         assert isinstance(execution, ShellExecution)
-        warden = execution._warden
-        assert isinstance(warden, KeeperWarden)
+        backend = execution._backend
+        assert isinstance(backend, ProcessBackend)
         sent: list[object] = []
-        monkeypatch.setattr(type(warden._background), "send", lambda self, members: sent.append(members))
+        monkeypatch.setattr(type(backend._background), "send", lambda self, members: sent.append(members))
         env.hang_up()
         # When a change comes late; then it has no effect, whichever way it comes
         execution.resize(BACK)
-        warden.hold(BACK)
+        backend.hold(BACK)
         assert until(lambda: bool(outcomes))
     assert not sent
 
 
-def test_what_a_killed_keeper_held_ends_in_the_foreground_with_its_group(
+def test_what_a_killed_supervisor_held_ends_in_the_foreground_with_its_group(
     box: ProcessSandbox, env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command in the background
     with running(env, "sleep 301.4375", BACK) as (execution, outcomes):
         sleepers("301.4375")
         assert isinstance(execution, ShellExecution)
-        warden = execution._warden
-        assert isinstance(warden, KeeperWarden)
+        backend = execution._backend
+        assert isinstance(backend, ProcessBackend)
         recalled: list[object] = []
-        recall = type(warden._background).recall
-        monkeypatch.setattr(type(warden._background), "recall", lambda *asked: (recalled.append(asked), recall(*asked)))
-        # When its keeper is killed
-        keeper = warden._members.keeper
-        os.kill(keeper, signal.SIGKILL)
+        recall = type(backend._background).recall
+        monkeypatch.setattr(type(backend._background), "recall", lambda *asked: (recalled.append(asked), recall(*asked)))
+        # When its supervisor is killed
+        supervisor = backend._members.supervisor
+        os.kill(supervisor, signal.SIGKILL)
         assert until(lambda: bool(outcomes))
     # Then it was brought to the foreground to die there, and no control group is left
     assert outcomes[0].status == "failed"
     assert len(recalled) == 1
-    assert not any(glob(f"{prefix}-{keeper}") for prefix in filter(None, astuple(box._groups)))
+    assert not any(map(os.path.exists, box._groups.folders(supervisor)))
 
 
 def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: ProcessSandbox, env: ProcessEnvironment) -> None:
@@ -255,14 +288,14 @@ def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: Pro
 
 
 def test_a_group_that_was_made_in_part_is_removed(tmp_path: Path) -> None:
-    # Given a keeper that can make the folders of its group and not fill them in
-    keeper = Keeper.__new__(Keeper)
-    keeper.background, keeper.folders = None, []
-    asked = {"means": "affinity", "cores": HERE, "pids": f"{tmp_path}/pids", "cpu": None, "processes": 9}
+    # Given a supervisor that can make the folders of its group and not fill them in
+    supervisor = Supervisor.__new__(Supervisor)
+    supervisor.background, supervisor.folders = None, []
+    asked = {"means": "affinity", "cores": HERE, "groups": {"pids": f"{tmp_path}/pids"}, "processes": 9}
     # When that fails; then it knows what to remove at its end
     with pytest.raises(OSError, match=r"pids\.max"):
-        keeper.make_group(asked)
-    assert [Path(folder).exists() for folder in keeper.folders] == [True]
+        supervisor.make_group(asked)
+    assert [Path(folder).exists() for folder in supervisor.folders] == [True]
 
 
 def spin_until(path: str) -> str:
@@ -300,7 +333,7 @@ def test_a_killed_worker_leaves_nothing_in_the_background(tmp_path: Path) -> Non
         worker.kill()
     box = ProcessSandbox(tmp_path / "box")
     assert not processes_with("301.59375")
-    assert not any(glob(f"{prefix}-*") for prefix in filter(None, astuple(box._groups)))
+    assert not any(glob(f"{prefix}-*") for prefix in (box._groups.pids, box._groups.cpu, box._groups.memory) if prefix)
     box.close()
 
 

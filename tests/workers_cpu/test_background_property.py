@@ -137,7 +137,7 @@ class Puppet:
         """Return what is not where it should be: the command's processes, or else what commands have left running."""
         found = [process for pid in processes_with(str(self.env.work_folder)) if (process := tree.read_process(pid)) is not None]
         if self.execution is None:
-            # A shell has nothing above it but the keeper, and is no part of what was left.
+            # A shell has nothing above it but the supervisor, and is no part of what was left.
             left = [process for process in found if not _is_shell(process.pid)]
             return [f"{process}: in the foreground" for process in left if not self._is_in_background(process.pid)]
         if self.holding.background:

@@ -5,6 +5,7 @@ Attempts to escape, which `bubblewrap` must stop; `none` promises to stop few of
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import socket
@@ -136,6 +137,34 @@ def test_homes_and_passwords_are_not_there(inside: ProcessEnvironment) -> None:
     assert run(inside, "cat /etc/passwd").stdout != b""
 
 
+def test_of_etc_only_what_programs_need_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an /etc with keys, passwords and settings that may hold some, among files that programs need
+    etc = tmp_path / "etc"
+    shutil.copytree("/etc/alternatives", etc / "alternatives", symlinks=True)
+    for name in ("ssl/private/server.key", "ssl/certs/ca.pem", "ssh/ssh_host_ed25519_key"):
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+    secret = ("krb5.keytab", "shadow", "ssl/private/server.key", "ssh/ssh_host_ed25519_key", "environment", "pip.conf", "of-a-program")
+    public = ("passwd", "hosts", "ld.so.cache", "nsswitch.conf", "ssl/certs/ca.pem", "os-release")
+    for name in (*secret, *public):
+        (etc / name).write_bytes(Path(f"/etc/{name}").read_bytes() if name == "ld.so.cache" else f"of-{name}\n".encode())
+    monkeypatch.setattr("workers.cpu.process.isolation.ETC", str(etc))
+    box = make(tmp_path / "box", "bubblewrap")
+    env = open_one(box)
+    # When a command looks; then it finds what is needed, and none of the others
+    assert printed(env, "cat /etc/passwd /etc/ssl/certs/ca.pem") == "of-passwd\nof-ssl/certs/ca.pem\n"
+    found = set(printed(env, "cd /etc; find . -path ./alternatives -prune -o -type f -print").split())
+    assert found == {f"./{name}" for name in public}
+    box.close()
+
+
+def test_the_hosts_etc_is_shown_in_part(inside: ProcessEnvironment) -> None:
+    # Given this machine's /etc; when a command lists it; then what it sees is on the list
+    names = set(printed(inside, "ls -A /etc").split())
+    assert {"passwd", "nsswitch.conf"} <= names
+    assert not names & {"shadow", "gshadow", "sudoers", "ssh", "krb5.keytab", "environment", "machine-id", "docker", "systemd"}
+    assert printed(inside, "id -un; python3 -c 'import ssl, locale, time'") == f"{getpass.getuser()}\n"
+
+
 def test_no_process_of_the_host_is_seen_or_signalled(inside: ProcessEnvironment) -> None:
     # Given this very process; when a command looks for it and signals it
     outcome = run(
@@ -159,7 +188,7 @@ def test_no_process_of_the_host_is_seen_or_signalled(inside: ProcessEnvironment)
         "mount -t tmpfs none /mnt",
         "mount --bind /usr $HOME",
         "mount -o remount,rw /usr",
-        "umount /etc/ssl/private || umount /proc/sys",
+        "umount /etc/hosts || umount /proc/sys",
         "mknod device b 254 0",
         "unshare --user --map-root-user true",
         "chroot / true",

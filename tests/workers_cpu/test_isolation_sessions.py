@@ -135,12 +135,12 @@ def test_a_closed_environment_leaves_no_process_of_the_host_behind(either: Proce
     assert {process.pid for process in below_this()} - before
     # When the environment is closed; then there are no more than before
     either.close()
-    assert until(lambda: {process.pid for process in below_this()} - before <= nurseries())
+    assert until(lambda: {process.pid for process in below_this()} - before <= fork_servers())
 
 
-def nurseries() -> set[int]:
+def fork_servers() -> set[int]:
     found = set()
-    for pid in processes_with("workers.cpu.process.keeper"):
+    for pid in processes_with("workers.cpu.process.fork_server"):
         with contextlib.suppress(OSError):
             process = tree.read_process(pid)
             if process is not None and process.parent == os.getpid():  # it may have ended since

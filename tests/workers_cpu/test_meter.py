@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from workers.cpu.shell import warden
-from workers.cpu.shell.warden import LOOKS_PART, Meter
+from workers.cpu.shell import backend
+from workers.cpu.shell.backend import LOOKS_PART, Meter
 
 
 class Told(Meter):
@@ -24,7 +24,7 @@ class Told(Meter):
 def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None]) -> Told:
     """Return a meter that has found these totals in the background, half a second apart."""
     now = [100.0]
-    monkeypatch.setattr(warden, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(backend, "time", SimpleNamespace(monotonic=lambda: now[0]))
     meter = Told()
     meter.set_background(True)
     for meter.found_s in totals:
@@ -44,7 +44,7 @@ def test_a_total_that_falls_does_not_make_a_command_wait(monkeypatch: pytest.Mon
 
 def test_what_a_look_missed_counts_only_for_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a process with many core-seconds that one look misses; when the next finds it; then it has not used them since
-    monkeypatch.setattr(warden, "_CORES", 2)
+    monkeypatch.setattr(backend, "_CORES", 2)
     meter = played(monkeypatch, [0.5, 900.0, 0.5, 900.5])
     assert meter.usage is not None
     assert meter.usage.background_cpu_s < 3.1

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import astuple
 from glob import glob
 from pathlib import Path
 
@@ -40,9 +39,9 @@ def descriptors() -> int:
 
 def spent_s() -> float:
     """Return the CPU time, which other processes do not lengthen, of this process and of all that were or are below it."""
-    buried = resource.getrusage(resource.RUSAGE_CHILDREN)
+    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     living = (Path(f"/proc/{process.pid}/schedstat").read_text().split() for process in below_this())
-    return time.process_time() + buried.ru_utime + buried.ru_stime + sum(int(ran) / 1e9 for ran, *_ in living)
+    return time.process_time() + reaped.ru_utime + reaped.ru_stime + sum(int(ran) / 1e9 for ran, *_ in living)
 
 
 def cost_s(action: Callable[[], object], times: int) -> float:
@@ -190,8 +189,8 @@ def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
 def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path: Path) -> None:
     # Given a killed worker, and processes that would end its commands but do not get to it
     with worker_to_be_killed(tmp_path / "box", "315.59375") as worker:
-        heirs = [pid for pid in processes_with("workers.cpu.process.keeper") if worker.pid in ancestors(pid)]
-        for pid in heirs:
+        cleanup = [pid for pid in processes_with("workers.cpu.process.fork_server") if worker.pid in ancestors(pid)]
+        for pid in cleanup:
             os.kill(pid, signal.SIGSTOP)
         worker.kill()
         worker.wait()
@@ -199,7 +198,7 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     with ThreadPoolExecutor() as threads:
         taking = threads.submit(ProcessSandbox, tmp_path / "box")
         early, _ = wait([taking], timeout=0.5)
-        for pid in heirs:
+        for pid in cleanup:
             os.kill(pid, signal.SIGCONT)
         box = taking.result()
     # Then it does so only once they are done
@@ -208,9 +207,10 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     box.close()
 
 
-def test_the_keepers_of_a_killed_worker_remove_their_groups(tmp_path: Path) -> None:
+def test_the_supervisors_of_a_killed_worker_remove_their_groups(tmp_path: Path) -> None:
     # Given a worker with a session, and where its sandbox makes groups for sessions
-    prefixes = [path for path in astuple(find_groups(os.path.realpath(tmp_path / "box"))) if path is not None]
+    groups = find_groups(os.path.realpath(tmp_path / "box"))
+    prefixes = [path for path in (groups.pids, groups.cpu, groups.memory) if path is not None]
     with worker_to_be_killed(tmp_path / "box", "315.609375") as worker:
         # When it is killed; then the next one finds no group of a session
         worker.kill()
@@ -280,10 +280,10 @@ def test_nothing_leaks(tmp_path: Path) -> None:
 def test_an_idle_environment_leaves_no_zombies_behind_its_commands(env: ProcessEnvironment) -> None:
     # Given commands whose processes are orphaned and end; when all have ended
     shell = int(printed(env, "(setsid true &) ; (true &) ; sh -c 'true & true &' ; echo $$"))
-    keeper = psutil.Process(shell).parent()
-    assert keeper is not None
-    # Then keeper and shell have buried them
-    assert until(lambda: [child.pid for child in keeper.children(recursive=True)] == [shell])
+    supervisor = psutil.Process(shell).parent()
+    assert supervisor is not None
+    # Then supervisor and shell have reaped them
+    assert until(lambda: [child.pid for child in supervisor.children(recursive=True)] == [shell])
 
 
 def test_two_hundred_open_environments_are_cheap(sandbox: ProcessSandbox) -> None:
@@ -295,7 +295,7 @@ def test_two_hundred_open_environments_are_cheap(sandbox: ProcessSandbox) -> Non
     assert opened_s < 3 * cost_s(lambda: subprocess.run(["true"], check=True), 50)
     assert descriptors() == before
     assert set(psutil.Process().children()) <= children
-    # And one in which a command has run costs one descriptor, and a keeper of few MB of its own
+    # And one in which a command has run costs one descriptor, and a supervisor of few MB of its own
     assert run(environments[0], "true").exit_code == 0
     with_first = descriptors()
     shell = int(printed(environments[1], "echo $$"))

@@ -13,10 +13,10 @@ import pytest
 
 from workers.cpu.abstract import ExecRequest
 from workers.cpu.process import tree
+from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
-from workers.cpu.process.warden import KeeperWarden
-from workers.cpu.shell.warden import Exited
+from workers.cpu.shell.backend import Exited
 
 from .support import admit, open_one, printed, processes_with, run, until
 
@@ -99,34 +99,34 @@ def test_a_command_that_hands_in_its_turn_again_is_killed_as_soon_as_any_other(
 
 
 def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a session with state, whose shell a timeout ends, and a keeper that says so only when the next one starts
+    # Given a session with state, whose shell a timeout ends, and a supervisor that says so only when the next one starts
     printed(env, "export KEPT=1")
     ended = Exited(int(printed(env, "echo $$")), 143, 0.0)
     assert admit(env, "sleep 20", timeout_s=0.1).wait().status == "timed_out"
-    events = KeeperWarden.events
-    monkeypatch.setattr(KeeperWarden, "events", lambda warden: itertools.chain([ended], events(warden)))
+    events = ProcessBackend.events
+    monkeypatch.setattr(ProcessBackend, "events", lambda warden: itertools.chain([ended], events(warden)))
     # When a command comes; then it runs, and the state is there
     assert printed(env, "echo $KEPT") == "1\n"
 
 
-def test_a_killed_keeper_leaves_nothing_and_is_replaced(env: ProcessEnvironment) -> None:
+def test_a_killed_supervisor_leaves_nothing_and_is_replaced(env: ProcessEnvironment) -> None:
     # Given a background process outside every process group of the session
     printed(env, "setsid sleep 312.125 >/dev/null 2>&1 &")
-    # When a command kills the keeper
+    # When a command kills the supervisor
     outcome = run(env, "kill -9 $PPID; sleep 5")
     # Then the command has failed, nothing is left, and the next one runs
     assert outcome.status == "failed"
-    assert "keeper" in outcome.reason
+    assert "supervisor" in outcome.reason
     assert not processes_with("312.125")
     assert printed(env, "echo alive") == "alive\n"
 
 
-def test_what_a_killed_keeper_left_goes_with_the_environment(env: ProcessEnvironment) -> None:
-    # Given a background process of a session whose keeper was killed while no command ran
-    keeper = int(printed(env, "setsid sleep 312.15625 >/dev/null 2>&1 & echo $PPID"))
+def test_what_a_killed_supervisor_left_goes_with_the_environment(env: ProcessEnvironment) -> None:
+    # Given a background process of a session whose supervisor was killed while no command ran
+    supervisor = int(printed(env, "setsid sleep 312.15625 >/dev/null 2>&1 & echo $PPID"))
     assert until(lambda: bool(processes_with("312.15625")))
-    os.kill(keeper, signal.SIGKILL)
-    assert until(lambda: tree.read_process(keeper) is None)
+    os.kill(supervisor, signal.SIGKILL)
+    assert until(lambda: tree.read_process(supervisor) is None)
     # When the environment is closed; then the process has ended
     env.close()
     assert not processes_with("312.15625")
@@ -148,7 +148,7 @@ def test_the_environment_is_bare(env: ProcessEnvironment, monkeypatch: pytest.Mo
 def test_no_process_of_a_session_shows_the_workers_environment(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a worker with secrets
     monkeypatch.setenv("TANGRAM_BROKER_URL", "redis://:secret@host")
-    # When a command reads the environments of the shell and of the keeper above it
+    # When a command reads the environments of the shell and of the supervisor above it
     shown = printed(env, "cat /proc/$$/environ /proc/$PPID/environ | tr '\\0' '\\n'")
     # Then nothing of the worker's is there
     assert "HOME=" in shown
@@ -244,22 +244,22 @@ def test_a_shell_that_cannot_run_fails_the_command_with_the_reason(tmp_path: Pat
 
 
 def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a session with an export whose shell has ended, and a keeper that is slow to start another
+    # Given a session with an export whose shell has ended, and a supervisor that is slow to start another
     box = ProcessSandbox(tmp_path / "box", isolation="none")
     try:
         env = open_one(box)
-        keeper = int(printed(env, "export Y=2; echo $PPID"))
+        supervisor = int(printed(env, "export Y=2; echo $PPID"))
         run(env, "kill -9 $$")
-        os.kill(keeper, signal.SIGSTOP)
-        asked, spawn = threading.Event(), KeeperWarden.spawn
-        monkeypatch.setattr(KeeperWarden, "spawn", lambda *asking: (spawn(*asking), asked.set()))
+        os.kill(supervisor, signal.SIGSTOP)
+        asked, spawn = threading.Event(), ProcessBackend.spawn
+        monkeypatch.setattr(ProcessBackend, "spawn", lambda *asking: (spawn(*asking), asked.set()))
         # When the next command is killed meanwhile
         execution = admit(env, "true")
         thread = threading.Thread(target=execution.wait)
         thread.start()
         assert asked.wait(20)
         execution.kill("enough")
-        os.kill(keeper, signal.SIGCONT)
+        os.kill(supervisor, signal.SIGCONT)
         thread.join()
         # Then it is cancelled, and the one after it finds the export
         assert execution.wait().status == "cancelled"

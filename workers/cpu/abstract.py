@@ -214,6 +214,11 @@ class Sandbox(ABC):
     def background(self) -> Means:
         """Return by what means commands are held in the background here."""
 
+    @property
+    def enforces_memory(self) -> bool:
+        """Return whether the processes of an environment cannot use more than its `memory_mb`."""
+        return True
+
     @abstractmethod
     def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:
         """Return the environment of `spec`, opened unless it is already.

@@ -1,7 +1,7 @@
 """The folder of a sandbox: one living sandbox has it, and what a dead one left in it goes.
 
-A worker that is killed leaves processes that end its commands, its *heirs*. They hold a lock of their own in the folder
-as long as they are at it: a successor that came before would find files made anew where it has just removed them.
+A worker that is killed leaves cleanup processes, which end its commands. They hold a lock of their own in the folder until
+they are done. A successor that started earlier would find files made anew where it has just removed them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from workers.cpu.errors import SandboxInUse
 
-HEIRS_LIMIT_S, HEIRS_PAUSE_S = 30.0, 0.01
+CLEANUP_LIMIT_S, CLEANUP_PAUSE_S = 30.0, 0.01
 
 
 def take_base(base: Path, folders: Sequence[str]) -> int:
@@ -43,26 +43,26 @@ def lock_base(base: Path) -> int:
     return lock
 
 
-def await_heirs(base: Path, lock: int) -> int:
-    """Wait until the heirs of a dead worker are done with `base`, and return the descriptor of their lock for ours to hold.
+def await_cleanup(base: Path, lock: int) -> int:
+    """Wait until the cleanup processes of a dead worker have ended. Return the descriptor of their lock, for ours to hold.
 
     Raises:
-        SandboxInUse: they took longer than `HEIRS_LIMIT_S` seconds; the `lock` of the base is given back.
+        SandboxInUse: they took longer than `CLEANUP_LIMIT_S` seconds; the `lock` of the base is given back.
 
     """
-    heirs = os.open(base / "heirs", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + HEIRS_LIMIT_S
+    cleanup = os.open(base / "cleanup", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + CLEANUP_LIMIT_S
     while True:
         try:
-            fcntl.flock(heirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(cleanup, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() < deadline:
-                time.sleep(HEIRS_PAUSE_S)
+                time.sleep(CLEANUP_PAUSE_S)
                 continue
-            os.close(heirs)
+            os.close(cleanup)
             os.close(lock)
             raise SandboxInUse(f"the processes of a dead worker in {base} do not end") from None
-        return heirs
+        return cleanup
 
 
 def make_afresh(base: Path, folders: Sequence[str]) -> None:

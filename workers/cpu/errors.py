@@ -34,7 +34,7 @@ class SandboxInUse(SandboxError, BlockingIOError):
 
 
 class SessionUnavailable(SandboxError, ConnectionError):
-    """Raised when a session's shell could not be started, or its keeper is gone."""
+    """Raised when a session's shell could not be started, or its supervisor is gone."""
 
 
 class EngineUnavailable(SandboxError, ConnectionError):

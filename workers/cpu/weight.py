@@ -10,7 +10,7 @@ the background has at most 1 part in 300 of that: this is what it gets of a core
 | control groups v1           | `cpu.shares` 2    | `cpu.shares` 1024 n, at most 262144     |
 | control groups v2           | `cpu.weight` 1    | `cpu.weight` 100 n, at most 10000       |
 
-Rules: the standard library only; the keeper process imports this file too.
+Rules: the standard library only; the supervisor process imports this file too.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from workers.cpu.docker.init import WORK
 from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
 from workers.cpu.process import tree
+from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Control, make_fifo, make_file
-from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawned, Warden, Wardens
 
 START, LAUNCH = "start", "launch"
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ ENDED_AT_ONCE = "it ended at once"
 SIGKILL_CODE = 128 + signal.SIGKILL
 
 
-class ContainerBackend(Warden):
+class ContainerBackend(Backend):
     """One session of a container; its control group is called `name`."""
 
     def __init__(self, container: Container, name: str, core_map: CoreMap) -> None:
@@ -199,6 +199,12 @@ class ContainerBackend(Warden):
                 self._group.park()
         self._container.reap()
 
+    def lend(self, holding: Holding) -> None:
+        """Give what was parked cores, unless all is ending; see the base class."""
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            if self._group is not None and not self._ending:
+                self._group.lend(self._core_map.real(holding.cores))
+
     def meter(self) -> GroupMeter:
         """Return a meter of the group; see the base class."""
         assert self._group is not None, "a shell was started"
@@ -314,7 +320,7 @@ class ContainerBackend(Warden):
                 self._group.remove()
 
 
-class ContainerBackends(Wardens):
+class ContainerBackends(Backends):
     """Backends of one container's sessions."""
 
     def __init__(self, container: Container, core_map: CoreMap) -> None:
@@ -322,15 +328,12 @@ class ContainerBackends(Wardens):
         self._lock = threading.Lock()
         self._count = 0
 
-    def warden(self) -> ContainerBackend:
+    def backend(self) -> ContainerBackend:
         """Return a fresh backend with a group of its own; see the base class."""
         with self._lock:
             self._count += 1
             name = f"session-{self._count}"
         return ContainerBackend(self._container, name, self._core_map)
-
-    def fence(self) -> None:
-        """Nothing is left: a session's group is empty when its backend has ended."""
 
 
 def _handle(pid: int) -> int:

@@ -12,7 +12,7 @@ import time
 from workers.cpu.docker.cgroups.abstract import SessionGroup
 from workers.cpu.docker.container import Container
 from workers.cpu.process import tree
-from workers.cpu.shell.warden import Meter
+from workers.cpu.shell.backend import Meter
 
 LONGEST_SAMPLE_S, LOOK_S = 0.1, 0.00005
 
@@ -47,7 +47,7 @@ class GroupMeter(Meter):
         memory = f"the environment's {self._container.memory_mb} MB of memory were full"
         return f"{memory}: the kernel has ended {ended} of its processes" if ended > 0 else ""
 
-    def trespass(self) -> str:
+    def disk_limit_exceeded(self) -> str:
         """Return why the command must end, once it has written too much; see the base class."""
         written_mb = self._container.written_mb
         if written_mb <= self._disk_mb:

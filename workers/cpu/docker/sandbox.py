@@ -187,7 +187,7 @@ class ContainerSandbox(Sandbox):
         memory_mb = spec.memory_mb or self._options.limits.memory_mb
         container = self._pool.take(image, memory_mb, opening)
         setup = SessionSetup(
-            wardens=ContainerBackends(container, self._core_map),
+            backends=ContainerBackends(container, self._core_map),
             drain=self._drain,
             dialect=container.dialect,
             control_folder=container.control,

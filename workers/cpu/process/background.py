@@ -16,13 +16,14 @@ puts right what each later look at the command finds.
 
 What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
 `trial.py` finds what works.
-Rules: the standard library only; the keeper process imports this file too.
+Rules: the standard library only; the supervisor process imports this file too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import ClassVar
@@ -89,18 +90,23 @@ class Background(ABC):
 
 
 class GroupBackground(Background):
-    """By the weight of the session's control group, called `prefix` and the keeper's id."""
+    """By the weight of the session's control group, called `prefix` and the supervisor's id.
+
+    Where that is in the group `around` of the environment, which the kernel compares first, the environment weighs as much as
+    its sessions in the foreground do together.
+    """
 
     means = "cgroup"
 
-    def __init__(self, cores: Iterable[int], prefix: str) -> None:
+    def __init__(self, cores: Iterable[int], prefix: str, around: str | None = None) -> None:
         super().__init__(cores)
-        self._prefix = prefix
+        self._prefix, self._around = prefix, around
+        self._lock = threading.Lock()
+        self._weights: dict[str, int] = {}
 
     def send(self, members: Members) -> None:
         """Take the weight, then widen the mask; see the base class."""
-        with contextlib.suppress(OSError):
-            weight.set_background(self._folder(members))
+        self._write(members, 0)
         self.pin(members, self.cores)
 
     def recall(self, members: Members, cores: Collection[int]) -> None:
@@ -110,11 +116,20 @@ class GroupBackground(Background):
 
     def weigh(self, members: Members, cores: int) -> None:
         """Write the weight of so many cores; see the base class."""
-        with contextlib.suppress(OSError):
-            weight.set_foreground(self._folder(members), cores)
+        self._write(members, cores)
+
+    def _write(self, members: Members, cores: int) -> None:
+        """Weigh a session by its cores, 0 for the background, and then its environment."""
+        folder = self._folder(members)
+        with contextlib.suppress(OSError), self._lock:
+            _set_weight(folder, cores)
+            if self._around is not None:
+                living = {other: count for other, count in self._weights.items() if os.path.exists(other)}
+                self._weights = living | {folder: cores}
+                _set_weight(self._around, sum(self._weights.values()))
 
     def _threads(self, members: Members) -> tuple[list[int], bool]:
-        """Find what is in the group, and what has left it but is still below the keeper; see the base class."""
+        """Find what is in the group, and what has left it but is still below the supervisor; see the base class."""
         folder = self._folder(members)
         name = "cgroup.threads" if os.path.exists(f"{folder}/cgroup.threads") else "tasks"
         below, is_all = super()._threads(members)
@@ -125,7 +140,7 @@ class GroupBackground(Background):
         return any(pid != members.shell for pid in _ids_in(f"{self._folder(members)}/cgroup.procs"))
 
     def _folder(self, members: Members) -> str:
-        return f"{self._prefix}-{members.keeper}"
+        return f"{self._prefix}-{members.supervisor}"
 
 
 class AutogroupBackground(Background):
@@ -197,8 +212,15 @@ def background_of(means: Means, cores: Iterable[int], groups: Groups) -> Backgro
     """Return the background by one means; `cgroup` needs a group for `cpu`."""
     if means == "cgroup":
         assert groups.cpu is not None, "the caller has found one"
-        return GroupBackground(cores, groups.cpu)
+        return GroupBackground(cores, groups.cpu, groups.around if groups.is_v2 else None)
     return AutogroupBackground(cores) if means == "autogroup" else AffinityBackground(cores)
+
+
+def _set_weight(folder: str, cores: int) -> None:
+    if cores:
+        weight.set_foreground(folder, cores)
+    else:
+        weight.set_background(folder)
 
 
 def _set_autogroup(pid: int, nice: str) -> None:

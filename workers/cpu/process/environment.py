@@ -15,6 +15,7 @@ from pathlib import Path
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.base import remove_tree
 from workers.cpu.process.files import Files
+from workers.cpu.process.groups import MemoryGroup
 from workers.cpu.shell.environment import ShellEnvironment
 from workers.cpu.shell.session import SessionSetup
 
@@ -22,9 +23,11 @@ from workers.cpu.shell.session import SessionSetup
 class ProcessEnvironment(ShellEnvironment):
     """One environment of a `ProcessSandbox`, which tells it how sessions are made."""
 
-    def __init__(self, spec: EnvironmentSpec, files: Files, setup: SessionSetup, forget: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: EnvironmentSpec, files: Files, setup: SessionSetup, forget: Callable[[str], None], memory: MemoryGroup | None
+    ) -> None:
         super().__init__(spec, files, setup, forget)
-        self._folders = files
+        self._folders, self._memory = files, memory
 
     @property
     def work_folder(self) -> Path:
@@ -32,4 +35,6 @@ class ProcessEnvironment(ShellEnvironment):
         return self._folders.work
 
     def _remove(self) -> None:
+        if self._memory is not None:
+            self._memory.remove()
         remove_tree(self._folders.root)

@@ -1,24 +1,28 @@
-"""Control groups of process sessions: one a session, which bounds its processes and holds it in the background.
+"""Control groups of process sessions and environments, by which processes and memory are bounded and the background is held.
 
-The groups of a sandbox are named after its folder and lie beside each other, so that the kernel compares their weights. A keeper
-makes the one of its session and removes it; the nursery removes that of a keeper that was killed. In the first version a session has
-a folder for each controller, in the second one for all.
+The groups of a sandbox are named after its folder and lie beside each other, so that the kernel compares their weights.
 
-| controller | what for                                                       | made in                                    |
-|------------|----------------------------------------------------------------|--------------------------------------------|
-| `pids`     | a bound on processes: RLIMIT_NPROC does not hold for root      | the worker's own group, else the topmost   |
-| `cpu`      | idle time only, see `background.py`                            | the worker's own group                     |
+| group of       | controller | what for                                                      | made in                                  |
+|----------------|------------|---------------------------------------------------------------|------------------------------------------|
+| a session      | `pids`     | a bound on processes: RLIMIT_NPROC does not hold for root     | the worker's own group, else the topmost |
+| a session      | `cpu`      | idle time only, see `background.py`                           | the worker's own group                   |
+| an environment | `memory`   | `memory_mb`                                                   | the worker's own group                   |
 
-Rules: the standard library only; the keeper process imports this file too.
+In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only, so
+the sessions of an environment with a bound on its memory have their groups in that of the environment.
+
+The supervisor makes the group of its session. The worker makes and removes that of an environment.
+Rules: the standard library only; the supervisor imports this file too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.cpu import weight
 
@@ -26,47 +30,111 @@ ROOT = "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """The group of one environment that bounds its memory; `is_v2` where the groups of its sessions are in it."""
+
+    folder: str
+    memory_mb: int
+    is_v2: bool
+
+    def make(self) -> None:
+        """Make the group, without swap where the kernel counts it. Raises `OSError`."""
+        limit_bytes = self.memory_mb << 20
+        os.makedirs(self.folder, exist_ok=True)
+        write_text(f"{self.folder}/memory.{'max' if self.is_v2 else 'limit_in_bytes'}", str(limit_bytes))
+        with contextlib.suppress(OSError):
+            # Version 1 bounds memory and swap together.
+            name, most = ("swap.max", 0) if self.is_v2 else ("memsw.limit_in_bytes", limit_bytes)
+            write_text(f"{self.folder}/memory.{name}", str(most))
+
+    def hand_down(self, controllers: list[str]) -> None:
+        """Let the groups of sessions have controllers. Raises `OSError`."""
+        write_text(f"{self.folder}/cgroup.subtree_control", " ".join(f"+{name}" for name in controllers))
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel has killed because the memory was full."""
+        path = f"{self.folder}/memory.{'events' if self.is_v2 else 'oom_control'}"
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+        return 0
+
+    def remove(self) -> None:
+        """Remove the group, whose processes must have ended."""
+        remove_folder(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
 class Groups:
-    """Where the groups of a sandbox's sessions are, by controller; None where they cannot be made."""
+    """Where the groups of a sandbox's sessions, and in `memory` of its environments, are; None where they cannot be made.
+
+    Each is a prefix of the folders of groups. `around` is the group of an environment in which the session is.
+    """
 
     pids: str | None = None
     cpu: str | None = None
+    memory: str | None = None
+    is_v2: bool = False
+    around: str | None = None
 
-    def folders(self, keeper: int) -> list[str]:
-        """Return the folders of the group of a keeper's session."""
-        return [f"{prefix}-{keeper}" for prefix in dict.fromkeys((self.pids, self.cpu)) if prefix is not None]
+    def of_environment(self, name: str, memory_mb: int | None) -> tuple[Groups, MemoryGroup | None]:
+        """Return where the groups of an environment's sessions are, and its own group if its memory can be bounded. Raises `OSError`."""
+        if self.memory is None or memory_mb is None:
+            return self, None
+        group = MemoryGroup(f"{self.memory}-{name}", memory_mb, self.is_v2)
+        group.make()
+        controllers = [controller for controller in ("pids", "cpu") if getattr(self, controller) is not None]
+        if self.is_v2 and controllers:
+            group.hand_down(controllers)
+            inside = dict.fromkeys(controllers, f"{group.folder}/session")
+            return replace(self, **inside, around=group.folder), group  # type: ignore[arg-type]
+        return replace(self, around=group.folder), group
 
-    def make(self, keeper: int, processes: int) -> None:
-        """Make the group of a keeper's session, of `processes` where it bounds them. Raises `OSError`."""
-        for folder in self.folders(keeper):
+    def folders(self, supervisor: int) -> list[str]:
+        """Return the folders of the group of a supervisor's session."""
+        return [f"{prefix}-{supervisor}" for prefix in dict.fromkeys((self.pids, self.cpu)) if prefix is not None]
+
+    def joined(self, supervisor: int) -> list[str]:
+        """Return the folders of all groups that the processes of a session are in."""
+        folders = self.folders(supervisor)
+        return folders if self.around is None or (self.is_v2 and folders) else [*folders, self.around]
+
+    def make(self, supervisor: int, processes: int) -> None:
+        """Make the group of a supervisor's session, of `processes` where it bounds them. Raises `OSError`."""
+        for folder in self.folders(supervisor):
             os.makedirs(folder, exist_ok=True)
         if self.pids is not None:
-            write_text(f"{self.pids}-{keeper}/pids.max", str(processes))
+            write_text(f"{self.pids}-{supervisor}/pids.max", str(processes))
         if self.cpu is not None:
-            weight.set_foreground(f"{self.cpu}-{keeper}")
+            weight.set_foreground(f"{self.cpu}-{supervisor}")
 
     def remove(self) -> None:
         """Remove what a worker that was killed has left."""
-        for prefix in filter(None, (self.pids, self.cpu)):
-            above, name = os.path.split(prefix)
-            with contextlib.suppress(OSError):
-                for entry in os.scandir(above):
-                    if entry.name.startswith(f"{name}-"):
-                        remove_folder(entry.path)
+        for prefix in filter(None, (self.pids, self.cpu, self.memory)):
+            for folder in glob.glob(f"{glob.escape(prefix)}-*"):
+                for inner in glob.glob(f"{glob.escape(folder)}/session-*"):
+                    remove_folder(inner)
+                remove_folder(folder)
 
 
 def find_groups(base: str | os.PathLike[str]) -> Groups:
-    """Return where the sessions of the sandbox with the folder `base` can have groups."""
+    """Return where the sessions and environments of the sandbox with the folder `base` can have groups."""
     name = f"tangram-{hashlib.sha256(os.fsencode(base)).hexdigest()[:16]}"
     own = _own_groups()
-    pids = [f"{ROOT}/pids{own['pids']}", f"{ROOT}/pids"] if "pids" in own else []
-    cpu = [f"{ROOT}/cpu{own['cpu']}"] if "cpu" in own else []
-    if "" in own:
-        pids, cpu = pids or [f"{ROOT}{own['']}", ROOT], cpu or [f"{ROOT}{own['']}"]
-    found = Groups(_first(pids, name, lambda folder: os.path.exists(f"{folder}/pids.max")), _first(cpu, name, weight.has_weight))
-    # In the second version a process is in one group only.
-    is_split = found.cpu is not None and found.pids not in (None, found.cpu) and "cpu" not in own and "pids" not in own
-    return Groups(found.pids) if is_split else found
+    is_v2 = not {"pids", "cpu", "memory"} & own.keys() and "" in own
+
+    def first(controller: str, serves: Callable[[str], bool], *, topmost: bool = False) -> str | None:
+        path, above = (own.get(""), ROOT) if is_v2 else (own.get(controller), f"{ROOT}/{controller}")
+        if path is None:
+            return None
+        return _first(list(dict.fromkeys([f"{above}{path}", above] if topmost else [f"{above}{path}"])), name, serves)
+
+    pids = first("pids", lambda folder: os.path.exists(f"{folder}/pids.max"), topmost=True)
+    cpu = first("cpu", weight.has_weight)
+    memory = first("memory", lambda folder: any(os.path.exists(f"{folder}/memory.{limit}") for limit in ("max", "limit_in_bytes")))
+    if is_v2 and pids not in (None, cpu or memory or pids):
+        # In version 2 a process is in one group only, and the bound on processes comes first.
+        return Groups(pids, is_v2=True)
+    return Groups(pids, cpu, memory, is_v2)
 
 
 def _own_groups() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What the processes of one command use: core-seconds, and memory as far as it was seen.
 
-A process's own counters include the children it has waited for, and the keeper waits for the shell and for every orphan;
+A process's own counters include the children it has waited for, and the supervisor waits for the shell and for every orphan;
 in a session that is set apart from the host, the init inside waits for the orphans.
 So a command of short-lived processes costs two reads of /proc before and two after it; processes that are still running
 are added, those of earlier commands are not counted, also when they end meanwhile. While a command runs it is looked at
@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from workers.cpu.process import tree
+from workers.cpu.process.groups import MemoryGroup
 from workers.cpu.process.members import Members
-from workers.cpu.shell.warden import Meter
+from workers.cpu.shell.backend import Meter
 
 LONGEST_SAMPLE_S, LOOK_S = 0.5, 0.0005
 
@@ -29,10 +30,12 @@ class TreeMeter(Meter):
         members: Members,
         spared: Collection[tree.Identity],
         seen: Callable[[Iterable[tree.Process]], None] = lambda living: None,
+        memory: MemoryGroup | None = None,
     ) -> None:
         super().__init__()
         self._members, self._seen = members, seen
         self._spared = dict.fromkeys(spared, 0.0)
+        self._memory, self._ended_before = memory, memory.oom_kills() if memory is not None else 0
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
 
@@ -44,9 +47,15 @@ class TreeMeter(Meter):
         self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
         return self._total_s(found)
 
+    def remark(self) -> str:
+        """Say that the kernel has ended processes for want of memory; see the base class."""
+        if self._memory is None or (ended := self._memory.oom_kills() - self._ended_before) <= 0:
+            return ""
+        return f"the environment's {self._memory.memory_mb} MB of memory were full: the kernel has ended {ended} of its processes"
+
     def _total_s(self, found: Collection[tree.Process]) -> float:
-        buriers = map(tree.read_process, self._members.roots)
-        reaped_s = sum(burier.reaped_s for burier in buriers if burier is not None)
+        reapers = map(tree.read_process, self._members.roots)
+        reaped_s = sum(reaper.reaped_s for reaper in reapers if reaper is not None)
         return reaped_s + sum(process.cpu_s for process in found) - self._before_s - self._of_spared()
 
     def _of_spared(self) -> float:

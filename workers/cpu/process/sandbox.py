@@ -8,13 +8,13 @@ With the isolation `bubblewrap`, a session also sees nothing of the host but its
 read-only: no other environment, nothing of the worker's, no home, no process outside of it, no socket; no network but its
 own loopback; no capability; at most 512 processes. Each *session* has its own processes, its own loopback and its own
 /tmp; the sessions of one environment share the work folder and TMPDIR. What it does NOT protect from: the kernel is the
-host's, so a hole in it is a way out; memory and disk are not limited (unless `address_space` is set); with a worker that
-is root and may make no control groups, neither is the number of processes.
+host's, so a hole in it is a way out; disk is not limited; with a worker that may make no control groups, neither is memory
+(unless `address_space` is set) nor, if it is root, the number of processes.
 
 With the isolation `none` nothing protects the host. Commands run as the worker's own operating-system user, so they can
 read and write whatever that user can: files of other environments and of the worker, the worker's memory and its
-environment variables in /proc, and they can signal its processes. There is no network isolation, no limit on memory or
-disk, and none on the number of processes of one environment: a fork bomb reaches the whole machine.
+environment variables in /proc, and they can signal its processes. There is no network isolation, no limit on disk, and none
+on the number of processes of one environment: a fork bomb reaches the whole machine.
 
 In both, core affinity is a convention that a program can undo for itself. Run code that is meant to do harm in containers
 of a runtime of its own kernel, or on a machine that holds nothing else.
@@ -34,19 +34,20 @@ from pathlib import Path
 from typing import Literal
 
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
-from workers.cpu.base import await_heirs, lock_base, make_afresh
+from workers.cpu.base import await_cleanup, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SessionUnavailable
+from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
 from workers.cpu.opening import Opening
+from workers.cpu.process import seccomp
+from workers.cpu.process.backend import ProcessBackends, ShellSetup
 from workers.cpu.process.background import background_of
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
+from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, find_groups
 from workers.cpu.process.isolation import PROCESSES, Apart, Bubblewrap, Isolation, Wish, counts_by_namespace, find_bubblewrap
 from workers.cpu.process.limits import ProcessLimits
-from workers.cpu.process.nursery import Nursery
 from workers.cpu.process.trial import find_means, works
-from workers.cpu.process.warden import KeeperWardens, ShellSetup
 from workers.cpu.shell.dialect import Dialect
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
@@ -98,12 +99,12 @@ class ProcessSandbox(Sandbox):
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
         self._base_lock = lock_base(self._base)
-        self._heirs_lock = await_heirs(self._base, self._base_lock)
-        make_afresh(self._base, ("environments", "control"))
+        self._cleanup_lock = await_cleanup(self._base, self._base_lock)
+        make_afresh(self._base, ("environments", "control", "etc"))
         self._core_map = core_map or CoreMap.of_this_process()
         self._groups = find_groups(self._base)
         self._groups.remove()
-        self._nursery, self._drain = Nursery(self._heirs_lock, self._groups), Drain()
+        self._fork_client, self._drain = ForkClient(self._cleanup_lock), Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, ProcessEnvironment] = {}
         self._closed = False
@@ -126,10 +127,19 @@ class ProcessSandbox(Sandbox):
         """Return how shells are set apart; `isolation_reason` says why so."""
         return "bubblewrap" if self._bubblewrap is not None else "none"
 
+    @property
+    def enforces_memory(self) -> bool:
+        """Return whether there are control groups that hold environments to their memory; see the base class."""
+        return self._groups.memory is not None
+
     def _set_apart(self, isolation: Wish) -> None:
         """Use bubblewrap where it works."""
         found = find_bubblewrap(self._base, self._search_path, self._dialect.program)
-        problem = "there is no program bwrap" if found is None else self._try(found)
+        machine = os.uname().machine
+        if seccomp.filter_for(machine) is None:
+            problem = f"there is no filter of system calls for {machine}"
+        else:
+            problem = "there is no program bwrap" if found is None else self._try(found)
         if not problem:
             self._bubblewrap, self.isolation_reason = found, "a trial of it worked"
             return
@@ -188,7 +198,10 @@ class ProcessSandbox(Sandbox):
         processes = limits.processes or PROCESSES
         if bubblewrap is not None and counts_by_namespace():
             limits = replace(limits, processes=processes)
-        groups = self._groups_of(bubblewrap)
+        try:
+            groups, memory = self._groups_of(bubblewrap).of_environment(spec.id, spec.memory_mb)
+        except OSError as error:
+            raise SandboxError(f"the memory of environment {spec.id} cannot be bounded: {error}") from error
         shells = ShellSetup(
             dialect=dialect,
             home=home,
@@ -197,10 +210,11 @@ class ProcessSandbox(Sandbox):
             background=background_of(self._means, self._core_map.available, groups),
             groups=groups,
             processes=processes,
+            memory=memory,
             apart=Apart(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
         )
         setup = SessionSetup(
-            wardens=KeeperWardens(self._nursery, shells, self._core_map),
+            backends=ProcessBackends(self._fork_client, shells, self._core_map),
             drain=self._drain,
             dialect=dialect,
             control_folder=control,
@@ -208,12 +222,13 @@ class ProcessSandbox(Sandbox):
             home=home,
             start_timeout_s=self._start_timeout_s,
         )
-        return ProcessEnvironment(spec, files, setup, self._forget)
+        return ProcessEnvironment(spec, files, setup, self._forget, memory)
 
     def _groups_of(self, bubblewrap: Bubblewrap | None) -> Groups:
         """Return the control groups of sessions; those that bound processes are for a worker whose user no resource limit binds."""
         is_bounded = bubblewrap is not None and os.geteuid() == 0
-        return Groups(self._groups.pids if is_bounded else None, self._groups.cpu if self._means == "cgroup" else None)
+        pids, cpu = self._groups.pids if is_bounded else None, self._groups.cpu if self._means == "cgroup" else None
+        return replace(self._groups, pids=pids, cpu=cpu)
 
     def _shell_variables(self, root: Path) -> dict[str, str]:
         return {
@@ -264,10 +279,10 @@ class ProcessSandbox(Sandbox):
                 environment.close()
             except ProcessesLeft as error:
                 problems.append(str(error))
-        self._nursery.close()
+        self._fork_client.close()
         self._drain.close()
         self._groups.remove()
-        os.close(self._heirs_lock)
+        os.close(self._cleanup_lock)
         os.close(self._base_lock)
         if problems:
             raise ProcessesLeft("; ".join(problems))

@@ -1,6 +1,6 @@
 """Process trees read from /proc, and what is done to a whole tree: count, signal, place.
 
-Rules: the standard library only, no state, no threads; the keeper process imports this file too. Every process may
+Rules: the standard library only, no state, no threads; the supervisor process imports this file too. Every process may
 vanish between two reads, so a missing process is never an error here. A process is identified by its id together
 with its start time, because ids are used again.
 """
@@ -31,7 +31,7 @@ class Process:
     """One line of /proc/<pid>/stat: `cpu_s` includes `reaped_s`, that of the children it has waited for; `rss_bytes` does not.
 
     `session` is the id of the session of the operating system, which setsid(2) begins; one that `is_dying` has begun to, or
-    waits to be buried.
+    waits to be reaped.
     """
 
     pid: int
@@ -86,12 +86,6 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, parent, chr(fields[0][0]), start, own_s + reaped_s, rss_bytes, reaped_s, thread_count, session, is_dying)
 
 
-def is_exiting(pid: int) -> bool:
-    """Return whether `pid` has begun to die, or is a zombie; until it is a zombie, its children are still its own."""
-    fields = _status(pid)
-    return bool(fields) and bool(int(fields[6]) & PF_EXITING)
-
-
 def threads(pid: int) -> list[int]:
     """Return the thread ids of a process, none when it is gone."""
     try:
@@ -137,7 +131,7 @@ def settled(roots: int | Sequence[int], spared: Collection[Identity] = (), passe
     """Return the living processes below `roots` as `descendants` does, and whether that surely is all of them.
 
     While a process dies its children go to one whose children have been read already, and the walk meets them nowhere.
-    So it is done again until none dies meanwhile but those that were buried, or waited to be, before it began.
+    So it is done again until none dies meanwhile but those that were reaped, or waited to be, before it began.
     """
     dead: set[int] = set()
     for _ in range(WALKS):

@@ -17,6 +17,7 @@ from typing import Protocol
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest
 from workers.cpu.errors import EnvironmentGone, ProcessesLeft
 from workers.cpu.shell.execution import ShellExecution
+from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.session import Session, SessionSetup
 
 
@@ -37,6 +38,7 @@ class ShellEnvironment(Environment):
         self._spec, self._files, self._setup, self._forget = spec, files, setup, forget
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
+        self._grants = Grants()
         self._closed = False
         self._closing = threading.Lock()
         self._cleared = False
@@ -64,9 +66,9 @@ class ShellEnvironment(Environment):
             session = self._sessions.get(request.session)
             if session is None:
                 session = self._sessions[request.session] = Session(self._setup)
-        return ShellExecution(session, request, self._fence)
+        return ShellExecution(session, request, self._grants, self._kill_background)
 
-    def _fence(self, asking: Session) -> None:
+    def _kill_background(self, asking: Session) -> None:
         """End what commands left running, and forget what they set in the session that is `asking`, which has its turn.
 
         Other sessions keep what is running now.

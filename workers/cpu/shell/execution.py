@@ -4,7 +4,7 @@
 |---------|-----------------------------------------------------|--------------------------------------------------------|
 | waiting | the session is not free, or its shell starts        | shell ready: running; killed or no shell: over         |
 | running | the shell evaluates the command                     | reported or shell ended: over; timeout or kill: ending |
-| ending  | the warden ends the command's processes             | none is left: over                                     |
+| ending  | the backend ends the command's processes            | none is left: over                                     |
 | over    | the outcome stands                                  |                                                        |
 
 A timeout or a kill ends the shell too: were only its child killed, the shell would go on with the rest of the command.
@@ -23,9 +23,10 @@ from typing import Literal
 
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Holding, Status, Usage
 from workers.cpu.errors import SandboxError
+from workers.cpu.shell.backend import Backend, Meter
+from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.run import NotBegun, Run
 from workers.cpu.shell.session import Session, Shell, Turn
-from workers.cpu.shell.warden import Meter, Warden
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,13 @@ Phase = Literal["waiting", "running", "ending", "over"]
 
 
 class ShellExecution(Execution):
-    """A command for `session`; `fence` is called, where it is asked for, when its turn has come."""
+    """A command for `session`; `kill_background` is called, where a fence is asked for, when its turn has come.
 
-    def __init__(self, session: Session, request: ExecRequest, fence: Callable[[Session], None]) -> None:
-        self._session, self._request, self._fence = session, request, fence
+    `grants` are those of the environment.
+    """
+
+    def __init__(self, session: Session, request: ExecRequest, grants: Grants, kill_background: Callable[[Session], None]) -> None:
+        self._session, self._request, self._grants, self._kill_background = session, request, grants, kill_background
         self._turn = Turn()
         self._waiting = threading.Lock()
         self._outcome: ExecOutcome | None = None
@@ -44,7 +48,7 @@ class ShellExecution(Execution):
         self._phase: Phase = "waiting"
         self._holding = request.holding
         self._killed: str | None = None
-        self._warden: Warden | None = None
+        self._backend: Backend | None = None
         self._meter: Meter | None = None
         self._wake = -1
 
@@ -58,8 +62,8 @@ class ShellExecution(Execution):
     def resize(self, holding: Holding) -> None:
         """Hold the command to another grant; see the base class."""
         with self._lock:
-            if self._phase == "running" and self._warden is not None and not self._session.closed:
-                self._warden.hold(holding)
+            if self._phase == "running" and self._backend is not None and not self._session.closed:
+                self._grants.hold(self._backend, holding)
                 if self._meter is not None:
                     self._meter.set_background(holding.background)
             self._holding = holding
@@ -111,14 +115,14 @@ class ShellExecution(Execution):
     def _try_shells(self, wake: int) -> ExecOutcome:
         """Run the command in the session's shell, or in a fresh one when that ends without having begun it."""
         if self._request.fence:
-            self._fence(self._session)
+            self._kill_background(self._session)
         for _ in range(2):
             with contextlib.suppress(NotBegun):
                 return self._run(self._session.ready_shell(wake))
         return self._not_run("failed", "the session's shell ended twice before the command began")
 
     def _run(self, shell: Shell) -> ExecOutcome:
-        self._begin(shell.warden)
+        self._begin(shell.backend)
         try:
             with Run(self._session, self._request, shell, (lambda: self._killed, self._note_ending)) as run:
                 with self._lock:
@@ -131,23 +135,23 @@ class ShellExecution(Execution):
                 self._phase = "over"
             # What the command did stands, whatever becomes of its grant.
             try:
-                shell.warden.park()
+                self._grants.over(shell.backend)
             except (SandboxError, OSError) as error:
                 log.warning("a grant could not be taken back: %s", error)
 
-    def _begin(self, warden: Warden) -> None:
+    def _begin(self, backend: Backend) -> None:
         """Apply the grant to the session's processes."""
         with self._lock:
-            self._warden, self._phase = warden, "running"
-            warden.begin(self._holding)
+            self._backend, self._phase = backend, "running"
+            self._grants.begin(backend, self._holding)
 
     def _note_ending(self) -> None:
         """Note that the command is being killed: a resize has no effect any more, and it has the time to end."""
         with self._lock:
             self._phase = "ending"
-            if self._holding.background and self._warden is not None and self._meter is not None:
+            if self._holding.background and self._backend is not None and self._meter is not None:
                 try:
-                    self._warden.hold(Holding())
+                    self._backend.hold(Holding())
                     self._meter.set_background(False)
                 except (SandboxError, OSError) as error:
                     log.warning("a command that is to end has no time to: %s", error)

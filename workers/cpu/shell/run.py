@@ -1,7 +1,7 @@
 """The loop that serves one command in a shell: output, report, deadlines, kill.
 
 It holds no lock and shares nothing with other threads but the descriptor that wakes it. It ends on the first of: the
-shell's report for this turn, the end of the shell, the end of a kill, the end of the warden.
+shell's report for this turn, the end of the shell, the end of a kill, the end of the backend.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Status
 from workers.cpu.dop import with_dop
+from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.output import Capture
 from workers.cpu.shell.session import Session, Shell
-from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Meter
 
 GRACE_S, CHECK_S = 0.2, 0.1
 LONGEST_REPORT = 64
@@ -63,7 +63,7 @@ class Run:
             self._descriptors.callback(os.close, self._done)
             self._captures = [self._capture(fifo.path) for fifo in session.streams]
             self._descriptors = self._descriptors.pop_all()
-        self.meter = shell.warden.meter()
+        self.meter = shell.backend.meter()
         self._poller = select.poll()
         self._report = b""
         self._kill: tuple[Status, str] | None = None
@@ -100,8 +100,8 @@ class Run:
             NotBegun: the shell had ended, by something that an earlier command set up, before it took this one.
 
         """
-        warden = self._shell.warden
-        for descriptor in (wake, self._done, warden.fileno(), *(capture.descriptor for capture in self._captures)):
+        backend = self._shell.backend
+        for descriptor in (wake, self._done, backend.fileno(), *(capture.descriptor for capture in self._captures)):
             self._poller.register(descriptor, select.POLLIN)
         captures = {capture.descriptor: capture for capture in self._captures}
         while self._ending is None:
@@ -114,7 +114,7 @@ class Run:
                     self._poller.unregister(wake)
                     self._end("cancelled", self._killed() or "killed")
                 else:
-                    for event in warden.events():
+                    for event in backend.events():
                         self._take(event)
             self._look_at_clock()
         return self._outcome(self._ending)
@@ -154,8 +154,8 @@ class Run:
         elif now >= self._sample_at:
             self.meter.sample()
             self._sample_at = now + self.meter.next_interval_s()
-            if self._kill is None and (trespass := self.meter.trespass()):
-                self._end("failed", trespass)
+            if self._kill is None and (exceeded := self.meter.disk_limit_exceeded()):
+                self._end("failed", exceeded)
 
     def _pull(self, capture: Capture, events: int) -> None:
         if capture.pull():
@@ -184,7 +184,7 @@ class Run:
             if self._takes_back():
                 self._session.await_saving()
             self._session.remember_folder()
-            self._shell.warden.kill(GRACE_S)
+            self._shell.backend.kill(GRACE_S)
 
     def _takes_back(self) -> bool:
         """Take the turn back from a shell that has not seen it, and may still be saving what the command before left.
@@ -204,7 +204,7 @@ class Run:
                     return
                 # It may have reported after the poll looked there, and before it looked here.
                 self._read_report()
-                # A shell that a closing environment ended is followed by the end of its warden.
+                # A shell that a closing environment ended is followed by the end of its backend.
                 if self._kill is None and self._ending is None and not self._session.closed:
                     cpu_s = self.meter.over(event.max_rss_mb)
                     self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
@@ -216,7 +216,7 @@ class Run:
                 self._ending = Ending(status, None, reason + note, cpu_s)
             case HungUp(reason=reason):
                 self._read_report()
-                without = self._without_warden(reason)
+                without = self._without_backend(reason)
                 self._ending = self._ending or without
 
     def _not_begun(self) -> None:
@@ -224,10 +224,10 @@ class Run:
         if self._kill is None and not self._session.closed:
             raise NotBegun
 
-    def _without_warden(self, reason: str) -> Ending:
+    def _without_backend(self, reason: str) -> Ending:
         closed = self._session.closed
         self.meter.sample()
-        self._session.lose_warden()
+        self._session.lose_backend()
         if self._kill is not None:
             return Ending(self._kill[0], None, self._kill[1], self.meter.last_s)
         if closed:

@@ -2,11 +2,11 @@
 
 | state     | meaning                                             | next                                  |
 |-----------|-----------------------------------------------------|---------------------------------------|
-| unstarted | no warden yet                                       | first command: starting               |
-| starting  | warden and shell are asked for, bounded in time     | ready: idle; else dead                |
+| unstarted | no backend yet                                      | first command: starting               |
+| starting  | backend and shell are asked for, bounded in time    | ready: idle; else dead                |
 | idle      | the shell waits on its FIFO                         | a command: busy                       |
 | busy      | one execution has the turn                          | reported: idle; shell ended: dead     |
-| dead      | the shell has ended; the warden holds what is left  | next command: starting, state restored |
+| dead      | the shell has ended; the backend holds what is left | next command: starting, state restored |
 | closed    | the environment is closed                           |                                       |
 
 A shell that starts again finds the folder, the exported variables and the functions of the last report; unexported
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.cpu.errors import ProcessesLeft, SessionUnavailable
+from workers.cpu.shell.backend import Backend, Backends, Exited, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Control, Dialect, empty_file
 from workers.cpu.shell.output import Drain, StreamFifo
-from workers.cpu.shell.warden import Exited, HungUp, Refused, Spawned, Warden, Wardens
 
 CLOSE_LIMIT_S = 15.0
 SAVE_LIMIT_S, SAVE_PAUSE_S = 5.0, 0.002
@@ -42,7 +42,7 @@ class SessionSetup:
     shells must not write there, their states are in `state_folder`, which they see as `state_inside`.
     """
 
-    wardens: Wardens
+    backends: Backends
     drain: Drain
     dialect: Dialect
     control_folder: Path
@@ -65,9 +65,9 @@ class NotReady(SessionUnavailable):
 
 @dataclass(slots=True)
 class Shell:
-    """A living shell: its process id and its warden."""
+    """A living shell: its process id and its backend."""
 
-    warden: Warden
+    backend: Backend
     pid: int
 
 
@@ -86,7 +86,7 @@ class Session:
         self.control = setup.control()
         self._turns = threading.Condition()
         self._queue: deque[Turn] = deque()
-        self._warden: Warden | None = None
+        self._backend: Backend | None = None
         self._shell: Shell | None = None
         self._cwd = setup.home
         self._streams: tuple[StreamFifo, StreamFifo] | None = None
@@ -147,45 +147,45 @@ class Session:
         return self._shell
 
     def _notice_end(self) -> None:
-        """Take note of a shell or warden that ended between two commands."""
-        if self._warden is None:
+        """Take note of a shell or backend that ended between two commands."""
+        if self._backend is None:
             return
-        for event in self._warden.events():
+        for event in self._backend.events():
             match event:
                 case Exited(shell=pid) if self._shell is not None and pid == self._shell.pid:
                     self._shell = None
                 case HungUp():
-                    self.lose_warden()
+                    self.lose_backend()
 
     def _start(self, wake: int) -> Shell:
         if self._streams is None:
             self.control.make()
             self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
-        warden = self._connected()
+        backend = self._connected()
         done = os.open(self.control.done, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            warden.spawn(self.control, self._cwd)
-            return self._await_shell(warden, done, wake)
+            backend.spawn(self.control, self._cwd)
+            return self._await_shell(backend, done, wake)
         except SessionUnavailable:
-            self._end_all(warden)
+            self._end_all(backend)
             raise
         finally:
             os.close(done)
 
-    def _connected(self) -> Warden:
-        if self._warden is None:
-            warden = self.setup.wardens.warden()
+    def _connected(self) -> Backend:
+        if self._backend is None:
+            backend = self.setup.backends.backend()
             with self._turns:
                 if self.closed:
-                    warden.close()
+                    backend.close()
                     raise SessionUnavailable("the environment is closed")
-                self._warden = warden
-        return self._warden
+                self._backend = backend
+        return self._backend
 
-    def _await_shell(self, warden: Warden, done: int, wake: int) -> Shell:
+    def _await_shell(self, backend: Backend, done: int, wake: int) -> Shell:
         deadline = time.monotonic() + self.setup.start_timeout_s
         poller = select.poll()
-        for descriptor in (done, wake, warden.fileno()):
+        for descriptor in (done, wake, backend.fileno()):
             poller.register(descriptor, select.POLLIN)
         shell: Shell | None = None
         reported = False
@@ -198,10 +198,10 @@ class Session:
                 raise SessionUnavailable("the start of the shell was interrupted")
             if done in ready:
                 reported = os.read(done, 4096).startswith(b"ready ")
-            for event in warden.events():
+            for event in backend.events():
                 match event:
                     case Spawned(pid):
-                        shell = Shell(warden, pid)
+                        shell = Shell(backend, pid)
                     case Refused(reason):
                         raise SessionUnavailable(reason)
                     case Exited(shell=pid, code=code) if shell is not None and pid == shell.pid:
@@ -210,46 +210,46 @@ class Session:
                         raise SessionUnavailable("what holds the session ended while it started a shell")
         return shell
 
-    def _end_all(self, warden: Warden) -> None:
-        """End a shell that did not come up, by ending its warden and all that it holds."""
-        warden.hang_up()
-        if warden.has_ended(CLOSE_LIMIT_S):
-            self.lose_warden()
+    def _end_all(self, backend: Backend) -> None:
+        """End a shell that did not come up, by ending its backend and all that it holds."""
+        backend.hang_up()
+        if backend.has_ended(CLOSE_LIMIT_S):
+            self.lose_backend()
 
     def reset(self) -> None:
         """End everything and forget the protocol's files, which somebody has damaged; the next command starts afresh."""
-        if self._warden is not None:
-            self._end_all(self._warden)
+        if self._backend is not None:
+            self._end_all(self._backend)
         shutil.rmtree(self.control.folder, ignore_errors=True)
         self._streams = None
 
     def remember_folder(self) -> None:
         """Note where the shell is, for a successor."""
         if self._shell is not None:
-            self._cwd = self._shell.warden.folder() or self._cwd
+            self._cwd = self._shell.backend.folder() or self._cwd
 
     def await_saving(self) -> None:
         """Return once the shell has saved what the last command left; one that has ended, or is stuck, is not waited for."""
         deadline = time.monotonic() + SAVE_LIMIT_S
         while self._shell is not None and not self.control.awaits_turn() and time.monotonic() < deadline:
-            if self._shell.warden.folder() is None:
+            if self._shell.backend.folder() is None:
                 return
             time.sleep(SAVE_PAUSE_S)
 
     def lose_shell(self) -> None:
-        """Take note that the shell has ended; its warden goes on."""
+        """Take note that the shell has ended; its backend goes on."""
         self._shell = None
 
-    def lose_warden(self) -> None:
-        """Take note that the warden is gone, and return once nothing of it is left."""
+    def lose_backend(self) -> None:
+        """Take note that the backend is gone, and everything that it held."""
         self._shell = None
         with self._turns:
-            warden, self._warden = self._warden, None
+            backend, self._backend = self._backend, None
             if self.closed:
-                self._warden = warden  # `close` still watches it
+                self._backend = backend  # `close` still watches it
                 return
-        if warden is not None:
-            self._bury(warden)
+        if backend is not None:
+            backend.close()
 
     def sweep_if_free(self) -> None:
         """End every process of the session unless a command is running or waits."""
@@ -272,9 +272,9 @@ class Session:
         """
         self.await_saving()
         self.remember_folder()
-        if self._warden is not None:
-            self._end_all(self._warden)
-        if self._warden is not None:
+        if self._backend is not None:
+            self._end_all(self._backend)
+        if self._backend is not None:
             raise SessionUnavailable("what earlier commands left running could not be ended")
 
     def forget_state(self) -> None:
@@ -294,12 +294,12 @@ class Session:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Begin to close: wake who waits, and tell the warden to end everything."""
+        """Begin to close: wake who waits, and tell the backend to end everything."""
         with self._turns:
             self.closed = True
             self._turns.notify_all()
-            if self._warden is not None:
-                self._warden.hang_up()
+            if self._backend is not None:
+                self._backend.hang_up()
 
     def close(self) -> None:
         """End all processes of the session and remove its control folder.
@@ -309,24 +309,13 @@ class Session:
 
         """
         self.hang_up()
-        warden = self._warden
-        ended = warden is None or warden.has_ended(CLOSE_LIMIT_S)
+        backend = self._backend
+        ended = backend is None or backend.has_ended(CLOSE_LIMIT_S)
         with self._turns:
             ended = self._turns.wait_for(lambda: not self._queue, CLOSE_LIMIT_S) and ended
-            self._warden = None
+            self._backend = None
         if not ended:
             raise ProcessesLeft("a session's processes could not be ended")
-        if warden is not None:
-            try:
-                self._bury(warden)
-            except SessionUnavailable as error:
-                raise ProcessesLeft(str(error)) from error
+        if backend is not None:
+            backend.close()
         shutil.rmtree(self.control.folder, ignore_errors=True)
-
-    def _bury(self, warden: Warden) -> None:
-        """Close a warden that has ended, and have ended what it left where that happened by force. Raises `SessionUnavailable`."""
-        try:
-            if warden.was_forced():
-                self.setup.wardens.fence()
-        finally:
-            warden.close()

@@ -4,6 +4,7 @@
 |------------|-----------------------------------------|------------------------------------------------|
 | parked     | those of the last grant                 | `PARKED_QUOTA_US` of a second, 0.5 %           |
 | granted    | the cores of the grant                  | all of them                                    |
+| lent       | those of other sessions' grants         | all of them                                    |
 | background | any; where another session of the       | what no group in the foreground wants          |
 |            | container holds a grant, its cores      |                                                |
 
@@ -161,6 +162,13 @@ class SessionGroup(ABC):
         with self._container.lock:
             self._set_quota(PARKED_QUOTA_US)
             self._container.note(self, None)
+
+    def lend(self, cores: Collection[int]) -> None:
+        """Write cores and quota; the container weighs what it weighed, since these cores are another session's. See the base class."""
+        with self._container.lock:
+            self.set_cores(core_list(cores) or self._container.all_cores)
+            self._set_quota(UNLIMITED)
+            self._weight.set_foreground(max(1, len(cores)))
 
     def remove(self) -> None:
         """Remove the group, which must have no process, and hold nothing; nothing where it is gone."""

@@ -1,17 +1,17 @@
 """What holds the namespaces of a session that is set apart by bubblewrap, and how a process gets into them.
 
-Rules: the standard library only, one thread; the keeper process imports this file.
+Rules: the standard library only, one thread; the supervisor process imports this file.
 
-    keeper ─┬─ bwrap ── init ─┬─ pause          the holder: three processes that stand as long as the session
+    supervisor ─┬─ bwrap ── init ─┬─ pause          the anchor: three processes that stand as long as the session
             │                 └─ orphans        of processes inside, which their init adopts
             └─ shell ── the commands
 
-The shell is no child of bwrap's. The keeper forks a process that joins the holder's namespaces (setns(2)), gives every
-capability up and forks the shell, which thereby is born inside. Then it ends, and the shell becomes the keeper's child.
-So the keeper knows the shell, its end and its exit code as it does without a holder; a shell that ends costs neither the
+The shell is no child of bwrap's. The supervisor forks a process that joins the anchor's namespaces (setns(2)), gives every
+capability up and forks the shell, which thereby is born inside. Then it ends, and the shell becomes the supervisor's child.
+So the supervisor knows the shell, its end and its exit code as it does without a anchor; a shell that ends costs neither the
 processes that it left behind nor their network. When init ends, for whatever reason, the kernel ends all that is inside.
 
-The user that runs the keeper has made the namespaces and may therefore enter them: no root is needed. The order matters.
+The user that runs the supervisor has made the namespaces and may therefore enter them: no root is needed. The order matters.
 bwrap nests two user namespaces; the others belong to the outer one, and the inner one is that of the commands.
 """
 
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from workers.cpu.process import tree
+from workers.cpu.process import seccomp, tree
 
 START_LIMIT_S = 5.0
 PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 4, 23, 24, 47
@@ -42,13 +42,13 @@ PAUSE = ("/bin/sh", "-c", "echo ready; read -r line")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class HolderFailed(Exception):
+class AnchorFailed(Exception):
     """Raised when the namespaces could not be made, or not be entered."""
 
 
 @dataclass(slots=True)
-class Holder:
-    """The processes of a holder, as the keeper sees them; it goes when `lifeline` is closed."""
+class Anchor:
+    """The processes of a anchor, as the supervisor sees them; it goes when `lifeline` is closed."""
 
     bwrap: tree.Process
     init: tree.Process
@@ -69,7 +69,7 @@ class Holder:
         return True
 
     def end(self) -> None:
-        """Have the kernel end everything inside, and the holder."""
+        """Have the kernel end everything inside, and the anchor."""
         for process in (self.init, self.bwrap):
             tree.send(process, signal.SIGKILL)
         self.close()
@@ -81,12 +81,12 @@ class Holder:
             self.lifeline = -1
 
 
-def start_holder(program: str, arguments: Sequence[str]) -> Holder:
+def start_anchor(program: str, arguments: Sequence[str]) -> Anchor:
     """Run bwrap with `arguments`, and return once the namespaces stand.
 
     Raises
     ------
-    HolderFailed
+    AnchorFailed
         With what bwrap said, or that it took longer than `START_LIMIT_S` seconds.
 
     """
@@ -96,7 +96,7 @@ def start_holder(program: str, arguments: Sequence[str]) -> Holder:
     except OSError as error:
         for descriptor in (*lifeline, *said):
             os.close(descriptor)
-        raise HolderFailed(f"cannot fork: {error.strerror}") from error
+        raise AnchorFailed(f"cannot fork: {error.strerror}") from error
     if pid == 0:
         try:
             _become_bwrap(program, arguments, lifeline[0], said[1])
@@ -106,8 +106,8 @@ def start_holder(program: str, arguments: Sequence[str]) -> Holder:
     os.close(said[1])
     try:
         _await_ready(said[0])
-        return Holder(*_processes(pid), lifeline=lifeline[1])
-    except HolderFailed:
+        return Anchor(*_processes(pid), lifeline=lifeline[1])
+    except AnchorFailed:
         os.close(lifeline[1])
         # Not waited for yet, so the id is still its own.
         os.kill(pid, signal.SIGKILL)
@@ -124,15 +124,23 @@ def _become_bwrap(program: str, arguments: Sequence[str], lifeline: int, said: i
     reset_signals()
     for descriptor, wanted in ((lifeline, 0), (said, 1), (said, 2)):
         os.dup2(descriptor, wanted)
+    # What is inside could trace these processes, so they are held to the filter too.
+    held = ["--seccomp", str(_file("filter", seccomp.FILTER or b""))]
     # Not on the command line, where the commands could read how the host is laid out.
-    text = os.memfd_create("arguments", 0)
-    os.write(text, b"".join(os.fsencode(argument) + b"\0" for argument in arguments))
-    os.lseek(text, 0, os.SEEK_SET)
+    text = _file("arguments", b"".join(os.fsencode(argument) + b"\0" for argument in (*held, *arguments)))
     try:
         os.execve(program, [program, "--args", str(text), "--", *PAUSE], {"PATH": os.defpath, "LANG": "C.UTF-8"})
     except OSError as error:
         os.write(2, f"cannot run {program}: {error.strerror}".encode())
         os._exit(127)
+
+
+def _file(name: str, content: bytes) -> int:
+    """Return the descriptor of a file without a path, which a program that is executed inherits."""
+    descriptor = os.memfd_create(name, 0)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def reset_signals() -> None:
@@ -146,11 +154,11 @@ def _await_ready(said: int) -> None:
     deadline, heard = time.monotonic() + START_LIMIT_S, b""
     while not heard.endswith(b"ready\n"):
         if not select.select([said], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise HolderFailed(f"bwrap was not ready within {START_LIMIT_S:g} s")
+            raise AnchorFailed(f"bwrap was not ready within {START_LIMIT_S:g} s")
         chunk = os.read(said, 4096)
         if not chunk:
             lines = heard.decode(errors="replace").strip().splitlines()
-            raise HolderFailed(lines[-1] if lines else "bwrap ended without a word")
+            raise AnchorFailed(lines[-1] if lines else "bwrap ended without a word")
         heard += chunk
 
 
@@ -160,10 +168,10 @@ def _processes(pid: int) -> tuple[tree.Process, tree.Process, tree.Process]:
     match found:
         case [tree.Process() as bwrap, tree.Process() as init, tree.Process() as pause]:
             return bwrap, init, pause
-    raise HolderFailed(f"bwrap runs as {len(found)} processes, not as three")
+    raise AnchorFailed(f"bwrap runs as {len(found)} processes, not as three")
 
 
-def enter(holder: Holder) -> None:
+def enter(anchor: Anchor) -> None:
     """Let what this process forks from now on be born inside, without any capability.
 
     Raises
@@ -174,12 +182,12 @@ def enter(holder: Holder) -> None:
     """
     # What is inside must not trace this process, nor reach the host through its descriptors, before it runs the shell.
     _check(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
-    folder = f"/proc/{holder.pause.pid}/ns"
+    folder = f"/proc/{anchor.pause.pid}/ns"
     spaces = [_Space(f"{folder}/{name}") for name in NAMESPACES if not _is_own(f"{folder}/{name}", name)]
     inner = _Space(f"{folder}/user")
     outer = fcntl.ioctl(_Space(f"{folder}/mnt").descriptor, NS_GET_USERNS)
-    if not holder.stands():
-        raise OSError("the holder has ended")
+    if not anchor.stands():
+        raise OSError("the anchor has ended")
     _check(_libc.setns(outer, CLONE_NEWUSER))
     for space in spaces:
         _check(_libc.setns(space.descriptor, 0))

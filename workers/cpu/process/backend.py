@@ -1,6 +1,6 @@
-"""The warden of a process session: a keeper, which owns the processes, and what is done to them from here.
+"""The backend of a process session: a supervisor, which owns the processes, and what is done to them from here.
 
-Messages to the keeper and its answers are in `keeper.py`. A grant is the affinity of the process tree, and its weight where the
+Messages to the supervisor and its answers are in `supervisor.py`. A grant is the affinity of the process tree, and its weight where the
 kernel divides cores by weights. `background.py` holds what is in the background: a command that was sent there, and what
 commands have left running.
 """
@@ -14,19 +14,19 @@ import select
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
 from workers.cpu.process.background import Background
-from workers.cpu.process.groups import Groups
+from workers.cpu.process.fork_client import ForkClient
+from workers.cpu.process.groups import Groups, MemoryGroup, remove_folder
 from workers.cpu.process.isolation import Apart
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
-from workers.cpu.process.nursery import Nursery
+from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Control, Dialect
-from workers.cpu.shell.warden import Event, Exited, Gone, HungUp, Refused, Spawned, Warden, Wardens
 
 MESSAGE_BYTES = 1 << 16
 
@@ -42,17 +42,17 @@ class ShellSetup:
     background: Background
     groups: Groups
     processes: int
+    memory: MemoryGroup | None = None
     apart: Apart | None = None
 
     def group(self) -> dict[str, object]:
-        """Return what the keeper needs to know of the control group of its session, and of the background."""
+        """Return what the supervisor needs to know of the control group of its session, and of the background."""
         background, groups = self.background, self.groups
-        named = {"means": background.means, "cores": background.cores, "cpu": groups.cpu, "pids": groups.pids}
-        return {**named, "processes": self.processes}
+        return {"means": background.means, "cores": background.cores, "groups": asdict(groups), "processes": self.processes}
 
 
-class KeeperWarden(Warden):
-    """A connection to one keeper, on the machine that `core_map` describes."""
+class ProcessBackend(Backend):
+    """A connection to one supervisor, on the machine that `core_map` describes."""
 
     def __init__(self, channel: socket.socket, setup: ShellSetup, core_map: CoreMap) -> None:
         self._channel, self._setup, self._core_map = channel, setup, core_map
@@ -61,7 +61,7 @@ class KeeperWarden(Warden):
         self._lock = threading.Lock()
         self._members = Members()
         self._spared: frozenset[tree.Identity] = frozenset()
-        self._in_order = self._ending = False
+        self._ending = self._has_left = False
         channel.setblocking(False)
 
     def fileno(self) -> int:
@@ -107,7 +107,7 @@ class KeeperWarden(Warden):
         cores = self._core_map.real(holding.cores)
         with self._lock:
             if holding.background and self._ending:
-                # The keeper has brought them to the foreground: what has no CPU time cannot die.
+                # The supervisor has brought them to the foreground: what has no CPU time cannot die.
                 return
             if holding.background:
                 self._background.send(self._members)
@@ -127,7 +127,13 @@ class KeeperWarden(Warden):
 
     def park(self) -> None:
         """Send what has outlived the command to the background, the shell with it; see the base class."""
-        self.hold(Holding(background=self._background.has_others(self._members)))
+        self._has_left = self._background.has_others(self._members)
+        self.hold(Holding(background=self._has_left))
+
+    def lend(self, holding: Holding) -> None:
+        """Bring what was parked to the foreground; a shell that is alone in its session needs nothing. See the base class."""
+        if self._has_left:
+            self.hold(holding)
 
     def follow(self, found: Iterable[tree.Process]) -> None:
         """Put right those of `found` processes that are not where the others are."""
@@ -137,7 +143,7 @@ class KeeperWarden(Warden):
 
     def meter(self) -> TreeMeter:
         """Return a meter of the tree; see the base class."""
-        return TreeMeter(self._members, self._spared, self.follow)
+        return TreeMeter(self._members, self._spared, self.follow, self._setup.memory)
 
     def kill(self, grace_s: float) -> None:
         """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""
@@ -166,26 +172,19 @@ class KeeperWarden(Warden):
             except ConnectionError:
                 message = b""
             if not message:
-                yield HungUp("the session's keeper process was killed")
+                yield HungUp("the session's supervisor process was killed")
                 return
             said = json.loads(message)
-            if said["event"] == "ended":
-                self._in_order = True
+            if said["event"] == "killed":
+                # What the supervisor has left is about to be killed, for which it needs time.
+                self.hold(Holding())
             else:
                 yield self._parse(said)
 
-    def was_forced(self) -> bool:
-        """Return whether the keeper died before it had ended all below it, which then has the time to end; see the base class."""
-        for _ in self.events():
-            pass
-        if not self._in_order:
-            self.hold(Holding())
-        return not self._in_order
-
     def _parse(self, said: dict[str, object]) -> Event:
         match said:
-            case {"event": "spawned", "pid": int(shell), "keeper": int(keeper), "holder": list(holder)}:
-                self._members = Members(keeper, shell, tuple(holder))
+            case {"event": "spawned", "pid": int(shell), "supervisor": int(supervisor), "anchor": list(anchor)}:
+                self._members = Members(supervisor, shell, tuple(anchor))
                 return Spawned(shell)
             case {"event": "refused", "reason": str(reason)}:
                 return Refused(reason)
@@ -193,10 +192,10 @@ class KeeperWarden(Warden):
                 return Exited(shell, code, rss_mb)
             case {"event": "gone", "max_rss_mb": float(rss_mb), "left": list(left)}:
                 return Gone(rss_mb, tuple(left))
-        raise ValueError(f"no event of a keeper: {said}")
+        raise ValueError(f"no event of a supervisor: {said}")
 
     def hang_up(self) -> None:
-        """Tell the keeper to end everything below it; nothing goes to the background any more."""
+        """Tell the supervisor to end everything below it; nothing goes to the background any more."""
         with self._lock:
             self._ending = True
         try:
@@ -205,26 +204,25 @@ class KeeperWarden(Warden):
             return  # It has gone already.
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait until the keeper is gone; see the base class."""
+        """Wait until nothing is left, which the end of the channel says; see the base class."""
         poller = select.poll()
         poller.register(self._channel, 0)
         return bool(poller.poll(timeout_s * 1000))
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptor back, and remove what is left of the control group. The ids of processes may become those of others."""
+        for folder in self._setup.groups.folders(self._members.supervisor):
+            remove_folder(folder)
+        self._members, self._has_left = Members(), False
         self._channel.close()
 
 
-class KeeperWardens(Wardens):
-    """Keepers from the sandbox's nursery, for the sessions of one environment."""
+class ProcessBackends(Backends):
+    """Supervisors from the sandbox's fork server, for the sessions of one environment."""
 
-    def __init__(self, nursery: Nursery, setup: ShellSetup, core_map: CoreMap) -> None:
-        self._nursery, self._setup, self._core_map = nursery, setup, core_map
+    def __init__(self, fork_client: ForkClient, setup: ShellSetup, core_map: CoreMap) -> None:
+        self._fork_client, self._setup, self._core_map = fork_client, setup, core_map
 
-    def warden(self) -> KeeperWarden:
-        """Return a fresh keeper; see the base class."""
-        return KeeperWarden(self._nursery.keeper(), self._setup, self._core_map)
-
-    def fence(self) -> None:
-        """Have the nursery end what a killed keeper left; see the base class."""
-        self._nursery.fence()
+    def backend(self) -> ProcessBackend:
+        """Return a fresh supervisor; see the base class."""
+        return ProcessBackend(self._fork_client.supervisor(), self._setup, self._core_map)

@@ -1,6 +1,6 @@
-"""How a keeper and the nursery end what is below them: until no process is found, and none is left that no walk finds.
+"""How a supervisor and the fork server end what is below them: until no process is found, and none is left that no walk finds.
 
-Rules: the standard library only, one thread; the keeper process imports this file.
+Rules: the standard library only, one thread; the supervisor process imports this file.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 
 from workers.cpu.process import tree
-from workers.cpu.process.holder import Holder
+from workers.cpu.process.namespace import Anchor
 
 KILL_LIMIT_S = 10.0
 STUBBORN_S = 1.0
 WALKS = 3
 
 
-class Alarm:
+class Wakeup:
     """A file descriptor that becomes readable when a child has ended."""
 
     def __init__(self) -> None:
@@ -34,6 +34,11 @@ class Alarm:
         except BlockingIOError:
             return
 
+    def wait(self, limit_s: float) -> None:
+        """Return once a child has ended, or after `limit_s` seconds."""
+        select.select([self.reading], [], [], limit_s)
+        self.clear()
+
     def close(self) -> None:
         """Give the descriptors back, in the child of a fork."""
         signal.set_wakeup_fd(-1)
@@ -42,15 +47,15 @@ class Alarm:
 
 
 def kill_below(
-    spared: set[tree.Identity], grace_s: float, alarm: Alarm, reap: Callable[[], None], holder: Holder | None = None
+    spared: set[tree.Identity], grace_s: float, wakeup: Wakeup, reap: Callable[[], object], anchor: Anchor | None = None
 ) -> list[int]:
-    """End the processes below this one, but for a `holder`: SIGTERM, after `grace_s` seconds SIGKILL, until none is found.
+    """End the processes below this one, but for a `anchor`: SIGTERM, after `grace_s` seconds SIGKILL, until none is found.
 
-    What starts processes faster than they are found goes with the holder, `STUBBORN_S` seconds later.
+    What starts processes faster than they are found goes with the anchor, `STUBBORN_S` seconds later.
     Returns the ids of those that still live `KILL_LIMIT_S` seconds later (stuck in the kernel).
     """
     began = time.monotonic()
-    roots, passed = below_with(os.getpid(), holder)
+    roots, passed = below_with(os.getpid(), anchor)
     if grace_s > 0:
         for process in tree.descendants(roots, spared, passed):
             tree.send(process, signal.SIGTERM)
@@ -59,19 +64,18 @@ def kill_below(
     while True:
         reap()
         living, is_all = first_found(lambda: tree.settled(roots, spared, passed))
-        if not living and not spared and holder is None:
+        if not living and not spared and anchor is None:
             # Whom no walk finds, as it forks and ends faster than one goes, is a child of this process sooner or later.
             is_all = not has_children()
         age_s = time.monotonic() - began
         if (is_all and not living) or age_s > KILL_LIMIT_S:
             return [process.pid for process in living] or ([] if is_all else tree.children(os.getpid()))
-        if holder is not None and age_s >= grace_s + STUBBORN_S:
-            holder.end()
+        if anchor is not None and age_s >= grace_s + STUBBORN_S:
+            anchor.end()
         if age_s >= grace_s:
             for process in living:
                 tree.send(process, signal.SIGKILL)
-        select.select([alarm.reading], [], [], 0.005)
-        alarm.clear()
+        wakeup.wait(0.005)
 
 
 def first_found(walk: Callable[[], tuple[list[tree.Process], bool]]) -> tuple[list[tree.Process], bool]:
@@ -91,6 +95,6 @@ def has_children() -> bool:
     return True
 
 
-def below_with(keeper: int, holder: Holder | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def below_with(supervisor: int, anchor: Anchor | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where a walk of a session's processes starts, and what it passes over."""
-    return ((keeper,), ()) if holder is None else ((keeper, holder.init.pid), holder.pids)
+    return ((supervisor,), ()) if anchor is None else ((supervisor, anchor.init.pid), anchor.pids)

@@ -1,19 +1,20 @@
 """Who owns the processes of a session: what a session asks of whatever is below it, and what it is told.
 
-A *warden* has one shell at a time, and every process that the shell's commands have started, however they hide. It
+A *backend* has one shell at a time, and every process that the shell's commands have started, however they hide. It
 remembers which of them an earlier command left behind: a kill spares those.
 
-| asked       | answer                                                                         |
-|-------------|--------------------------------------------------------------------------------|
-| `spawn`     | `Spawned`, then the shell reports on its FIFO; or `Refused`                    |
-| `begin`     | the grant holds for all processes of the session from now on                   |
-| `hold`      | another grant holds, while the command runs                                    |
-| `kill`      | `Gone` once the command's processes have ended                                 |
-| `park`      | what is left is in the background until the next `begin`                        |
-| `hang_up`   | everything ends, then `HungUp`                                                 |
-| (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the warden was ended |
+| asked       | answer                                                                           |
+|-------------|----------------------------------------------------------------------------------|
+| `spawn`     | `Spawned`, then the shell reports on its FIFO; or `Refused`                      |
+| `begin`     | the grant holds for all processes of the session from now on                     |
+| `hold`      | another grant holds, while the command runs                                      |
+| `kill`      | `Gone` once the command's processes have ended                                   |
+| `park`      | what is left is in the background until the next `lend` or `begin`               |
+| `lend`      | what is left may use these cores until the next `park` or `begin`                |
+| `hang_up`   | everything ends, then `HungUp`                                                   |
+| (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the backend was ended |
 
-Threading: one thread at a time asks and reads events; `hold` and `hang_up` may come from any.
+Threading: one thread at a time asks and reads events; `hold`, `lend`, `park` and `hang_up` may come from any.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class HungUp:
-    """The warden is gone, and all that it held is or will be; `reason` says why where that is known."""
+    """The backend is gone, and all that it held is or will be; `reason` says why where that is known."""
 
     reason: str = ""
 
@@ -158,7 +159,7 @@ class Meter(ABC):
         self._looked_at = now
 
     def over(self, ended_rss_mb: float = 0.0) -> float:
-        """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been buried."""
+        """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been reaped."""
         self.note_rss(ended_rss_mb)
         self.sample()
         return self.last_s
@@ -167,12 +168,12 @@ class Meter(ABC):
         """Return what a person should know of how the command fared, such as a limit that it ran into; else nothing."""
         return ""
 
-    def trespass(self) -> str:
+    def disk_limit_exceeded(self) -> str:
         """Return why the command must be ended now, as it has gone beyond a limit that is only watched; else nothing."""
         return ""
 
 
-class Warden(ABC):
+class Backend(ABC):
     """Owns the processes of one session."""
 
     @abstractmethod
@@ -200,6 +201,10 @@ class Warden(ABC):
         """Send whatever has outlived the command to the background."""
 
     @abstractmethod
+    def lend(self, holding: Holding) -> None:
+        """Have what was parked use the cores of commands that run in other sessions of the environment."""
+
+    @abstractmethod
     def meter(self) -> Meter:
         """Return a meter for the command that has just begun."""
 
@@ -219,22 +224,14 @@ class Warden(ABC):
     def has_ended(self, timeout_s: float) -> bool:
         """Wait until nothing is left after `hang_up`, for `timeout_s` at most; takes no events."""
 
-    def was_forced(self) -> bool:
-        """Return whether it was ended by force, so that a fence is due; asked once it has ended, it takes all events."""
-        return False
-
     @abstractmethod
     def close(self) -> None:
         """Give descriptors back."""
 
 
-class Wardens(ABC):
-    """Where the sessions of an environment get their wardens."""
+class Backends(ABC):
+    """Where the sessions of an environment get their backends."""
 
     @abstractmethod
-    def warden(self) -> Warden:
-        """Return a fresh warden. Raises `SessionUnavailable`."""
-
-    @abstractmethod
-    def fence(self) -> None:
-        """Return once nothing is left of a warden that was ended by force. Raises `SessionUnavailable`."""
+    def backend(self) -> Backend:
+        """Return a fresh backend. Raises `SessionUnavailable`."""

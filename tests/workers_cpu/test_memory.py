@@ -1,0 +1,161 @@
+"""`memory_mb` of an environment holds where the worker may write control groups, and a command that hits it is told so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.process import groups
+from workers.cpu.process.background import GroupBackground
+from workers.cpu.process.groups import Groups, find_groups
+from workers.cpu.process.members import Members
+from workers.cpu.process.sandbox import ProcessSandbox
+
+from .conftest import make
+from .support import open_one, printed, processes_with, run
+
+EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
+
+
+@pytest.fixture(params=["none", "bubblewrap"])
+def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSandbox]:
+    """Give a sandbox of each kind, where it can hold environments to their memory."""
+    box = make(tmp_path / "box", request.param)
+    if not box.enforces_memory:
+        box.close()
+        pytest.skip("needs a control group for memory that the worker may write")
+    yield box
+    box.close()
+
+
+def test_a_command_of_too_much_memory_is_killed_and_told_so(bounded: ProcessSandbox) -> None:
+    # Given an environment of 64 MB; when a command takes 100
+    env = bounded.open(EnvironmentSpec(id="small", memory_mb=64))
+    outcome = run(env, EATS_100_MB)
+    # Then it is killed, and the result says why, in the words of containers
+    assert outcome.exit_code == 137, outcome
+    assert outcome.reason == "the environment's 64 MB of memory were full: the kernel has ended 1 of its processes"
+    # And the session goes on, without a word of that
+    outcome = run(env, "echo alive")
+    assert (outcome.stdout, outcome.reason) == (b"alive\n", "")
+    # And in an environment of more memory, or of none in particular, it succeeds
+    assert printed(bounded.open(EnvironmentSpec(id="large", memory_mb=512)), EATS_100_MB) == f"{100 << 20}\n"
+    assert printed(open_one(bounded), EATS_100_MB) == f"{100 << 20}\n"
+
+
+def test_the_sessions_of_an_environment_share_its_memory(bounded: ProcessSandbox) -> None:
+    # Given an environment of 150 MB in which one session holds 100
+    env = bounded.open(EnvironmentSpec(id="shared", memory_mb=150))
+    held = 'python3 -S -c \'import time; held = bytearray(100 << 20); open("held", "w"); time.sleep(311.25)\' >/dev/null 2>&1 &'
+    printed(env, f"{held} while [ ! -e held ]; do sleep 0.01; done", session="one")
+    # When another takes 100; then the kernel ends one of the two
+    outcome = run(env, EATS_100_MB, session="two")
+    assert "150 MB of memory were full" in outcome.reason
+
+
+def test_nothing_is_left_of_the_group_of_a_closed_environment(bounded: ProcessSandbox) -> None:
+    # Given an environment with a bound; when it is closed; then its group is gone
+    env = bounded.open(EnvironmentSpec(id="gone", memory_mb=64))
+    printed(env, "sleep 311.5 >/dev/null 2>&1 &")
+    assert list(Path("/sys/fs/cgroup").glob("**/tangram-*-gone"))
+    env.close()
+    assert not list(Path("/sys/fs/cgroup").glob("**/tangram-*-gone"))
+    assert not processes_with("sleep\x00311.5\x00")
+
+
+def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a machine without control groups that can be written; when environments have a bound; then they open, and the sandbox says no
+    monkeypatch.setattr(groups, "_first", lambda *_: None)
+    box = ProcessSandbox(tmp_path / "box", isolation="none")
+    assert not box.enforces_memory
+    assert printed(box.open(EnvironmentSpec(id="e", memory_mb=64)), EATS_100_MB) == f"{100 << 20}\n"
+    box.close()
+
+
+# -- version 2, by its files --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the folder of the worker's own group of version 2; groups that are made in it have the kernel's files."""
+
+    def makedirs(path: str, exist_ok: bool = False) -> None:
+        Path(path).mkdir(parents=True, exist_ok=exist_ok)
+        for name in ("cpu.weight", "cpu.idle", "memory.max", "memory.swap.max", "pids.max", "cgroup.subtree_control", "cgroup.procs"):
+            Path(path, name).touch()
+
+    remove = os.rmdir
+
+    def rmdir(path: str) -> None:
+        for file in filter(Path.is_file, Path(path).iterdir()):
+            file.unlink()
+        remove(path)
+
+    root = tmp_path / "cgroup"
+    (root / "own").mkdir(parents=True)
+    monkeypatch.setattr(groups, "ROOT", str(root))
+    monkeypatch.setattr(groups, "_own_groups", lambda: {"": "/own"})
+    monkeypatch.setattr(os, "makedirs", makedirs)
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    return root / "own"
+
+
+def test_in_version_2_sessions_have_their_groups_in_that_of_the_environment(unified: Path) -> None:
+    # Given a worker that may write a group of version 2; when an environment has 64 MB and a session
+    found = find_groups("/base")
+    inside, memory = found.of_environment("e1", 64)
+    inside.make(17, processes=9)
+    # Then the bound is on the environment without swap, and the session is in there with its own bound and weight
+    assert memory is not None
+    folder = Path(memory.folder)
+    assert folder.parent == unified
+    assert (folder / "memory.max").read_text() == str(64 << 20)
+    assert (folder / "memory.swap.max").read_text() == "0"
+    assert (folder / "cgroup.subtree_control").read_text() == "+pids +cpu"
+    assert inside.joined(17) == [f"{folder}/session-17"]
+    assert (folder / "session-17" / "pids.max").read_text() == "9"
+    # And kills are counted where the kernel counts them
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 0\n")
+    assert memory.oom_kills() == 2
+    # And without a bound a session has its group beside the others
+    assert found.of_environment("e2", None) == (found, None)
+    # And a later sandbox of the same folder removes both
+    found.remove()
+    assert not list(unified.iterdir())
+
+
+def test_in_version_2_an_environment_weighs_as_much_as_its_sessions(unified: Path) -> None:
+    # Given an environment with two sessions
+    inside, memory = find_groups("/base").of_environment("e1", 64)
+    assert memory is not None
+    assert inside.cpu is not None
+    background = GroupBackground((0,), inside.cpu, inside.around)
+    first, second = Members(17), Members(18)
+    for members in (first, second):
+        inside.make(members.supervisor, processes=9)
+
+    def weight() -> tuple[str, str]:
+        return Path(memory.folder, "cpu.idle").read_text(), Path(memory.folder, "cpu.weight").read_text()
+
+    # When one has two cores and the other one; then it counts for three
+    background.weigh(first, 2)
+    background.weigh(second, 1)
+    assert weight() == ("0", "300")
+    # When one goes to the background; then for those of the other, and when both do, for none
+    background.send(first)
+    assert weight()[0] == "0" and weight()[1].startswith("100")
+    background.send(second)
+    assert weight()[0].startswith("1")
+
+
+def test_a_sandbox_of_memory_in_version_1_is_beside_the_worker(tmp_path: Path) -> None:
+    # Given this machine; when the groups are looked for; then that for memory is within the worker's own, so that its bound holds too
+    found: Groups = find_groups(tmp_path)
+    if found.memory is None or found.is_v2:
+        pytest.skip("needs control groups of version 1")
+    own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line).split(":")[2]
+    assert found.memory.startswith(f"/sys/fs/cgroup/memory{own.rstrip('/')}/tangram-")

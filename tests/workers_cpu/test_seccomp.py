@@ -1,0 +1,120 @@
+"""System calls that no command of a session that is set apart may make, and those that it must be able to make."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from workers.cpu.process.environment import ProcessEnvironment
+from workers.cpu.process.seccomp import ARCHITECTURES, LAST, REFUSED, filter_for
+
+from .support import printed
+
+COLUMN, _, CLONE, IOCTL, SOCKET = ARCHITECTURES[os.uname().machine]
+NEW_USER, NEW_NET = 0x10000000, 0x40000000
+TIOCSTI = 0x5412
+
+# Prints the error of each system call whose number and first two arguments are given.
+CALLS = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for call in sys.argv[1:]:
+    number, first, second = map(int, call.split(","))
+    ctypes.set_errno(0)
+    answer = libc.syscall(ctypes.c_long(number), ctypes.c_long(first), ctypes.c_long(second), 0, 0, 0, 0)
+    print(call, ctypes.get_errno() if answer == -1 else 0)
+"""
+
+THREADS_AND_CHILDREN = """
+import multiprocessing, socket, subprocess, threading
+done = []
+threads = [threading.Thread(target=done.append, args=(n,)) for n in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+told = subprocess.run(["sh", "-c", "echo child"], capture_output=True, text=True, check=True).stdout.strip()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(sorted(done), told, pool.map(abs, [-1, -2]))
+"""
+
+# getpid by the system call of 32-bit programs; 20 is its number there.
+OF_I386 = """
+import ctypes, mmap
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("53b814000000cd805bc3"))
+print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))())
+"""
+
+
+def errors(env: ProcessEnvironment, *calls: tuple[int, int, int]) -> dict[tuple[int, int, int], int]:
+    """Return the error of each system call, 0 for one that succeeds."""
+    env.write_file("calls.py", CALLS.encode())
+    asked = " ".join(",".join(map(str, call)) for call in calls)
+    lines = (line.split() for line in printed(env, f"python3 -S calls.py {asked}").splitlines())
+    return {tuple(map(int, call.split(","))): int(number) for call, number in lines}  # type: ignore[misc]
+
+
+def test_calls_that_containers_refuse_are_refused(inside: ProcessEnvironment) -> None:
+    # Given every call of the list; when a command makes them; then none is permitted
+    calls = [(numbers[COLUMN], 0, 0) for numbers in REFUSED.values() if numbers[COLUMN]]
+    assert {"mount", "bpf", "keyctl", "unshare", "io_uring_setup", "userfaultfd"} <= set(REFUSED)
+    assert set(errors(inside, *calls).values()) == {errno.EPERM}
+
+
+def test_calls_are_refused_by_their_arguments(inside: ProcessEnvironment) -> None:
+    # Given namespaces by clone, input for a terminal, and a socket to the hypervisor; when a command asks; then it may not
+    calls = [(CLONE, NEW_USER, 0), (CLONE, NEW_NET, 0), (IOCTL, 0, TIOCSTI), (IOCTL, 0, TIOCSTI | 1 << 32), (SOCKET, 40, 1)]
+    assert set(errors(inside, *calls).values()) == {errno.EPERM}
+
+
+def test_calls_that_the_filter_cannot_judge_do_not_exist(inside: ProcessEnvironment) -> None:
+    # Given clone3, whose flags are in memory, and the first call that is not known; when a command asks; then there is neither
+    assert set(errors(inside, (435, 0, 0), (LAST + 1, 0, 0)).values()) == {errno.ENOSYS}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86_64 has two more ways to make system calls")
+def test_another_architecture_is_refused(inside: ProcessEnvironment) -> None:
+    # Given getpid as x32 programs call it, and as 32-bit programs do; when a command asks; then it may not
+    assert set(errors(inside, (0x40000000 + 39, 0, 0)).values()) == {errno.EPERM}
+    inside.write_file("i386.py", OF_I386.encode())
+    told = inside_or_signal(inside)
+    assert told in (f"{-errno.EPERM}\n", "signal\n")
+
+
+def inside_or_signal(env: ProcessEnvironment) -> str:
+    """Return what the 32-bit call answers, or that the kernel has no such calls and ends the program."""
+    return printed(env, "python3 -S i386.py 2>/dev/null || echo signal")
+
+
+def test_programs_run_as_ever(inside: ProcessEnvironment) -> None:
+    # Given a program with threads, children and a pool of processes; when it runs; then it succeeds
+    inside.write_file("program.py", THREADS_AND_CHILDREN.encode())
+    assert printed(inside, "python3 program.py") == "[0, 1, 2, 3] child [1, 2]\n"
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a compiler")
+def test_a_compiler_runs(inside: ProcessEnvironment) -> None:
+    # Given a program in C; when it is compiled and run; then it says so
+    inside.write_file("hello.c", b'#include <stdio.h>\nint main(void) { puts("hello"); return 0; }\n')
+    assert printed(inside, "gcc hello.c -o hello && ./hello") == "hello\n"
+
+
+def test_no_process_of_the_session_is_without_the_filter(inside: ProcessEnvironment) -> None:
+    # Given a session; when a command looks at all processes that it could trace; then each has a filter
+    modes = printed(inside, "grep -h ^Seccomp: /proc/[0-9]*/status | sort | uniq -c").split()
+    assert modes[1:] == ["Seccomp:", "2"]
+    assert int(modes[0]) >= 4
+
+
+def test_both_machines_have_a_filter_and_others_have_none() -> None:
+    # Given the machines that this runs on; when a filter is asked for; then it ends in an answer, and a jump leads nowhere else
+    for machine in ARCHITECTURES:
+        program = filter_for(machine)
+        assert program is not None
+        assert len(program) % 8 == 0
+        assert len(program) // 8 < 256
+    assert filter_for("riscv64") is None

@@ -1,0 +1,132 @@
+"""The process that forks supervisors: one for a sandbox.
+
+Run as `python -m workers.cpu.process.fork_server [<descriptor>…]`, with a SOCK_SEQPACKET socket of Unix as standard input, and
+descriptors that this process and the supervisors hold while they live, but no command does.
+
+    worker ── fork server ── supervisor (one a session) ── shell ── the commands
+
+A worker is full of threads, so it cannot fork with set-up code. A fork server has one thread and has imported what a supervisor
+needs, so a supervisor costs a fork. Each request is a message with a socket: the fork server forks a supervisor that serves this
+socket, and keeps its own copy. It closes the copy once nothing of the session is left, so the end of the socket means just that,
+however the supervisor ended.
+
+| state of a supervisor | meaning                                              | next                                                |
+|-----------------------|------------------------------------------------------|-----------------------------------------------------|
+| running               | it serves its socket, see `supervisor.py`            | the worker closes its end, or it is killed: ended   |
+| ended                 | it has been reaped; what it left is killed           | no orphan is left: the socket is closed             |
+
+A supervisor that was killed leaves its processes to the fork server, which is a child subreaper. The worker is told `killed`, so
+that it brings them to the foreground, where they can die. When the worker dies, the fork server waits for its supervisors.
+
+Rules: the standard library only, one thread, no code of a command ever runs in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+from workers.cpu.process import tree
+from workers.cpu.process.killing import Wakeup, kill_below
+from workers.cpu.process.supervisor import CLOSE_GRACE_S, PR_SET_CHILD_SUBREAPER, Supervisor, attend, prctl
+
+LEAVING_S, RETRY_S = 4.0, 0.005
+
+
+class ForkServer:
+    """Forks supervisors on request, reaps them, and kills what they left."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.wakeup = Wakeup()
+        self.running: dict[int, socket.socket] = {}
+        self.ended: list[socket.socket] = []
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def serve(self) -> None:
+        """Answer until the worker closes its end, then wait for the supervisors to leave and kill what is left."""
+        attend(self.channel, self.wakeup, self.reap, self.answer)
+        deadline = time.monotonic() + LEAVING_S
+        while self.running and (left_s := deadline - time.monotonic()) > 0:
+            # They see the end of their sockets too. One that is killed instead would leave its control group.
+            self.wakeup.wait(left_s)
+            self.reap()
+        kill_below(set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
+
+    def answer(self) -> bool:
+        """Fork a supervisor; return False at the end of file. Failing to fork is seen as the end of the supervisor's socket."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self.channel, 64, 1)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        # A descriptor that came over a socket would otherwise be inherited by the shells.
+        os.set_inheritable(descriptors[0], False)
+        theirs = socket.socket(fileno=descriptors[0])
+        try:
+            pid = os.fork()
+        except OSError:
+            theirs.close()
+            return True
+        if pid == 0:
+            self.become_supervisor(theirs)
+        self.running[pid] = theirs
+        return True
+
+    def become_supervisor(self, channel: socket.socket) -> None:
+        """Serve a session in this freshly forked process, which must not keep the sockets of others open."""
+        try:
+            self.wakeup.close()
+            for other in (self.channel, *self.running.values(), *self.ended):
+                other.close()
+            Supervisor(channel).serve()
+        finally:
+            os._exit(0)
+
+    def reap(self) -> float | None:
+        """Collect what has ended. Return the seconds until orphans are to be killed once more, None where there are none."""
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if (channel := self.running.pop(found[0], None)) is not None:
+                    self.ended.append(channel)
+                    if os.WIFSIGNALED(found[1]):
+                        with contextlib.suppress(OSError):
+                            channel.send(json.dumps({"event": "killed"}).encode(), socket.MSG_DONTWAIT)
+        if not self.ended:
+            return None
+        spared = {process.identity for process in map(tree.read_process, self.running) if process is not None}
+        for process in tree.settled(os.getpid(), spared)[0]:
+            tree.send(process, signal.SIGKILL)
+        # Whatever is below an orphan becomes a child of this process when the orphan has ended.
+        if not set(tree.children(os.getpid())) <= self.running.keys():
+            return RETRY_S
+        for channel in self.ended:
+            channel.close()
+        self.ended.clear()
+        return None
+
+
+def main() -> None:
+    """Serve the socket on standard input until the worker closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for descriptor in map(int, sys.argv[1:]):
+        os.set_inheritable(descriptor, False)
+    channel = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
+    # Without a collector, forked supervisors go on sharing this process's memory.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    ForkServer(channel).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The supervisor of one session: it starts the shell, owns everything below it, and ends it.
+
+The fork server forks it with a socket to the worker, see `fork_server.py`. It is a *child subreaper*: whatever a session starts,
+however often that forks and calls setsid, stays below its supervisor, also when the shell has ended. In a session that
+bubblewrap sets apart, everything is in one PID namespace besides, which a namespace anchor holds, see `namespace.py`.
+
+| state    | meaning                                             | next                                                           |
+|----------|-----------------------------------------------------|----------------------------------------------------------------|
+| waiting  | no shell; processes of earlier commands may be left | `spawn`: serving                                               |
+| serving  | the shell runs                                      | it ends by itself, `exited`: waiting; `kill`: ending           |
+| ending   | the command's processes get SIGTERM, then SIGKILL;  | none is left, `gone`: waiting                                  |
+|          | spared ones of earlier commands go on               |                                                                |
+| closing  | the worker has closed its end: all that is below is | none is left: it removes its control group and exits           |
+|          | killed, the anchor too                              |                                                                |
+
+Messages are JSON objects:
+
+| to the supervisor                    | answer                                                                       |
+|--------------------------------------|------------------------------------------------------------------------------|
+| `{"do": "spawn", argv, env, cwd, …}` | `spawned` with pid, supervisor, anchor (their ids), or `refused` with reason |
+| `{"do": "kill", spared, grace_s}`    | `gone` with max_rss_mb, left: the ids of those that would not die            |
+| (the shell ends by itself)           | `exited` with pid, code, max_rss_mb                                          |
+| end of file                          | the end of the socket, once nothing is left                                  |
+
+Rules: the standard library only, one thread, no code of a command ever runs in this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from workers.cpu.process import seccomp
+from workers.cpu.process.background import Background, background_of
+from workers.cpu.process.groups import Groups, join, remove_folder
+from workers.cpu.process.killing import Wakeup, kill_below
+from workers.cpu.process.members import Members
+from workers.cpu.process.namespace import Anchor, AnchorFailed, enter, reset_signals, start_anchor
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+MESSAGE_BYTES = 1 << 18
+CLOSE_GRACE_S = 0.2
+LEAVING_S = 4.0
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process. Raises `OSError` when the kernel refuses."""
+    if _prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def attend(channel: socket.socket, wakeup: Wakeup, reap: Callable[[], float | None], answer: Callable[[], bool]) -> None:
+    """Answer what comes over `channel` until `answer` says that its other end is closed.
+
+    `reap` is called when a child has ended, and once more after the seconds that it returns.
+    """
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    poller.register(wakeup.reading, select.POLLIN)
+    again_s: float | None = None
+    while True:
+        ready = {descriptor for descriptor, _ in poller.poll(None if again_s is None else again_s * 1000)}
+        if wakeup.reading in ready or again_s is not None:
+            wakeup.clear()
+            again_s = reap()
+        if channel.fileno() in ready and not answer():
+            return
+
+
+class Supervisor:
+    """Owns the processes of one session, and speaks to the worker through `channel`."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.wakeup = Wakeup()
+        self.shell = 0
+        self.anchor: Anchor | None = None
+        self.background: Background | None = None
+        self.folders: list[str] = []
+        self.joined: list[str] = []
+        self.max_rss_mb = 0.0
+        # A forked shell starts its record of memory with that of this process.
+        self.own_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def serve(self) -> None:
+        """Answer until the worker closes its end; then leave no process."""
+        attend(self.channel, self.wakeup, self.reap, self.answer)
+        if self.background is not None:
+            # A process without CPU time cannot handle a signal, nor die of one.
+            anchor = self.anchor.pids if self.anchor is not None else ()
+            self.background.recall(Members(os.getpid(), self.shell, anchor), self.background.cores)
+        kill_below(set(), CLOSE_GRACE_S, self.wakeup, self.reap, self.anchor)
+        if self.anchor is not None:
+            self.anchor.end()
+            kill_below(set(), 0.0, self.wakeup, self.reap)
+        for folder in self.folders:
+            remove_folder(folder)
+
+    def answer(self) -> bool:
+        """Do what one message asks; return False at the end of file."""
+        try:
+            message = self.channel.recv(MESSAGE_BYTES)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        asked = json.loads(message)
+        if asked["do"] == "spawn":
+            self.spawn(asked)
+        else:
+            self.kill(asked)
+        return True
+
+    def say(self, event: str, **values: object) -> None:
+        """Send one event; a worker that has gone needs none."""
+        try:
+            self.channel.send(json.dumps({"event": event, **values}).encode())
+        except (ConnectionError, BrokenPipeError):
+            return
+
+    def reap(self) -> None:
+        """Collect every ended child; tell the worker when one was the shell."""
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rss_mb = used.ru_maxrss / 1024
+            rss_mb = rss_mb if rss_mb > self.own_rss_mb + 1 else 0.0
+            self.max_rss_mb = max(self.max_rss_mb, rss_mb)
+            if pid == self.shell:
+                self.shell = 0
+                code = os.waitstatus_to_exitcode(status)
+                self.say("exited", pid=pid, code=code if code >= 0 else 128 - code, max_rss_mb=rss_mb)
+            elif self.anchor is not None and pid == self.anchor.bwrap.pid:
+                self.anchor.close()
+                self.anchor = None
+
+    def kill(self, asked: dict[str, Any]) -> None:
+        """End all but the spared processes and report the largest memory among them."""
+        self.max_rss_mb = 0.0
+        spared = {(int(pid), int(start)) for pid, start in asked["spared"]}
+        left = kill_below(spared, float(asked["grace_s"]), self.wakeup, self.reap, self.anchor)
+        self.reap()  # who ended between the last look and the last walk; the end of the shell is told before this
+        self.say("gone", max_rss_mb=self.max_rss_mb, left=left)
+
+    def spawn(self, asked: dict[str, Any]) -> None:
+        """Start the shell, inside of the anchor if it is to be set apart."""
+        try:
+            self.make_group(asked["background"])
+            self.shell = self.fork_inside(asked, asked["apart"]) if asked["apart"] else self.fork_shell(asked, os.getpid())
+        except OSError as error:
+            self.say("refused", reason=f"cannot start the shell: {error}")
+        except AnchorFailed as error:
+            self.say("refused", reason=f"cannot set the shell apart from the host: {error}")
+        else:
+            self.say("spawned", pid=self.shell, supervisor=os.getpid(), anchor=self.anchor.pids if self.anchor is not None else ())
+
+    def make_group(self, asked: dict[str, Any]) -> None:
+        """Make the session's control group, unless it is there or there are none. Raises `OSError`."""
+        if self.background is None:
+            groups = Groups(**asked["groups"])
+            # First, so that what is made before something fails is removed at the end.
+            self.folders, self.joined = groups.folders(os.getpid()), groups.joined(os.getpid())
+            groups.make(os.getpid(), asked["processes"])
+            self.background = background_of(asked["means"], asked["cores"], groups)
+
+    def fork_shell(self, asked: dict[str, Any], parent: int | None) -> int:
+        """Fork the shell and return its id; it goes with `parent`, unless what it is born in sees to that."""
+        shell = os.fork()
+        if shell:
+            return shell
+        try:
+            self.wakeup.close()
+            if parent is not None:
+                join(self.joined)
+            become_shell(asked, parent)
+        except BaseException as error:
+            self.say("refused", reason=f"cannot run {asked['argv'][0]}: {error}")
+        finally:
+            os._exit(127)
+
+    def fork_inside(self, asked: dict[str, Any], apart: dict[str, Any]) -> int:
+        """Start the shell inside of the anchor and return its id. Raises `AnchorFailed`."""
+        reason = "bwrap ends as soon as it stands"
+        for _ in range(2):
+            if self.anchor is not None and not self.anchor.stands():
+                # What is inside has ended it, or is just about to.
+                self.anchor.end()
+                self.anchor = None
+            if self.anchor is None:
+                self.anchor = start_anchor(apart["program"], apart["arguments"])
+            shell, reason = self.try_inside(asked, self.anchor)
+            if shell:
+                return shell
+            self.anchor.end()
+            self.anchor = None
+        raise AnchorFailed(reason)
+
+    def try_inside(self, asked: dict[str, Any], anchor: Anchor) -> tuple[int, str]:
+        """Return the id of a shell inside of `anchor`, or 0 and why there is none."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        messenger = os.fork()
+        if messenger == 0:
+            said = "0 "
+            try:
+                join(self.joined)
+                enter(anchor)
+                asked["filter"] = seccomp.FILTER
+                said = f"{self.fork_shell(asked, None)} "
+            except OSError as error:
+                said = f"0 cannot enter its namespaces: {error}"
+            finally:
+                os.write(writing, said.encode())
+                os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as file:
+            number, _, reason = file.read().decode().partition(" ")
+        os.waitpid(messenger, 0)
+        return int(number or 0), reason
+
+
+def become_shell(asked: dict[str, Any], parent: int | None) -> NoReturn:
+    """Turn this freshly forked process into the session's shell, which goes with `parent` if there is one."""
+    os.setsid()
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if parent is not None:
+        # Should the supervisor be killed, the shell goes too, so that no session lives on unowned.
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(127)
+    reset_signals()
+    for name, wanted in asked["limits"].items():
+        limit(getattr(resource, name), int(wanted))
+    os.umask(0o022)
+    try:
+        os.chdir(asked["cwd"])
+    except OSError:
+        os.chdir(asked["home"])
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    if asked.get("filter"):
+        seccomp.install(asked["filter"])
+    os.execve(asked["argv"][0], asked["argv"], asked["env"])
+
+
+def limit(kind: int, wanted: int) -> None:
+    """Lower a resource limit of this process, never above what it may have."""
+    _, most = resource.getrlimit(kind)
+    value = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(kind, (value, value))

@@ -1,0 +1,79 @@
+"""Who runs in an environment, and what commands left running in its other sessions may use meanwhile.
+
+A server that one command has started is often tested by a later one, in another session. While a command of an environment runs
+in the foreground, what is left in sessions without a command is in the foreground too, on the cores of that command. Between two
+commands, and while all of them are in the background, it is in the background.
+
+| of a session                         | its processes have                                                            |
+|--------------------------------------|-------------------------------------------------------------------------------|
+| a command runs                       | the grant of the command                                                      |
+| none runs, others do in the          | the cores of those commands; which cores is left open if it is for one of them |
+| foreground                           |                                                                               |
+| none runs in the foreground          | the background                                                                |
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+
+from workers.cpu.abstract import Holding
+from workers.cpu.errors import SandboxError
+from workers.cpu.shell.backend import Backend
+
+log = logging.getLogger(__name__)
+
+
+class Grants:
+    """The grants of one environment's sessions. Any thread may change one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Backend, Holding] = {}
+        self._idle: weakref.WeakSet[Backend] = weakref.WeakSet()
+        self._lent: Holding | None = None
+
+    def begin(self, backend: Backend, holding: Holding) -> None:
+        """Grant `holding` to a command that begins in a session."""
+        with self._lock:
+            self._idle.discard(backend)
+            backend.begin(holding)
+            self._running[backend] = holding
+            self._lend()
+
+    def hold(self, backend: Backend, holding: Holding) -> None:
+        """Change the grant of a running command."""
+        with self._lock:
+            backend.hold(holding)
+            self._running[backend] = holding
+            self._lend()
+
+    def over(self, backend: Backend) -> None:
+        """Take the grant of a command back."""
+        with self._lock:
+            self._running.pop(backend, None)
+            try:
+                backend.park()
+            finally:
+                if self._lent is not None and self._running:
+                    self._tell(backend, self._lent)
+                self._idle.add(backend)
+                self._lend()
+
+    def _lend(self) -> None:
+        """Tell idle sessions what they may use, where that has changed."""
+        foreground = [holding.cores for holding in self._running.values() if not holding.background]
+        cores = sorted({core for each in foreground for core in each}) if all(foreground) else ()
+        lent = Holding(tuple(cores)) if foreground else None
+        if lent != self._lent:
+            self._lent = lent
+            for backend in list(self._idle):
+                self._tell(backend, lent)
+
+    def _tell(self, backend: Backend, lent: Holding | None) -> None:
+        # What a command left running is no reason for another command to fail.
+        try:
+            backend.lend(lent) if lent is not None else backend.park()
+        except (SandboxError, OSError) as error:
+            log.warning("what a command left running does not get its cores: %s", error)
