@@ -318,7 +318,13 @@ class Core:
             self._cancel_all(concerned, event.reason, now)
 
     def _client_gone(self, event: events.ClientGone, now: float) -> None:
-        self._cancel_all(lambda one: one.client == event.client, event.reason, now)
+        def concerned(one: Action | Environment) -> bool:
+            if isinstance(one, Action) and one.detached:  # what a node opens already stays
+                environment = self.state.environments.get(one.environment or "")
+                return one.client == event.client and environment is not None and environment.state == "waiting"
+            return one.client == event.client
+
+        self._cancel_all(concerned, event.reason, now)
 
     def _cancel_all(self, concerned: Callable[[Action | Environment], bool], reason: str, now: float) -> None:
         """Cancel the actions that are concerned, and close the environments."""

@@ -377,7 +377,7 @@ def test_an_open_that_is_cancelled_is_stopped_on_its_node(world: Any) -> None:
     # Then the open ends as the node says, and its environment with it
     w.finish("open-e0", "cancelled", reason="enough")
     assert w.ended("open-e0") == ("cancelled", "enough")
-    assert w.ended("a") == ("failed", "environment e0 is gone: enough")
+    assert w.ended("a") == ("failed", "environment e0 is gone: it could not be opened: enough")
     assert states(w, "e0") == ["waiting", "opening", "closed"]
 
 
