@@ -1,8 +1,8 @@
 """The journal in SQL: what the live scheduler knows, kept so that the next one can go on with it.
 
 `SqlJournal.write` commits a batch of entries in one transaction; it is on the way of every action, so it folds
-the batch first (`app/journal_fold.py`) and keeps its statements and its connection. Only writing entries and
-loading the unfinished lives here; figures are in `app/queries.py`.
+the batch first (`app/journal_fold.py`) and keeps its statements and its connection. Only writing entries
+lives here. What had not ended is loaded by `app/unfinished.py`; figures are in `app/queries.py`.
 
 A write may be repeated: on PostgreSQL it is, when the connection breaks and nobody knows whether the commit
 arrived. Statements therefore set values, never add to them. With a lease, each transaction first makes sure that
@@ -12,13 +12,12 @@ no other scheduler has taken over, so that one that slept through its lease cann
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, Row, Select, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Engine, Executable, Select, bindparam, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
@@ -29,9 +28,7 @@ from app.database import DatabaseError, database_errors, problem, shown, writing
 from app.leader import Lease
 from app.models import (
     ABSENT,
-    ENVIRONMENT_ENDS,
     NODE_UP,
-    RUNNING,
     Action,
     Base,
     Environment,
@@ -43,32 +40,17 @@ from app.models import (
     ServiceInstance,
     table,
 )
+from app.unfinished import load_unfinished
 from scheduler.entries import (
-    ActionGranted,
     Entry,
-    EnvironmentChanged,
-    NodeChanged,
-    SetAside,
-    SpentAction,
     Unfinished,
-    UnfinishedAction,
-    UntoldEnd,
 )
-from scheduler.events import EnvironmentGone
-from scheduler.gone import REMEMBERED
-from scheduler.poison import FAILURES_ALLOWED
 
 log = logging.getLogger(__name__)
 
 # Deadlock, serialization failure, and the shutdowns after which PostgreSQL comes back.
 PASSING_SQLSTATES = ("40P01", "40001", "57P01", "57P02", "57P03")
 IDS_PER_QUERY = 500
-# Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
-ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
-
-SPENT_LOADED_S = 120.0
-"""How far back what ended actions took of quotas still counts: rates are per second and per minute."""
-
 GONE_KEPT_S = 86_400.0
 """Seconds for which the instances of a node that is not up are kept; then they go as soon as a worker joins."""
 
@@ -146,7 +128,7 @@ class SqlJournal:
             When the database cannot be read.
 
         """
-        return self._run(_load_unfinished)
+        return self._run(load_unfinished)
 
     def ended(self, ids: Sequence[str]) -> frozenset[str]:
         """Return which of the actions `ids` have ended: a message of theirs is a redelivery. Raises as `unfinished`."""
@@ -292,115 +274,6 @@ class _Statements:
 
 def _scalars(query: Select[str], connection: Connection) -> Sequence[str]:
     return connection.execute(query).scalars().all()
-
-
-def set_aside(connection: Connection) -> tuple[SetAside, ...]:
-    """Return the messages that the core is not given again, the latest first."""
-    kept = select(table(FailedMessage)).where(FailedMessage.failures > FAILURES_ALLOWED).order_by(FailedMessage.failed_at.desc())
-    return tuple(
-        SetAside(
-            message=row.message,
-            kind=row.kind,
-            action=row.action,
-            failures=row.failures,
-            error=next((line for line in reversed(row.traceback.splitlines()) if line.strip()), ""),
-            failed_at=row.failed_at,
-        )
-        for row in connection.execute(kept)
-    )
-
-
-def _load_unfinished(connection: Connection) -> Unfinished:
-    held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None) & (Action.status == RUNNING)
-    actions = (
-        select(Action.id, Action.header, Action.message, Action.submitted_at, Action.received_at, Action.attempts, *table(Grant).columns)
-        .join_from(Action, Grant, held, isouter=True)
-        .where(Action.ended_at.is_(None))
-        .order_by(Action.position)
-    )
-    environments = select(table(Environment)).where(Environment.ended_at.is_(None)).order_by(Environment.created_at, Environment.id)
-    nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
-    ended = select(Action.id).where(Action.ended_at > time.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
-    gone = [
-        select(Environment.id, Environment.state, Environment.node, Environment.reason, Environment.ended_at)
-        .where(Environment.ended_at > time.time() - ENDS_LOADED_S, Environment.state == state)
-        .order_by(Environment.ended_at.desc())
-        .limit(REMEMBERED)
-        for state in ENVIRONMENT_ENDS
-    ]
-    lost = (Environment.id == Action.environment) & (Environment.state == "lost") & (Action.status == "lost")
-    untold = (
-        select(Action.id, Action.message, Action.status, Action.reason, Environment.node)
-        .join_from(Action, Environment, lost, isouter=True)
-        .where(Action.ended_at > time.time() - ENDS_LOADED_S, Action.message.is_not(None))
-        .order_by(Action.ended_at, Action.position)
-    )
-    since = time.time() - SPENT_LOADED_S
-    spent = (
-        select(Action.header, Action.granted_at)
-        .where(Action.ended_at > since, Action.granted_at > since, Action.quota.is_not(None))
-        .order_by(Action.granted_at)
-    )
-    return Unfinished(
-        actions=[_unfinished_action(row) for row in connection.execute(actions)],
-        environments=[
-            EnvironmentChanged(
-                id=row.id,
-                state=row.state,
-                node=row.node,
-                job=row.job,
-                trajectory=row.trajectory,
-                memory_mb=row.memory_mb,
-                pod_cores=row.pod_cores,
-                at=row.changed_at,
-                reason=row.reason,
-                client=row.client or "",
-                used_at=row.used_at,
-            )
-            for row in connection.execute(environments)
-        ],
-        nodes=[
-            NodeChanged(name=row.name, state=row.state, description=row.description, at=row.changed_at, reason=row.reason)
-            for row in connection.execute(nodes)
-        ],
-        ended=tuple(connection.execute(ended).scalars().all()[::-1]),
-        spent=tuple(SpentAction(header=row.header, granted_at=row.granted_at) for row in connection.execute(spent)),
-        untold=tuple(
-            UntoldEnd(id=row.id, message=row.message, status=row.status, reason=row.reason, environment_lost_on=row.node or "")
-            for row in connection.execute(untold)
-        ),
-        gone=tuple(
-            EnvironmentGone(id=row.id, state=row.state, node=row.node or "", reason=row.reason, at=row.ended_at)
-            for query in gone
-            for row in connection.execute(query).all()[::-1]
-        ),
-        set_aside=set_aside(connection),
-    )
-
-
-def _unfinished_action(row: Row[Any]) -> UnfinishedAction:
-    grant = None
-    if row.attempt is not None:
-        grant = ActionGranted(
-            id=row.id,
-            attempt=row.attempt,
-            node=row.node,
-            units=row.units,
-            core_ids=tuple(row.core_ids),
-            cell_ids=tuple(row.cell_ids),
-            granted_at=row.granted_at,
-            background=row.background,
-        )
-    return UnfinishedAction(
-        id=row.id,
-        header=row.header,
-        message=row.message,
-        submitted_at=row.submitted_at,
-        received_at=row.received_at,
-        grant=grant,
-        attempts=row.attempts,
-        resized_at=row.resized_at,
-    )
 
 
 def _passes(error: BaseException) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, Row, Select, false, func, select
 
 from app.database import database_errors, snapshot
-from app.journal import set_aside
 from app.models import (
     ABSENT,
     NODE_UP,
@@ -32,6 +31,7 @@ from app.models import (
 )
 from app.rollup import HOUR_S, ActionFigures, AnyRow, merged_mean, merged_summary
 from app.runs import RunRecord
+from app.unfinished import set_aside
 from scheduler.durations import MEASURED, Observation
 from scheduler.entries import SetAside
 from scheduler.stats import Summary

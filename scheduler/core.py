@@ -110,9 +110,14 @@ class Core:
                 self._closed(event, now)
             case events.Resumed():
                 self._recovery.resumed(event, now)
-                # What an earlier scheduler granted is taken up whole before anything is shared out anew.
-                out, self.state.out = self.state.out, []
-                return out
+        # What an earlier scheduler knew is taken up whole before anything is shared out anew.
+        if not isinstance(event, events.Resumed) and not (isinstance(event, events.Submitted) and event.received_at is not None):
+            self._share_out(now)
+        out, self.state.out = self.state.out, []
+        return out
+
+    def _share_out(self, now: float) -> None:
+        """Start what can start since something changed."""
         looked = self._dispatcher.run(now)
         while self.state.room_returned:
             self.state.room_returned = False
@@ -121,8 +126,6 @@ class Core:
             looked = self._dispatcher.run(now) or looked
         if looked:
             self.decisions += 1
-        out, self.state.out = self.state.out, []
-        return out
 
     def next_wake(self, now: float) -> float | None:
         """Return when a `Tick` would change something by itself; None where nothing waits for time.

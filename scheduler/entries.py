@@ -7,7 +7,7 @@ commit; only after that are messages acknowledged and grants sent. Times are sec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from scheduler.commands import Finish
@@ -222,7 +222,8 @@ class Unfinished:
 
     `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
     them that drew on quotas, in the order of their grants, `untold` those whose trainers may still wait. `gone` are the environments
-    that were closed or lost lately, the oldest first. `set_aside` are the messages that the core is not to be given.
+    that were closed or lost lately, the oldest first. `set_aside` are the messages that the core is not to be given. `pods`
+    are the cores of the environments that hold some for themselves, by environment.
     """
 
     actions: Sequence[UnfinishedAction]
@@ -233,6 +234,7 @@ class Unfinished:
     untold: Sequence[UntoldEnd] = ()
     gone: Sequence[EnvironmentGone] = ()
     set_aside: Sequence[SetAside] = ()
+    pods: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Journal(Protocol):

@@ -14,9 +14,9 @@ from scheduler.commands import CloseEnvironment, Stop
 from scheduler.events import EnvironmentGone
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Waiting
+from scheduler.open_order import OpenOrder
 from scheduler.refusal import cores_refusal
-from scheduler.state import Node, State, memory_of, wants_cores
-from tangram.action import CORES
+from scheduler.state import STARTS, Node, State, memory_of, wants_cores
 
 CLOSED: Final = "its trainer closed it"
 
@@ -29,13 +29,14 @@ class Environments:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._order = OpenOrder(state)
         self._opening = 0
         self._next_start_s = float("-inf")
         self._leases: list[tuple[float, int, Environment]] = []
         self._leased = 0
 
     def open(self, waiting: Waiting, now: float) -> None:
-        """Take in a `cpu.open` action and place its environment as soon as there is room."""
+        """Take in a `cpu.open` action; its environment is placed when the event is dealt with, or as soon as there is room."""
         action = waiting.action
         assert action.environment is not None, "checked by Action"
         environment = Environment(
@@ -51,67 +52,41 @@ class Environments:
         self._state.keep_environment(environment)
         self._state.opens.add(waiting)
         self._state.note(environment)
-        self.place(now)
+        self._state.room_returned = True
 
     def place(self, now: float) -> None:
-        """Place waiting environments in order, as far as memory, pods and the caps on starting allow.
-
-        One that asks for labels nobody has free, or for more than any node has, does not hold up those behind it.
-        """
+        """Begin to open waiting environments, in the order of `OpenOrder`, as far as there is room and the caps on starting allow."""
         state = self._state
-        for waiting in list(state.opens):
-            if self._opening >= state.limits.starting_limit or now < self._next_start_s:
+        while len(state.opens) and self._opening < state.limits.starting_limit and now >= self._next_start_s:
+            chosen = self._order.next(now)
+            if chosen is None:
                 return
+            waiting, node = chosen
             environment = state.environments[waiting.action.environment or ""]
-            pod_cores = self._pod_cores(waiting)
-            node = self._node_for(waiting, pod_cores)
-            if node is None:
-                if waiting.action.requires or not self._could_stand(waiting, pod_cores):
-                    continue
-                return
+            pod_cores = state.opens.needs_of(waiting).pod_cores
             state.opens.remove(waiting)
             self._put(environment, node, pod_cores)
-            self._opening += 1
+            self._count_opening(environment, 1)
             if state.limits.starts_per_s:
                 self._next_start_s = max(now, self._next_start_s) + 1.0 / state.limits.starts_per_s
             grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, units=max(1, pod_cores), core_ids=environment.pod_core_ids)
             state.start(waiting, grant, now, waiting.durations_s[0])
             state.note(environment)
 
+    def _count_opening(self, environment: Environment, sign: int) -> None:
+        self._opening += sign
+        self._state.places.hold(environment.job, STARTS, sign)
+
     def next_start(self, now: float) -> float | None:
         """Return when the cap on starts per second lets the next environment begin; None where it does not matter."""
         return self._next_start_s if len(self._state.opens) and self._next_start_s > now else None
-
-    def _pod_cores(self, waiting: Waiting) -> int:
-        """Return the cores of the environment's pod: at least what the largest of its trajectory's actions needs."""
-        cores = self._state.policy.pod_cores()
-        return max(cores, waiting.action.cost.least("cores")) if cores else 0
-
-    def _node_for(self, waiting: Waiting, pod_cores: int) -> Node | None:
-        memory, cores = memory_of(waiting.action), max(1, waiting.action.cost.least(CORES))
-        fitting = [
-            node
-            for node in self._state.nodes.values()
-            if node.offers("cpu", waiting.action.requires)
-            and node.spec.cores >= cores
-            and node.memory_free >= memory
-            and node.cores.free >= pod_cores
-        ]
-        return min(fitting, key=lambda node: (len(node.environments) / node.spec.cores, -node.memory_free), default=None)
-
-    def _could_stand(self, waiting: Waiting, pod_cores: int) -> bool:
-        """Say whether any node, were it empty, had room for the environment."""
-        memory, cores = memory_of(waiting.action), max(1, pod_cores, waiting.action.cost.least(CORES))
-        return any(
-            node.offers("cpu", waiting.action.requires) and node.spec.cores >= cores and node.spec.memory_mb >= memory
-            for node in self._state.nodes.values()
-        )
 
     def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
         environment.node = node.spec.name
         environment.state = "opening"
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
+        self._state.count_place(environment, 1)
         if pod_cores:
             environment.pod_core_ids = node.cores.take(pod_cores)
             self._make_pod(environment, node)
@@ -122,7 +97,7 @@ class Environments:
 
     def opened(self, environment: Environment, now: float) -> None:
         """Note that an environment stands: what was parked for it may go on, unless it is to be closed again."""
-        self._opening -= 1
+        self._count_opening(environment, -1)
         environment.state = "open"
         environment.last_used = now
         self._lease(environment)
@@ -138,8 +113,9 @@ class Environments:
         self.place(now)
 
     def adopt(self, environment: Environment, node: Node, used_at: float | None, now: float) -> None:
-        """Take over an environment that an earlier scheduler had opened; its lease goes on, where it is known when it was `used_at`.
+        """Take over an environment that an earlier scheduler had opened, and was closing where that is requested.
 
+        Its lease goes on, where it is known when it was `used_at`.
         A part of the lease is added: its last use is noted only as often (`_note_use`), and what was sent meanwhile must arrive first.
         """
         environment.since, environment.last_used = now, used_at if used_at is not None else now
@@ -148,16 +124,17 @@ class Environments:
         if lease_s is not None:
             environment.last_used = min(now, max(environment.last_used, now - lease_s) + lease_s * NOTED_PART)
         self._occupy(environment, node)
-        environment.state = "open"
-        self._lease(environment)
+        environment.state = "closing" if environment.close_requested else "open"
+        if environment.state == "open":
+            self._lease(environment)
         self._state.touch(node.cores)
 
     def readopt_opening(self, environment: Environment, node: Node | None) -> None:
         """Take over an environment that an earlier scheduler had begun to open; its node may be gone."""
-        self._opening += 1
+        self._count_opening(environment, 1)
         known = self._state.environments.get(environment.id)
         if known is not None:
-            known.state, known.open_id = "opening", environment.open_id
+            known.state, known.open_id, known.close_requested = "opening", environment.open_id, environment.close_requested
         elif node is None:
             environment.state = "opening"
             environment.pod_core_ids = ()
@@ -170,13 +147,14 @@ class Environments:
         environment.state, environment.node = "opening", node.spec.name
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
+        self._state.count_place(environment, 1)
         if environment.pod_core_ids:
             environment.pod_core_ids = node.cores.claim(environment.pod_core_ids)
             self._make_pod(environment, node)
 
     def not_opened(self, environment: Environment, reason: str, now: float) -> None:
         """Note that an environment could not be opened: its room is free, its actions fail, or are lost where it is."""
-        self._opening -= 1
+        self._count_opening(environment, -1)
         failed = f"it could not be opened: {reason}" if reason else "it could not be opened"
         self.forget(environment, reason if environment.lost else failed, now)
         self.place(now)
@@ -270,6 +248,7 @@ class Environments:
         """Close an environment that no trainer will close: now if it is open, as soon as it stands if it is opening."""
         if environment.state == "opening":
             environment.close_requested = reason
+            self._state.note(environment, reason)
         if environment.state != "open":
             return
         assert environment.node is not None, "an open environment has a node"
@@ -324,6 +303,8 @@ class Environments:
                 node.cores.resize(len(environment.pod_core_ids))
                 node.cores.give_back(environment.pod_core_ids)
             self._state.touch(node.cores)
+        if environment.node is not None:
+            self._state.count_place(environment, -1)
         self._state.pods.pop(environment.id, None)
         environment.cut_short = environment.cut_short or environment.lost
         self._state.forget_environment(environment)
@@ -334,8 +315,10 @@ class Environments:
 
     def back_to_waiting(self, environment: Environment, now: float) -> None:
         """Let an environment open elsewhere whose node is gone before it stood."""
-        self._opening -= 1
+        self._count_opening(environment, -1)
         self._state.pods.pop(environment.id, None)
+        if environment.node is not None:
+            self._state.count_place(environment, -1)
         environment.state, environment.node, environment.pod_core_ids = "waiting", None, ()
         self._state.note(environment)
 

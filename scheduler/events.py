@@ -18,7 +18,7 @@ class Submitted:
     """An action came in. `submitted_at` is the trainer's clock, trusted only as far as it lies in the past.
 
     Of an action that an earlier scheduler had received already, `received_at` says when, and `attempt` how many tries
-    of it have lost their node.
+    of it have lost their node. Such actions begin with the next event that is not of their sort: first all of them are known.
     """
 
     id: str
@@ -32,7 +32,8 @@ class Submitted:
 class Resumed:
     """An action that an earlier scheduler had granted is, as far as its journal knows, still running.
 
-    It holds what `grant` says since `resized_at`, or from the start where that is None.
+    It holds what `grant` says since `resized_at`, or from the start where that is None. `close_requested` says why the environment that
+    a `cpu.open` opens is to be closed as soon as it stands.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Resumed:
     granted_at: float
     grant: Grant
     resized_at: float | None = None
+    close_requested: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ class Recovery:
         self._nodes = nodes
 
     def environment_opened(self, event: events.EnvironmentOpened, now: float) -> None:
-        """Adopt an environment that stands on a node that is up."""
+        """Adopt an environment that stands on a node that is up, with its pod where the policy has pods."""
         node = self._state.nodes.get(event.node)
         if node is None or event.id in self._state.environments:
             return
@@ -35,14 +35,13 @@ class Recovery:
             memory_mb=event.memory_mb,
             open_id="",
             node=event.node,
-            pod_core_ids=event.pod_core_ids,
+            pod_core_ids=event.pod_core_ids if self._state.policy.pod_cores() else (),
             life=self._state.work_left.resume(event.job, event.id),
             client=event.client,
+            close_requested=event.closing,
         )
         environment.ended_work_s = environment.life.work_s
         self._environments.adopt(environment, node, event.used_at, now)
-        if event.closing:
-            self._environments.close_unasked(environment, event.closing, now)
 
     def resumed(self, event: events.Resumed, now: float) -> None:
         """Put a granted action back among the running ones; if its node is gone, it is lost or waits again."""
@@ -74,13 +73,20 @@ class Recovery:
         if environment is not None and action.kind == "cpu.close":
             environment.state, environment.close_requested = "closing", environment.close_requested or CLOSED
         elif environment is not None and action.kind != "cpu.open":
-            environment.actions[waiting.id] = None
-            if action.session:
-                environment.sessions[action.session] = waiting.id
+            self._adopt_into(environment, running)
         if grant.cell_ids:
             self._adopt_cells(running, node)
         elif (grant.core_ids or grant.background) and action.kind != "cpu.open":
             self._adopt_cores(running, state.core_group(environment) if environment else node.cores, now)
+
+    def _adopt_into(self, environment: Environment, running: Running) -> None:
+        """Count an action to its environment; where that is being closed, the action is being stopped."""
+        action, action_id = running.waiting.action, running.waiting.id
+        environment.actions[action_id] = None
+        if action.session:
+            environment.sessions[action.session] = action_id
+        if environment.state == "closing":
+            running.stopping = f"environment {environment.id} is being closed"
 
     def spent(self, event: events.Spent) -> None:
         """Count what an action has taken of its quotas that has ended."""
@@ -127,8 +133,9 @@ class Recovery:
             trajectory=action.trajectory,
             memory_mb=memory_of(action),
             open_id=waiting.id,
-            pod_core_ids=event.grant.core_ids,
+            pod_core_ids=event.grant.core_ids if self._state.policy.pod_cores() else (),
             last_used=now,
             client="" if action.detached else action.client,
+            close_requested=event.close_requested,
         )
         self._environments.readopt_opening(environment, self._state.nodes.get(event.grant.node))

@@ -277,3 +277,9 @@ class RollCall:
                 self._transport.send_control(grant.node, "tangram.stop", arguments)
             elif grant.core_ids or grant.background:
                 self._orders.regrant(grant.node, action_id, grant)
+        actions = [running.waiting.action for running in self._core.state.running.values()]
+        closed_by_action = {action.environment for action in actions if action.kind == "cpu.close"}
+        for environment in self._core.state.environments.values():
+            if environment.state == "closing" and environment.node is not None and environment.id not in closed_by_action:
+                arguments = {"id": environment.id, "attempt": 0, "reason": "it is being closed"}
+                self._transport.send_control(environment.node, "tangram.close_environment", arguments)

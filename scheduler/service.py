@@ -97,9 +97,11 @@ class Service:
         for spent in unfinished.spent:
             deal(poison.of_content("reload", [spent.granted_at, spent.header]), now, partial(self._resume_spent, spent, now))
         # What holds units already takes them up before what waits could be given them.
+        close_requested = {kept.id: kept.reason for kept in unfinished.environments if kept.state == "opening"}
         for kept in sorted(unfinished.actions, key=lambda one: one.grant is None):
             instead = partial(self._end_unfinished, kept, unfinished, now)
-            deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, now), instead)
+            deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, close_requested, now), instead)
+        self._handle(events.Tick(), now)
         self._roll_call.repeat_orders()  # the journal knows what the one before decided, which may have died before it told anybody
         self._commit([])
         return len(unfinished.actions)
@@ -126,6 +128,7 @@ class Service:
                 job=kept.job,
                 trajectory=kept.trajectory,
                 memory_mb=kept.memory_mb,
+                pod_core_ids=unfinished.pods.get(kept.id, ()),
                 client=kept.client,
                 used_at=kept.used_at,
                 closing=kept.reason if kept.state == "closing" else "",
@@ -141,7 +144,7 @@ class Service:
         self._orders.note(replace(kept, state="lost", at=now, reason=reason))
         self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
 
-    def _resume(self, kept: UnfinishedAction, now: float) -> None:
+    def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, str], now: float) -> None:
         self._orders.keep(kept.id, kept.message, kept.submitted_at, _blobs_of(kept.message))
         action, grant = Action.from_header(kept.header), kept.grant
         if grant is None:
@@ -166,6 +169,7 @@ class Service:
                 cell_ids=grant.cell_ids,
             ),
             resized_at=kept.resized_at,
+            close_requested=close_requested.get(action.environment or "", "") if action.kind == "cpu.open" else "",
         )
         self._handle(resumed, now)
 

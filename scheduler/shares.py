@@ -5,6 +5,9 @@ A job's *dominant share* is the largest of its parts of the system's cores, GPU 
 more as long as nobody else wants it; as soon as somebody does, the actions of jobs within their entitlement go first.
 
 What a job holds beyond its share is the first that is taken from running actions (`cpu/fairness.py`).
+
+Memory and start slots of environments are shared by the same rule, in books of their own (`State.places`). An environment holds its memory
+for as long as it stands, and none is taken from it. So what a job holds of that says who gets the next place, not who gets cores.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ core change nothing."""
 
 
 class Shares:
-    """Who is active and who holds how much. Resources are named `cores`, `cells` and `quota:<name>`."""
+    """Who is active and who holds how much, of the resources that are offered: `cores`, `cells` and `quota:<name>`, or places.
+
+    Amounts that are offered as integers stay exact: nodes that bound their memory stand beside others that do not.
+    """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = weights
@@ -37,7 +43,7 @@ class Shares:
 
     def offer(self, resource: str, amount: float) -> None:
         """Count units that have come; negative for those that went."""
-        self._offered[resource] = self._offered.get(resource, 0.0) + amount
+        self._offered[resource] = self._offered.get(resource, 0) + amount
         self._dominant.clear()
 
     def enter(self, job: str) -> None:
@@ -59,7 +65,7 @@ class Shares:
     def hold(self, job: str, resource: str, amount: float) -> None:
         """Count units that a job was granted; negative for those it gave back."""
         held = self._held.setdefault(job, {})
-        held[resource] = held.get(resource, 0.0) + amount
+        held[resource] = held.get(resource, 0) + amount
         self._dominant.pop(job, None)
 
     def over(self, job: str) -> bool:
@@ -67,6 +73,13 @@ class Shares:
         if len(self._actions) < 2:
             return False
         return self.dominant(job) >= self.tolerated(job)
+
+    def over_in(self, job: str, resource: str) -> bool:
+        """Say whether a job holds more of one resource than it is entitled to while others are active."""
+        offered = self._offered.get(resource, 0)
+        if len(self._actions) < 2 or offered <= 0:
+            return False
+        return self._held.get(job, {}).get(resource, 0) / offered >= self.tolerated(job)
 
     def tolerated(self, job: str) -> float:
         """Return the share from which on a job holds more than it is entitled to."""

@@ -19,6 +19,7 @@ from scheduler.gpu.cells import CellGroup
 from scheduler.learning.work_left import WorkLeft, next_bin_s
 from scheduler.lifecycle import End
 from scheduler.model import Environment, Grant, Limits, NodeSpec, QuotaSpec, Running, ServiceSpec, Waiting
+from scheduler.open_queue import OpenQueue
 from scheduler.policies.abstract import Policy
 from scheduler.policies.allocation import steps_of
 from scheduler.resources.queue import Contenders, WaitQueue, Walk, merged
@@ -28,6 +29,12 @@ from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, Action
 
 PREEMPTIBLE = "cpu.exec"
 """The kind whose actions may go to the background: commands, which a worker can hold to idle time."""
+
+STARTS = "starts"
+"""Start slots as a resource: the environments that may be opening at once."""
+
+LEAST_MEMORY_MB = 1
+"""Memory, in MB, that an environment counts for in the shares where it declares none: many of those are more than few, too."""
 
 PATIENT_WINDOWS = 10
 """Windows (`Limits.window_s`) after which an action comes last no longer, however much its job holds."""
@@ -71,6 +78,9 @@ class State:
         self.durations = Durations(learning=policy.learns, history=history)
         self.work_left = WorkLeft(history if policy.ranks and policy.learns else ())
         self.shares = Shares(limits.weights)
+        self.places = Shares(limits.weights)
+        """What jobs hold of the memory of nodes, and of start slots, by their environments; a job is active while it has any."""
+        self.places.offer(STARTS, limits.starting_limit)
         self.services = {spec.name: spec for spec in services}
         self.quotas = by_quota(quotas)
         self.usage_headers = {spec.name: spec.usage_header for spec in quotas if spec.usage_header is not None}
@@ -83,7 +93,7 @@ class State:
         self.running: dict[str, Running] = {}
         self.floating_cores = Contenders()
         self.floating_cells = WaitQueue()
-        self.opens = WaitQueue()
+        self.opens = OpenQueue(policy.pod_cores())
         self.unplaced = WaitQueue()
         self.waiting_by_job: dict[str, int] = {}
         self.deadlines: list[tuple[float, str]] = []
@@ -246,6 +256,8 @@ class State:
         """Count what a node offers, or offers no longer."""
         self.shares.offer(CORES, sign * spec.cores)
         self.shares.offer(CELLS, sign * spec.cells)
+        if "cpu" in spec.pools:
+            self.places.offer(MEMORY_MB, sign * spec.memory_mb)
 
     def in_order(self, queues: Sequence[WaitQueue], now: float) -> Iterator[Waiting]:
         """Walk queues in order; where shares count, jobs beyond theirs come last."""
@@ -300,12 +312,19 @@ class State:
     def keep_environment(self, environment: Environment) -> None:
         """Take in an environment."""
         self.environments[environment.id] = environment
+        self.places.enter(environment.job)
 
     def forget_environment(self, environment: Environment) -> None:
         """Forget an environment that is gone."""
         known = self.environments.pop(environment.id, None) is not None
+        if known:
+            self.places.leave(environment.job)
         if known and self.policy.ranks and self.policy.learns and not environment.cut_short:
             self.work_left.trajectory_ended(environment.job, environment.life)
+
+    def count_place(self, environment: Environment, sign: int) -> None:
+        """Count what an environment that has a node holds of its memory, or holds no longer."""
+        self.places.hold(environment.job, MEMORY_MB, sign * max(environment.memory_mb, LEAST_MEMORY_MB))
 
     def note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""

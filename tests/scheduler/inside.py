@@ -8,9 +8,11 @@ from collections import Counter
 from scheduler.core import Core
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.marginal import Candidate, MarginalQueue
+from scheduler.open_queue import OpenQueue
 from scheduler.policies.elastic import Elastic
-from scheduler.state import Node, State, own_memory
-from tangram.action import CORES
+from scheduler.resources.queue import WaitQueue
+from scheduler.state import STARTS, Node, State, own_memory
+from tangram.action import CORES, MEMORY_MB
 
 from .ledger import Ledger
 
@@ -28,6 +30,7 @@ def check_inside(core: Core, ledger: Ledger) -> None:
     assert core._environments._opening == sum(e.state == "opening" for e in state.environments.values())
     check_places(state)
     check_shares(state, ledger)
+    check_shares_of_places(state, ledger)
     for node in state.nodes.values():
         check_node(state, node, ledger)
     for name, quota in state.quotas.items():
@@ -37,10 +40,11 @@ def check_inside(core: Core, ledger: Ledger) -> None:
 def check_places(state: State) -> None:
     """Every waiting action waits in exactly one place, as does one in the background; what is parked belongs to its environment."""
     groups = [node.cores for node in state.nodes.values()] + list(state.pods.values())
-    queues = [state.floating_cells, state.floating_cores, state.opens, state.unplaced]
+    queues: list[WaitQueue | OpenQueue] = [state.floating_cells, state.floating_cores, state.opens, state.unplaced]
     queues += [group.queue for group in groups] + [quota.queue for quota in state.quotas.values()]
     places = [waiting.id for queue in queues for waiting in queue]
-    assert all(len(queue) == sum(len(line.items) for line in queue.lines.values()) for queue in queues)
+    assert all(len(queue) == sum(len(line.items) for line in queue.lines.values()) for queue in queues if isinstance(queue, WaitQueue))
+    assert len(state.opens) == len(list(state.opens))
     for environment in state.environments.values():
         places += [waiting.id for waiting in environment.parked]
         assert {waiting.id for waiting in environment.parked} <= set(environment.actions)
@@ -64,6 +68,21 @@ def check_shares(state: State, ledger: Ledger) -> None:
     assert set(shares._held) <= set(actions)
     for job in actions:
         assert {name: amount for name, amount in shares._held.get(job, {}).items() if amount} == held.get(job, {})
+
+
+def check_shares_of_places(state: State, ledger: Ledger) -> None:
+    """Jobs are active as long as they have environments, and hold the memory of those that have a node."""
+    places, environments = state.places, ledger.environments.values()
+    assert places._actions == Counter(environment.job for environment in environments)
+    assert places._offered.get(MEMORY_MB, 0) == sum(spec.memory_mb for spec in ledger.nodes.values() if "cpu" in spec.pools)
+    memory_mb: Counter[str] = Counter()
+    starts: Counter[str] = Counter()
+    for environment in environments:
+        memory_mb[environment.job] += max(1, environment.memory_mb) if environment.node is not None else 0
+        starts[environment.job] += environment.state == "opening"
+    for job in places._actions:
+        held = places._held.get(job, {})
+        assert (held.get(MEMORY_MB, 0), held.get(STARTS, 0)) == (memory_mb[job], starts[job])
 
 
 def check_node(state: State, node: Node, ledger: Ledger) -> None:

@@ -291,6 +291,7 @@ def restarted(world: Any, old: Any, policy: str) -> Any:
                 memory_mb=environment.memory_mb,
                 pod_core_ids=environment.pod_core_ids,
                 used_at=environment.last_used,
+                closing=environment.close_requested if environment.state == "closing" else "",
             )
             w.handle(opened)
     everything = [*old.core.state.running.values(), *old.core.state.waiting.values()]

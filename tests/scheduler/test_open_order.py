@@ -1,0 +1,253 @@
+"""Which waiting environment gets memory and start slots next: by share between jobs, in order within a job, large ones within a bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler import events
+from scheduler.open_order import KEPT_AFTER_S
+from tests.speed import cpu_s
+
+
+def close(w: Any, environment: str) -> None:
+    """Close an environment, and have its worker say that it is done."""
+    w.close(environment)
+    w.finish(f"close-{environment}")
+
+
+def opened(w: Any) -> list[str]:
+    """Return the environments whose opening has begun, in order."""
+    return [action_id.removeprefix("open-") for action_id in w.started if action_id.startswith("open-")]
+
+
+# Memory
+
+
+def test_an_open_that_fits_nowhere_lets_that_of_another_job_pass(world: Any) -> None:
+    # Given a job that has 600 of 1000 MB, and waits for 600 more
+    w = world()
+    w.node(memory_mb=1000)
+    w.open("large0", job="large", memory_mb=600)
+    w.open("large1", job="large", memory_mb=600)
+
+    # When another job wants 10 MB, it has them at once
+    w.open("small", job="small", memory_mb=10)
+
+    assert opened(w) == ["large0", "small"]
+
+
+def test_a_smaller_open_of_the_same_job_passes_too(world: Any) -> None:
+    w = world()
+    w.node(memory_mb=1000)
+    w.open("large0", memory_mb=600)
+    w.open("large1", memory_mb=600)
+
+    w.open("small", memory_mb=10)
+
+    assert opened(w) == ["large0", "small"]
+
+
+@pytest.mark.parametrize("policy", ["elastic", "fcfs"])
+def test_opens_of_a_job_alone_that_all_fit_begin_in_the_order_in_which_they_came(world: Any, policy: str) -> None:
+    w = world(policy, starting_limit=1)
+    w.node(memory_mb=1000)
+    for number, memory_mb in enumerate((300, 10, 200, 50)):
+        w.open(f"e{number}", memory_mb=memory_mb, finish=False)
+
+    for number in range(4):
+        assert opened(w) == [f"e{n}" for n in range(number + 1)]
+        w.finish(f"open-e{number}")
+
+
+@pytest.mark.parametrize("declared", [{"memory_mb": 10}, {}])
+def test_a_thousand_opens_of_one_job_do_not_keep_that_of_another_waiting(world: Any, declared: dict[str, int]) -> None:
+    # Given a job with more opens than there is memory for, or are start slots
+    w = world(starting_limit=2)
+    w.node(memory_mb=1000)
+    for number in range(1000):
+        w.open(f"flood{number}", job="flood", finish=False, **declared)
+    assert opened(w) == ["flood0", "flood1"]
+
+    # When another job wants one
+    w.open("other", job="other", finish=False, **declared)
+    w.open("another", job="other", finish=False, **declared)
+
+    # Then that is the next to begin, and from then on they take turns
+    w.finish("open-flood0")
+    assert opened(w)[-1] == "other"
+    w.finish("open-flood1")
+    assert opened(w)[-1] == "flood2"
+    w.finish("open-other")
+    assert opened(w)[-1] == "another"
+
+
+def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlement(world: Any) -> None:
+    # Given jobs of which one has three times the weight of the other, and memory for eight environments
+    w = world(weights={"heavy": 3.0})
+    w.node(memory_mb=800)
+    for number in range(8):
+        w.open(f"first{number}", job="gone", memory_mb=100)
+    for number in range(8):
+        w.open(f"light{number}", job="light", memory_mb=100)
+        w.open(f"heavy{number}", job="heavy", memory_mb=100)
+
+    # When it falls free
+    for number in range(8):
+        close(w, f"first{number}")
+
+    # Then it is shared out by weight
+    assert Counter(name[:5] for name in opened(w)[8:]) == {"heavy": 6, "light": 2}
+
+
+def test_without_shares_memory_goes_to_the_open_that_came_first(world: Any) -> None:
+    w = world("fcfs")
+    w.node(memory_mb=100)
+    for name in ("many0", "many1", "few0"):
+        w.open(name, job=name[:-1], memory_mb=100)
+
+    close(w, "many0")
+
+    assert opened(w) == ["many0", "many1"]
+
+
+# The bound
+
+
+def stream(w: Any, job: str, until_s: float, done: Callable[[], bool]) -> None:
+    """Have a small environment come every second, each of which lives for ten seconds, until it is done."""
+    second = 0
+    while not done() and w.now < until_s:
+        w.open(f"small{second}", job=job, memory_mb=100, finish=False)
+        w.tick(1.0)
+        for name in opened(w):
+            if f"open-{name}" in w.grants:
+                w.finish(f"open-{name}")
+        for born in range(second):
+            environment = w.core.state.environments.get(f"small{born}")
+            if environment is not None and environment.state == "open" and w.now - environment.last_used >= 10.0:
+                close(w, environment.id)
+        second += 1
+
+
+@pytest.mark.parametrize("job", ["same", "other"])
+@pytest.mark.parametrize("policy", ["elastic", "fcfs"])
+def test_a_large_open_among_a_stream_of_small_ones_is_opened_within_the_bound(world: Any, policy: str, job: str) -> None:
+    # Given a node that small environments share, of which more come than there is room for
+    w = world(policy, lease_s=None)
+    w.node(memory_mb=1000)
+    stream(w, "same", 20.0, lambda: False)
+    assert w.core.state.nodes["n0"].memory_free == 0
+
+    # When one comes that needs nearly all of it
+    asked_at = w.now
+    w.open("large", job=job, memory_mb=900, finish=False)
+
+    # Then others pass it for a while, but it does not wait for longer than that and the longest of their lives
+    before = len(opened(w))
+    stream(w, "same", asked_at + 1000.0, lambda: "large" in opened(w))
+    assert KEPT_AFTER_S <= w.now - asked_at <= KEPT_AFTER_S + 12.0
+    assert len(opened(w)) > before + 10
+
+
+def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) -> None:
+    # Given a node that is kept for a large open
+    w = world()
+    w.node(memory_mb=1000)
+    w.open("there", memory_mb=500)
+    w.open("large", memory_mb=900)
+    w.tick(KEPT_AFTER_S)
+    w.open("small", memory_mb=100)
+    assert "small" not in opened(w)
+
+    # When its trainer gives it up
+    w.handle(events.Cancelled(ids=("open-large",)))
+
+    # Then those that waited behind it are opened
+    assert opened(w) == ["there", "small"]
+
+
+def test_one_node_is_kept_and_others_go_on(world: Any) -> None:
+    # Given two nodes, and an open that fits on neither
+    w = world()
+    for name in ("n0", "n1"):
+        w.node(name, memory_mb=1000)
+        w.open(f"on-{name}", memory_mb=500 if name == "n0" else 400)
+    for name in ("large", "larger"):
+        w.open(name, memory_mb=900)
+    w.tick(KEPT_AFTER_S)
+
+    # When a small one comes, it goes to the one with more to be cleared
+    w.open("small", memory_mb=100, finish=False)
+    assert w.grants["open-small"].node == "n0"
+
+    # And when the other one is empty, the one that came first has it
+    close(w, "on-n1")
+    assert opened(w)[-1] == "large" and w.core.state.environments["large"].node == "n1"
+
+
+def test_a_job_beyond_its_part_of_the_memory_keeps_no_node(world: Any) -> None:
+    # Given a job that holds most of the memory and wants still more
+    w = world()
+    w.node(memory_mb=1000)
+    w.open("small", job="small", memory_mb=100)
+    w.open("large", job="large", memory_mb=700)
+    w.open("larger", job="large", memory_mb=300)
+    w.tick(10 * KEPT_AFTER_S)
+
+    # When another job wants a little, it has it
+    w.open("little", job="small", memory_mb=100)
+
+    assert opened(w)[-1] == "little"
+
+
+def test_an_action_that_needs_memory_while_it_runs_has_it_on_a_kept_node(world: Any) -> None:
+    w = world()
+    w.node(memory_mb=1000)
+    w.open("there", memory_mb=500)
+    w.open("large", memory_mb=900)
+    w.tick(KEPT_AFTER_S)
+
+    w.submit("build", "build", cost={"cores": 1, "memory_mb": 100})
+
+    assert "build" in w.grants
+
+
+def test_a_pod_that_needs_more_cores_than_fall_free_at_once_is_waited_for_no_longer_than_the_bound(world: Any) -> None:
+    # Given pods on all cores of a node, and a trajectory that needs all of them
+    w = world("static:2")
+    w.node(cores=8)
+    for number in range(4):
+        w.open(f"e{number}")
+    w.open("wide", cores=8)
+    w.tick(KEPT_AFTER_S)
+
+    # When pods end and others come, those wait
+    for number in range(4):
+        w.open(f"next{number}", finish=False)
+        close(w, f"e{number}")
+
+    assert opened(w)[-1] == "wide"
+
+
+# Many of them
+
+
+def test_a_decision_takes_no_longer_with_ten_thousand_waiting_opens_than_with_a_hundred(world: Any) -> None:
+    def crowded(count: int) -> Any:
+        w = world()
+        w.node(memory_mb=20_000)
+        w.open("there", memory_mb=19_000)
+        for number in range(count):
+            w.open(f"e{number}", job=f"j{number % 10}", memory_mb=1001 + number, finish=False)
+        return w
+
+    few, many = crowded(100), crowded(10_000)
+
+    def decide(w: Any) -> Callable[[], object]:
+        return lambda: [w.tick(0.01) for _ in range(200)]
+
+    assert cpu_s(decide(many)) <= 4 * cpu_s(decide(few))

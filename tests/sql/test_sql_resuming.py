@@ -1,0 +1,293 @@
+"""Environments of a scheduler that goes on where another one stopped, over the real journal: pods, what was closing, what waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from app.journal import SqlJournal
+from scheduler.core import Core
+from scheduler.open_order import KEPT_AFTER_S
+from scheduler.policies import make_policy
+from scheduler.service import Service
+from scheduler.state import Node
+from scheduler.transport import Received
+from tangram.action import Action, Cost
+from tests.scheduler.driver import Wires
+
+NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0}
+NODE |= {"incarnation": "1", "running": [], "environments": []}
+
+
+@dataclass
+class Line(Wires):
+    """Hands over what is in its inbox, once."""
+
+    inbox: list[Received] = field(default_factory=list)
+    orders: list[tuple[str, str]] = field(default_factory=list)
+
+    def receive(self, timeout_s: float) -> list[Received]:
+        batch, self.inbox = self.inbox, []
+        return batch
+
+    def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
+        self.orders.append((task, str(arguments.get("id"))))
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def show(self, figures: dict[str, Any]) -> None:
+        pass
+
+
+class Deployment:
+    """A node of 8 cores and 1000 MB, and schedulers one after another."""
+
+    def __init__(self, journal: SqlJournal) -> None:
+        self.journal, self.now = journal, time.time()
+        self.epoch = 0
+
+    def start(self, policy: str) -> None:
+        """Begin with a scheduler that knows nothing but the journal."""
+        self.epoch += 1
+        self.line = Line()
+        line: Any = self.line
+        self.core = Core(make_policy(policy))
+        self.service = Service(self.core, line, self.journal, epoch=self.epoch, clock=lambda: self.now)
+        self.service.recover()
+        if self.epoch == 1:
+            self.told({"type": "joined", "node": NODE})
+
+    @property
+    def node(self) -> Node:
+        return self.core.state.nodes["n"]
+
+    @property
+    def pods(self) -> dict[str, tuple[int, ...]]:
+        return {environment.id: environment.pod_core_ids for environment in self.core.state.environments.values()}
+
+    def takes(self, *received: Received) -> None:
+        self.line.inbox += received
+        self.service.step()
+
+    def told(self, *reports: object) -> None:
+        self.takes(Received(sort="events", body={"events": list(reports)}))
+
+    def submit(self, action_id: str, kind: str, environment: str, *, job: str = "default", trajectory: str = "", **cost: int) -> None:
+        action = Action(kind=kind, environment=environment, job=job, trajectory=trajectory, cost=Cost.of(**cost))
+        header = {**action.to_header(), "submitted_at": self.now}
+        self.takes(Received(sort="action", id=action_id, task=kind, header=header, message="{}"))
+
+    def open(self, environment: str, **more: Any) -> None:
+        self.submit(f"open-{environment}", "cpu.open", environment, **more)
+        if f"open-{environment}" in self.core.state.running:
+            self.finish(f"open-{environment}")
+
+    def exec(self, action_id: str, environment: str) -> None:
+        self.submit(action_id, "cpu.exec", environment, cores=1)
+
+    def close(self, environment: str) -> None:
+        self.submit(f"close-{environment}", "cpu.close", environment)
+
+    def finish(self, action_id: str, status: str = "succeeded") -> None:
+        self.told({"type": "finished", "id": action_id, "attempt": 1, "status": status})
+
+    def cancel(self, trajectory: str) -> None:
+        self.takes(Received(sort="control", body={"cancel": {"job": "default", "trajectory": trajectory}}))
+
+    def beat(self, *environments: str) -> None:
+        running = list(self.core.state.running)
+        self.told({"type": "beat", "node": {**NODE, "running": running, "environments": list(environments)}})
+
+
+@pytest.fixture
+def begin(engine: Engine) -> Iterator[Callable[[str], Deployment]]:
+    """Return what begins a deployment under a policy."""
+    with SqlJournal(engine) as journal:
+
+        def start(policy: str) -> Deployment:
+            deployment = Deployment(journal)
+            deployment.start(policy)
+            return deployment
+
+        yield start
+
+
+def states(engine: Engine) -> dict[str, str]:
+    """Return the states of environments as the journal has them."""
+    with engine.connect() as connection:
+        return {row.id: row.state for row in connection.exec_driver_sql("select id, state from environments")}
+
+
+# Pods
+
+
+def test_pods_hold_the_cores_that_they_held(begin: Callable[[str], Deployment]) -> None:
+    # Given pods, one with a command that runs, one that is being opened, and another of a name that was used before
+    one = begin("static:2")
+    one.open("e0")
+    one.close("e0")
+    one.finish("close-e0")
+    one.open("taken")
+    one.submit("again", "cpu.open", "e0")
+    one.finish("again")
+    one.exec("runs", "e0")
+    one.submit("open-e2", "cpu.open", "e2")
+    pods, free = one.pods, one.node.cores.free_ids
+    assert [len(pod) for pod in pods.values()] == [2, 2, 2]
+
+    # When another scheduler goes on
+    one.start("static:2")
+
+    # Then they are as they were, and commands run inside of them
+    assert (one.pods, one.node.cores.free_ids) == (pods, free)
+    one.exec("next", "taken")
+    assert set(one.core.state.running["next"].grant.core_ids) <= set(pods["taken"])
+    one.finish("runs")
+    one.finish("next")
+    one.close("taken")
+    one.finish("close-taken")
+    assert one.node.cores.free_ids == sorted([*free, *pods["taken"]])
+
+
+def test_a_pod_that_waits_for_cores_waits_for_those_of_the_pods_before_it(begin: Callable[[str], Deployment]) -> None:
+    # Given a node whose cores are all in pods, and a trajectory that waits for its own
+    one = begin("static:4")
+    for name in ("e0", "e1", "e2"):
+        one.open(name)
+    pods = one.pods
+
+    # When another scheduler goes on
+    one.start("static:4")
+
+    # Then it waits until one of them is closed
+    assert "open-e2" in one.core.state.waiting
+    one.close("e0")
+    one.finish("close-e0")
+    assert one.pods["e2"] == pods["e0"]
+
+
+def test_a_scheduler_without_pods_has_their_cores_for_all(begin: Callable[[str], Deployment]) -> None:
+    one = begin("static:4")
+    one.open("e0")
+    one.exec("runs", "e0")
+    one.submit("open-e1", "cpu.open", "e1")
+
+    one.start("fcfs")
+
+    # What runs keeps the cores that it has; that is one here
+    assert one.pods == {"e0": (), "e1": ()}
+    assert (one.node.cores.capacity, one.node.cores.free) == (8, 7)
+
+
+# What was closing
+
+
+def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is_free_once(
+    begin: Callable[[str], Deployment], engine: Engine
+) -> None:
+    # Given an environment whose trajectory was cancelled, and a scheduler that may have died before it told the node
+    one = begin("elastic")
+    one.open("e0", trajectory="t", memory_mb=600)
+    one.cancel("t")
+
+    # When another one goes on
+    one.start("elastic")
+
+    # Then it tells the node, and takes no more actions there
+    assert one.line.orders == [("tangram.close_environment", "e0")]
+    one.exec("late", "e0")
+    assert not one.core.state.running and not one.core.state.waiting
+    assert one.node.memory_free == 400
+
+    # And when the node has closed it, it is closed and not lost
+    for _ in range(3):
+        one.beat()
+        assert one.node.memory_free == 1000
+    assert states(engine) == {"e0": "closed"}
+
+
+def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Callable[[str], Deployment]) -> None:
+    # Given an environment that its trainer closes while a command runs in it
+    one = begin("elastic")
+    one.open("e0", memory_mb=600)
+    one.exec("runs", "e0")
+    one.close("e0")
+
+    # When another scheduler goes on, it stops that; closing is the business of the action that does so
+    one.start("elastic")
+    assert ("tangram.stop", "runs") in one.line.orders
+    assert ("tangram.close_environment", "e0") not in one.line.orders
+
+    # Then the memory comes back when both have ended
+    one.finish("close-e0")
+    assert one.node.memory_free == 400
+    one.finish("runs", "cancelled")
+    one.beat()
+    one.beat()
+    assert one.node.memory_free == 1000
+
+
+def test_a_closed_environment_whose_last_command_still_runs_is_no_open_one(begin: Callable[[str], Deployment], engine: Engine) -> None:
+    # Given an environment that is closed but for a command that has not ended
+    one = begin("elastic")
+    one.open("e0", memory_mb=600)
+    one.exec("runs", "e0")
+    one.close("e0")
+    one.finish("close-e0")
+
+    # When another scheduler goes on, it takes no action there
+    one.start("elastic")
+    one.exec("late", "e0")
+    assert list(one.core.state.running) == ["runs"]
+
+    # Then that one's end frees the memory
+    one.finish("runs", "cancelled")
+    one.beat()
+    assert one.node.memory_free == 1000
+    assert states(engine) == {"e0": "closed"}
+
+
+def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_stands(begin: Callable[[str], Deployment]) -> None:
+    one = begin("elastic")
+    one.submit("open-e0", "cpu.open", "e0", trajectory="t")
+    one.cancel("t")
+
+    one.start("elastic")
+    one.finish("open-e0")
+
+    assert ("tangram.close_environment", "e0") in one.line.orders
+    assert one.core.state.environments["e0"].state == "closing"
+
+
+# What waits
+
+
+def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[[str], Deployment]) -> None:
+    # Given a large open for which a node is kept, and one that came before it, would fit, and is of a job beyond its share
+    one = begin("elastic")
+    one.open("most", job="greedy", memory_mb=600)
+    one.open("little", job="modest", memory_mb=200)
+    one.open("more", job="greedy", memory_mb=400)
+    one.open("large", job="modest", memory_mb=900)
+    one.now += KEPT_AFTER_S
+    one.close("little")
+    one.finish("close-little")
+    assert list(one.core.state.waiting) == ["open-more", "open-large"]
+
+    # When another scheduler goes on
+    one.start("elastic")
+    assert list(one.core.state.waiting) == ["open-more", "open-large"]
+
+    # Then the large one is opened as soon as there is room
+    one.close("most")
+    one.finish("close-most")
+    assert list(one.core.state.waiting) == ["open-more"]
