@@ -53,7 +53,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "result_expires": RESULT_TTL_S,
         "result_backend_thread_safe": True,
         "result_backend_always_retry": True,
-        "result_backend_max_retries": 10,
+        # With pauses of half a second on average: about a minute, as long as clients wait for a result store that is away.
+        "result_backend_max_retries": 120,
+        "result_backend_max_sleep_between_retries_ms": 1000,
         "task_acks_late": False,
         "task_track_started": False,
         "worker_prefetch_multiplier": 0,

@@ -5,11 +5,12 @@
 | `lock` | held by the process that runs the stack; its number is inside |
 | `stack.json` | addresses for clients and tools (`tangram.settings`), and the processes for whoever cleans up after a crash |
 | `redis.sock` | the broker's and result store's socket |
+| `redis/` | what the broker and result store hold; outlives the stack |
 | `tangram.sqlite` | the journal; outlives the stack |
 | `logs/` | a log per process; `.1` is the one of the run before |
 
 Order of life: lock, leftovers of a crashed stack, Redis, migration, the processes; and backwards. Which processes
-there are is the caller's affair.
+there are is the caller's affair, and so is whether one that dies ends the stack (`check`) or is started again (`supervise`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,6 +36,12 @@ from app.redis_server import RedisServer, remove_socket_folder
 log = logging.getLogger(__name__)
 
 LOG_LINES = 10
+LOOK_S = 0.1
+"""Time between two looks at the processes."""
+
+FIRST_PAUSE_S = 0.2
+MOST_RESTARTS, RESTARTS_S = 5, 60.0
+"""A process that has been restarted this often within this time, and ends again, is given up."""
 
 
 class StackRunning(StackError):
@@ -47,6 +57,28 @@ class StackFile(BaseModel):
     pids: dict[str, int]
     started_at: dict[str, float]
     socket_folder: Path | None = None
+
+
+class Restarts:
+    """When a process that has ended is started again: after a pause that doubles with each restart of the last `RESTARTS_S`."""
+
+    def __init__(self) -> None:
+        self._made: deque[float] = deque()
+        self._due: float | None = None
+
+    def decide(self, now: float) -> Literal["wait", "restart", "give up"]:
+        """Say what to do with a process that is found ended at `now`; "restart" is taken for done."""
+        while self._made and self._made[0] <= now - RESTARTS_S:
+            self._made.popleft()
+        if self._due is None:
+            if len(self._made) >= MOST_RESTARTS:
+                return "give up"
+            self._due = now + FIRST_PAUSE_S * 2 ** len(self._made)
+        if now < self._due:
+            return "wait"
+        self._due = None
+        self._made.append(now)
+        return "restart"
 
 
 class EmbeddedStack:
@@ -127,18 +159,16 @@ class EmbeddedStack:
         }
 
     def spawn(self, command: Command) -> Process:
-        """Start one more process of the stack, or one that has ended anew.
+        """Start one more process of the stack.
 
         Raises
         ------
         StackError
-            When it cannot be started, or one of that name runs.
+            When it cannot be started, or the stack has one of that name.
 
         """
-        if earlier := self._processes.get(command.name):
-            if earlier.ended() is None:
-                raise StackError(f"{command.name} is running already")
-            earlier.stop(0.0)
+        if command.name in self._processes:
+            raise StackError(f"the stack has a process {command.name} already")
         env = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
         process = Process(command, log=self._log(command.name), env=env)
         # One callback each: an interrupt while one process is stopped must not spare the others.
@@ -146,6 +176,36 @@ class EmbeddedStack:
         self._processes[command.name] = process
         self._write_stack_file()
         return process
+
+    def restart(self, name: str) -> None:
+        """Start a process that has ended once more. Raises `StackError` when it cannot be started."""
+        self._processes[name].restart()
+        self._write_stack_file()
+
+    def supervise(self, stop: threading.Event, say: Callable[[str], None]) -> None:
+        """Restart every process that ends, Redis among them, until `stop` is set; `say` is given a line for each restart.
+
+        Raises
+        ------
+        StackError
+            When a process ends once more after `MOST_RESTARTS` within `RESTARTS_S`, or cannot be started; the last lines of its
+            log were said before.
+
+        """
+        restarts = {name: Restarts() for name in self._processes}
+        while not stop.wait(LOOK_S):
+            for name, process in self._processes.items():
+                if (ended := process.ended()) is None:
+                    continue
+                decision = restarts[name].decide(time.monotonic())
+                if decision == "give up":
+                    for line in process.log_tail(LOG_LINES):
+                        say(f"{name}: {line}")
+                    times = f"after {MOST_RESTARTS} restarts within {RESTARTS_S:g} s"
+                    raise StackError(f"{name} ended with {ended} {times} and is given up: see {process.log}")
+                if decision == "restart":
+                    say(f"{name} ended with {ended} and is started again: see {process.log}")
+                    self.restart(name)
 
     def dead(self) -> list[str]:
         """Return the names of the processes, Redis among them, that ended though nobody asked them to."""

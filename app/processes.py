@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,7 +55,7 @@ class Identity:
 
 
 class Process:
-    """A running child. Its output is in the file `log`; that of the run before is kept as `log` + `.1`."""
+    """A child with a log. The log of the stack's run before is kept as `log` + `.1`; a restart adds to what is there."""
 
     def __init__(self, command: Command, *, log: Path, env: Mapping[str, str]) -> None:
         """Start `command` with the environment `env`.
@@ -68,24 +68,39 @@ class Process:
         """
         self.name = command.name
         self.log = log
-        try:
+        self._command = command
+        self._env = {**env, **command.env}
+        with self._start_errors():
             log.parent.mkdir(parents=True, exist_ok=True)
             if log.exists():
                 log.replace(log.with_name(log.name + ".1"))
-            with log.open("wb") as output:
-                self._child = subprocess.Popen(
-                    command.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**env, **command.env},
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise StackError(f"cannot start {self.name}: {describe(error)}") from error
+        self._start()
+
+    def restart(self) -> None:
+        """Start a process that has ended once more. Raises as the constructor."""
+        self.stop(0.0)
+        self._start()
+
+    def _start(self) -> None:
+        with self._start_errors(), self.log.open("ab") as output:
+            self._child = subprocess.Popen(
+                self._command.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+            )
         self.identity = Identity(self._child.pid, psutil.Process(self._child.pid).create_time())
         self._asked = False
         self._family: set[psutil.Process] = set()
+
+    @contextmanager
+    def _start_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StackError(f"cannot start {self.name}: {describe(error)}") from error
 
     def ended(self) -> str | None:
         """Say how the process ended, e.g. `exit code 1` or `signal SIGKILL`; None while it runs."""

@@ -1,6 +1,11 @@
-"""A Redis of one's own for the embedded stack: on a Unix socket in a folder, nothing on disk, no TCP port.
+"""A Redis of one's own for the embedded stack: on a Unix socket in a folder, no TCP port.
 
 Knows how to find, start and stop the server, and its URL. Broker and result store share it.
+
+Every change is written to an append-only file before it is acknowledged, so a server that is killed and started again has
+lost nothing. The file is synchronised by the operating system (`appendfsync no`): `everysec` holds back writes, already
+acknowledged, while a sync is under way, and would lose them with the process; `always` waits for the disk with every
+change. Only a crash of the machine can lose the last seconds. A file that such a crash has cut short is read up to there.
 """
 
 from __future__ import annotations
@@ -53,13 +58,13 @@ def find_redis_server() -> Path:
 class RedisServer:
     """A running server. Its socket is in `folder`, or in `socket_folder`, made for it, where `folder`'s path will not do."""
 
-    def __init__(self, folder: Path, *, log: Path, timeout_s: float = 10.0) -> None:
-        """Start a server with its files in `folder` and wait until it answers.
+    def __init__(self, folder: Path, *, log: Path, timeout_s: float = 60.0) -> None:
+        """Start a server with its data in `folder/redis` and wait until it has read them and answers.
 
         Raises
         ------
         RedisUnavailable
-            When it cannot be found or does not answer within `timeout_s`; nothing is left running then.
+            When it cannot be found, cannot read its data or does not answer within `timeout_s`; nothing is left running then.
 
         """
         binary = find_redis_server()
@@ -69,7 +74,7 @@ class RedisServer:
             self.socket_folder = _short_folder()
             self.socket = self.socket_folder / "redis.sock"
         try:
-            self._process = Process(_command(binary, folder, self.socket), log=log, env=os.environ)
+            self._process = Process(_command(binary, _data_folder(folder), self.socket), log=log, env=os.environ)
             try:
                 self._wait_until_up(timeout_s)
             except BaseException:
@@ -91,11 +96,11 @@ class RedisServer:
 
     @property
     def process(self) -> Process:
-        """The server's process, to be watched."""
+        """The server's process, to be watched and restarted."""
         return self._process
 
     def stop(self, wait_s: float = 5.0) -> None:
-        """End the server and remove its socket; what it held is gone."""
+        """End the server and remove its socket; its data stay."""
         self._process.stop(wait_s)
         self._remove_socket()
 
@@ -134,6 +139,15 @@ def _short_folder() -> Path:
     return folder
 
 
+def _data_folder(folder: Path) -> Path:
+    data = folder / "redis"
+    try:
+        data.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RedisUnavailable(f"no folder for the data of Redis: {describe(error)}") from error
+    return data
+
+
 def _command(binary: Path, folder: Path, socket: Path) -> Command:
     options = {
         "port": "0",
@@ -141,7 +155,9 @@ def _command(binary: Path, folder: Path, socket: Path) -> Command:
         "unixsocketperm": "700",
         "dir": str(folder),
         "save": "",
-        "appendonly": "no",
+        "appendonly": "yes",
+        "appendfsync": "no",
+        "aof-load-truncated": "yes",
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
     }
@@ -155,5 +171,5 @@ def _command(binary: Path, folder: Path, socket: Path) -> Command:
 def _answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
-    except redis.ConnectionError:
+    except (redis.ConnectionError, redis.TimeoutError):  # not there yet, or busy reading its data
         return False

@@ -10,16 +10,23 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 from uuid import uuid4
 
+from redis import ConnectionError as RedisConnectionError
 from redis import Redis
+from redis import TimeoutError as RedisTimeoutError
 
 from tangram.errors import ActionFailed
 from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S
 
 _REFERENCE = "$blob"
+_PAUSE_S = 0.1
+
+T = TypeVar("T")
 
 
 def keys_of(arguments: Iterable[object]) -> list[str]:
@@ -31,15 +38,23 @@ def keys_of(arguments: Iterable[object]) -> list[str]:
 class Blobs:
     """Puts large values into Redis and gets them back; safe for use by many threads.
 
-    Putting raises what redis-py raises when the store is away. Getting raises `ActionFailed` for a blob that has
-    expired and for values that are neither inline nor a reference.
+    Both raise what redis-py raises when the store is away for longer than `patience_s`. Getting raises `ActionFailed` for
+    a blob that has expired and for values that are neither inline nor a reference.
     """
 
-    def __init__(self, store: Redis, threshold_bytes: int = BLOB_THRESHOLD_BYTES, ttl_s: float = BLOB_TTL_S) -> None:
+    def __init__(
+        self, store: Redis, threshold_bytes: int = BLOB_THRESHOLD_BYTES, ttl_s: float = BLOB_TTL_S, *, patience_s: float = 0.0
+    ) -> None:
         """Use `store`; values above `threshold_bytes` become blobs that live for `ttl_s`."""
         self._store = store
+        self._patience_s = patience_s
+        self._closing = threading.Event()
         self._threshold_bytes = threshold_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
+
+    def close(self) -> None:
+        """Wait no longer for a store that is away."""
+        self._closing.set()
 
     def put(self, data: bytes) -> str | dict[str, Any]:
         """Return the wire form of `data`: base64 text, or a reference."""
@@ -90,16 +105,26 @@ class Blobs:
 
     def _keep(self, data: bytes) -> dict[str, Any]:
         key = BLOB_KEY_PREFIX + uuid4().hex
-        self._store.set(key, data, px=self._ttl_ms)
+        self._ask(lambda: self._store.set(key, data, px=self._ttl_ms))
         return {_REFERENCE: key, "bytes": len(data)}
 
     def _fetch(self, reference: Mapping[str, Any]) -> bytes:
         key = reference.get(_REFERENCE)
         if not isinstance(key, str) or not key.startswith(BLOB_KEY_PREFIX):
             raise ActionFailed(f"not a blob reference: {str(dict(reference))[:80]}")
-        data = self._store.get(key)
+        data = self._ask(lambda: self._store.get(key))
         if data is None:
             raise ActionFailed(f"a large value ({reference.get('bytes')} bytes) is no longer in the result store: it has expired")
         if not isinstance(data, bytes):
             raise ActionFailed("blobs need a Redis client without decode_responses")
         return data
+
+    def _ask(self, command: Callable[[], T]) -> T:
+        """Carry out a command that may be repeated, until the store answers or patience is over."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return command()
+            except (RedisConnectionError, RedisTimeoutError):
+                if time.monotonic() >= deadline or self._closing.wait(_PAUSE_S):
+                    raise

@@ -27,13 +27,13 @@ from typing import Any
 from redis import Redis, RedisError
 from redis.client import PubSub
 
+from tangram.connection import OUTAGE_LIMIT_S
 from tangram.errors import StackUnreachable
 from tangram.inbox import Inbox
 from tangram.life_signs import SIGN_S, give_sign
 from tangram.wire import RESULT_KEY_PREFIX
 
 SWEEP_S = 30.0
-OUTAGE_LIMIT_S = 60.0
 
 _LISTEN_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0

@@ -99,7 +99,8 @@ class Inbox:
         return sum(self.fail(task_id, make_error()) for task_id in self.waiting())
 
     def close(self) -> None:
-        """Finish what is being decoded, unless one of the decoding threads is the caller."""
+        """Finish what is being decoded, unless one of the decoding threads is the caller; a store that is away is not waited for."""
+        self._blobs.close()
         self._decoders.shutdown(wait=not threading.current_thread().name.startswith(_THREADS))
 
     def _decode_beside(self, entry: _Entry, meta: Meta) -> None:

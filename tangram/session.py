@@ -26,7 +26,7 @@ from redis import Redis
 from tangram import calls
 from tangram.action import Action
 from tangram.blobs import Blobs
-from tangram.connection import find_addresses, make_app, open_store, show
+from tangram.connection import OUTAGE_LIMIT_S, find_addresses, make_app, open_store, show
 from tangram.errors import InvalidAction, StackUnreachable, TangramError
 from tangram.feed import Feed
 from tangram.handles import Handle
@@ -71,11 +71,9 @@ class Session:
         self._closed = False
         self._environments: dict[str, calls.Place] = {}
         self._store = open_store(addresses.result_url, settings.connect_timeout_s)
-        blobs = Blobs(self._store)
-        self._inbox = Inbox(blobs)
-        self._publisher = Publisher(
-            make_app(addresses, settings.connect_timeout_s), blobs, self._inbox, self._client_id, settings.connect_timeout_s
-        )
+        self._inbox = Inbox(Blobs(self._store, patience_s=OUTAGE_LIMIT_S))
+        app = make_app(addresses, settings.connect_timeout_s)
+        self._publisher = Publisher(app, Blobs(self._store), self._inbox, self._client_id, settings.connect_timeout_s)
         self._feed = Feed(self._store, self._inbox, self._client_id, settings.connect_timeout_s, show(addresses.result_url))
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
         self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self._store, self._pid)

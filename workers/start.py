@@ -27,7 +27,7 @@ from app.celery import app
 from app.reach import require_broker, require_store
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
-from tangram.connection import find_addresses, open_store
+from tangram.connection import OUTAGE_LIMIT_S, find_addresses, open_store
 from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_label, node_queue
 from workers.context import ApiContext, CpuContext, GpuContext, provide
@@ -79,7 +79,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     store = open_store(addresses.result_url, settings.connect_timeout_s, STORE_CONNECTIONS)
     require_store(store, addresses.result_url)
     require_broker(app, settings.connect_timeout_s)
-    prepared = _SET_UP[pool](settings, Blobs(store))
+    prepared = _SET_UP[pool](settings, Blobs(store, patience_s=OUTAGE_LIMIT_S))
     node = Node(
         app,
         store,

@@ -173,7 +173,7 @@ def up(
     cores: Annotated[int | None, typer.Option(min=1, help="Cores per node; by default those of this machine.")] = None,
     cells: Annotated[int, typer.Option(min=1, help="GPU cells of the GPU node.")] = 2,
 ) -> None:
-    """Run the embedded stack in the state folder, until Ctrl-C."""
+    """Run the embedded stack in the state folder, until Ctrl-C; a process of it that ends is started again."""
     from app import stack
     from app.demo import tiny_services
     from scheduler.policies import make_policy
@@ -188,10 +188,7 @@ def up(
     with stack.start(plan, settings.state_dir) as started:
         stack.wait_until_up(started, plan)
         output.note(f"the stack is up in {started.state_dir}: {', '.join(plan.node_names())}; Ctrl-C ends it")
-        while not stop.wait(0.5):
-            dead = started.dead()
-            if dead:
-                raise TangramError(f"{', '.join(dead)} ended: see {started.state_dir / 'logs'}")
+        started.supervise(stop, output.note)
 
 
 @app.command()

@@ -10,17 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from app.processes import wait_until
+from tests.cli.support import environment, leftovers, started, tangram
 
 pytestmark = pytest.mark.timeout(600)
 
-ROOT = Path(__file__).resolve().parents[2]
 CLIENT = """
 from tangram import Client
 with Client() as client, client.open(trajectory="t") as env:
@@ -38,49 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "trace.jsonl").write_text(TRACE)
     (path / "services.toml").write_text("[quotas.search]\nrate_per_s = 10\n")
     return path
-
-
-def environment(folder: Path) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
-    own = {"TANGRAM_STATE_DIR": str(folder / "state")}
-    if (folder / "services.toml").exists():
-        own["TANGRAM_SERVICES_FILE"] = str(folder / "services.toml")
-    return {**clean, **own, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-
-
-def tangram(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "tangram", *words]
-    return subprocess.run(argv, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=200, check=False)
-
-
-@contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in the background; it is killed where the test did not end it."""
-    argv = [sys.executable, "-m", "tangram", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # Whoever runs these tests in the background of a shell has interrupts ignored, which a child would inherit.
-    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = subprocess.Popen(argv, cwd=folder, env=environment(folder), text=True, **pipes)  # type: ignore[call-overload]
-    finally:
-        signal.signal(signal.SIGINT, heard)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def leftovers(folder: Path) -> list[str]:
-    """List the processes that belong to the folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TANGRAM_STATE_DIR") == str(folder / "state") or str(folder) in " ".join(process.cmdline()):
-                found.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")

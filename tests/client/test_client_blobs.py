@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis import RedisError
 
 from tangram import ActionFailed
 from tangram.blobs import Blobs
+from tangram.connection import open_store
 from tangram.wire import BLOB_THRESHOLD_BYTES
 
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -65,3 +69,35 @@ def test_a_reference_never_reads_other_keys(redis_urls: Any) -> None:
         redis.set("secret", b"1")
         with pytest.raises(ActionFailed, match="not a blob reference"):
             Blobs(redis).get({"$blob": "secret", "bytes": 1})
+
+
+def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: Any) -> None:
+    store = open_store(own_redis.result, 0.1)
+    data = os.urandom(2 * BLOB_THRESHOLD_BYTES)
+    reference = Blobs(store).put(data)
+    with ThreadPoolExecutor() as pool:
+        # Given a store that accepts connections and does not answer
+        own_redis.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(RedisError):
+            Blobs(store).get(reference)
+        # When it is asked with patience for a value, and to keep one
+        patient = Blobs(store, patience_s=60)
+        back, kept = pool.submit(patient.get, reference), pool.submit(patient.put, data)
+        # Then both wait until it answers again
+        assert not wait([back, kept], 0.5).done
+        own_redis.process.send_signal(signal.SIGCONT)
+        assert back.result(10) == data
+        assert patient.get(kept.result(10)) == data
+    store.connection_pool.disconnect()
+
+
+def test_a_store_that_is_away_is_not_waited_for_once_blobs_are_closed(own_redis: Any) -> None:
+    patient = Blobs(open_store(own_redis.result, 0.1), patience_s=60)
+    reference = patient.put(os.urandom(2 * BLOB_THRESHOLD_BYTES))
+    own_redis.stop()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(patient.get, reference)
+        assert not wait([asked], 0.3).done
+        patient.close()
+        with pytest.raises(RedisError):
+            asked.result(10)

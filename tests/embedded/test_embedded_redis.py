@@ -1,10 +1,12 @@
-"""The embedded Redis: found, private, memory only, gone afterwards."""
+"""The embedded Redis: found, private, gone afterwards; what it has acknowledged is kept."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import stat
+import threading
 from pathlib import Path
 
 import psutil
@@ -13,6 +15,7 @@ import redis
 from celery import Celery
 from kombu import Connection
 
+from app.processes import wait_until
 from app.redis_server import RedisServer, RedisUnavailable, find_redis_server
 
 
@@ -32,11 +35,11 @@ def test_it_serves_celery_as_broker_and_result_store(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_it_is_private_and_keeps_nothing_on_disk(tmp_path: Path) -> None:
+def test_it_is_private_and_leaves_only_its_data(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, log=tmp_path / "redis.log")
     try:
         client = redis.Redis(unix_socket_path=str(server.socket), decode_responses=True)
-        wanted = {"port": "0", "save": "", "appendonly": "no", "maxmemory-policy": "noeviction"}
+        wanted = {"port": "0", "save": "", "maxmemory-policy": "noeviction"}
         assert {name: client.config_get(name)[name] for name in wanted} == wanted
         assert stat.S_IMODE(server.socket.stat().st_mode) == 0o700
         assert not [c for c in psutil.Process(server.identity.pid).net_connections() if c.status == psutil.CONN_LISTEN]
@@ -44,8 +47,92 @@ def test_it_is_private_and_keeps_nothing_on_disk(tmp_path: Path) -> None:
         client.close()
     finally:
         server.stop()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["redis.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["redis", "redis.log"]
+    assert stat.S_IMODE((tmp_path / "redis").stat().st_mode) == 0o700
     assert server.identity.find() is None
+
+
+def client_of(server: RedisServer) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(server.socket), decode_responses=True)
+
+
+def newest_file(folder: Path) -> Path:
+    """Return the append-only file that a server has written to last."""
+    return max((path for path in (folder / "redis").rglob("*.aof")), key=lambda path: (path.stat().st_mtime_ns, path.stat().st_size))
+
+
+def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+    try:
+        # Given a server that is killed while one writes to it as fast as it answers
+        acknowledged = 0
+        threading.Timer(0.3, os.kill, (server.identity.pid, signal.SIGKILL)).start()
+        with client_of(server) as client, pytest.raises(redis.ConnectionError):
+            while True:
+                client.rpush("list", acknowledged)
+                acknowledged += 1
+        assert wait_until(lambda: server.process.ended() == "signal SIGKILL", 10)
+        # When it is started again; then nothing is missing, but for the answer to the last command
+        server.process.restart()
+        with client_of(server) as client:
+            assert wait_until(lambda: answers(client), 10)
+            kept = [int(word) for word in client.lrange("list", 0, -1)]
+        assert acknowledged > 0
+        assert kept in (list(range(acknowledged)), list(range(acknowledged + 1)))
+    finally:
+        server.stop()
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def test_the_next_server_has_the_data_of_the_one_before(tmp_path: Path) -> None:
+    for times in range(1, 4):
+        server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+        try:
+            with client_of(server) as client:
+                assert client.incr("starts") == times
+        finally:
+            server.stop()
+
+
+def test_data_that_were_cut_short_are_read_up_to_there(tmp_path: Path) -> None:
+    # Given data whose last bytes a crash of the machine has kept from the disk
+    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+    with client_of(server) as client:
+        client.set("first", "1")
+        client.set("second", "2" * 100)
+    server.stop()
+    file = newest_file(tmp_path)
+    os.truncate(file, file.stat().st_size - 10)
+    # When a server is started; then it has what is whole, and what it takes in is kept, too
+    for third in (None, "3"):
+        server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+        try:
+            with client_of(server) as client:
+                assert client.mget("first", "second", "third") == ["1", None, third]
+                client.set("third", "3")
+        finally:
+            server.stop()
+
+
+def test_data_that_cannot_be_read_are_one_clear_line(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+    with client_of(server) as client:
+        for number in range(100):
+            client.set(f"key-{number}", "x" * 100)
+    server.stop()
+    file = newest_file(tmp_path)
+    content = file.read_bytes()
+    file.write_bytes(content[:2000] + b"?" * 2000 + content[4000:])
+    with pytest.raises(RedisUnavailable, match="exit code 1: .*append only file") as caught:
+        RedisServer(tmp_path, log=tmp_path / "redis.log")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "redis.sock").exists()
 
 
 @pytest.mark.parametrize("name", ["d" * 120, "with blanks and %?#"])

@@ -8,7 +8,10 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -16,7 +19,7 @@ import pytest
 import redis
 
 from app.database import open_engine, require_latest
-from app.embedded import EmbeddedStack, StackRunning
+from app.embedded import EmbeddedStack, Restarts, StackRunning
 from app.processes import Command, StackError, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +56,7 @@ def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path, pyt
         assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
     # And afterwards only files for the next time are left
     assert leftovers() == []
-    assert sorted(path.name for path in state_dir.iterdir()) == ["lock", "logs", "tangram.sqlite"]
+    assert sorted(path.name for path in state_dir.iterdir()) == ["lock", "logs", "redis", "tangram.sqlite"]
 
 
 def test_processes_end_in_reverse_order_and_before_redis(state_dir: Path, python: Python) -> None:
@@ -116,23 +119,83 @@ def test_waiting_has_an_end(state_dir: Path) -> None:
         stack.wait_ready(lambda: False, 0.05)
 
 
-def test_a_death_is_noticed_and_the_process_can_be_started_anew(state_dir: Path, python: Python) -> None:
-    worker = python("worker", "print('up')", *SLEEP)
-    with EmbeddedStack(state_dir, [worker]) as stack:
-        pid = json.loads(stack.stack_file.read_text())["pids"]["worker"]
+@contextmanager
+def supervised(stack: EmbeddedStack) -> Iterator[list[str]]:
+    """Supervise a stack beside a test; gives what is said."""
+    said: list[str] = []
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(stack.supervise, stop, said.append)
+        try:
+            yield said
+        finally:
+            stop.set()
+            done.result(30)
+
+
+@pytest.mark.parametrize("name", ["redis", "worker"])
+def test_a_process_that_dies_is_noticed_and_started_again(state_dir: Path, python: Python, name: str) -> None:
+    def started() -> int:
+        return int(json.loads(stack.stack_file.read_text())["pids"][name])
+
+    with EmbeddedStack(state_dir, [python("worker", "print('up')", *SLEEP)]) as stack:
+        pid = started()
         os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: stack.dead() == ["worker"], 10)
-        stack.spawn(worker)
+        assert wait_until(lambda: stack.dead() == [name], 10)
+        with supervised(stack) as said:
+            assert wait_until(lambda: started() != pid, 10)
         assert stack.dead() == []
-        assert json.loads(stack.stack_file.read_text())["pids"]["worker"] != pid
-        with pytest.raises(StackError, match="running already"):
-            stack.spawn(worker)
+        assert said == [f"{name} ended with signal SIGKILL and is started again: see {state_dir / 'logs' / name}.log"]
 
 
-def test_the_death_of_redis_is_noticed(state_dir: Path) -> None:
-    with EmbeddedStack(state_dir) as stack:
-        os.kill(json.loads(stack.stack_file.read_text())["pids"]["redis"], signal.SIGKILL)
-        assert wait_until(lambda: stack.dead() == ["redis"], 10)
+def test_processes_end_in_reverse_order_after_restarts_too(state_dir: Path, python: Python) -> None:
+    lines = (
+        "import os, pathlib, signal, sys, time",
+        "folder = pathlib.Path(os.environ['TANGRAM_STATE_DIR'])",
+        "def end(*_):",
+        "    print(os.environ['NAME'], file=(folder / 'ends').open('a'))",
+        "    sys.exit(0)",
+        "signal.signal(signal.SIGTERM, end)",
+        "(folder / os.environ['NAME']).touch()",
+        "time.sleep(60)",
+    )
+    names = ("first", "second")
+    with EmbeddedStack(state_dir, [python(name, *lines, NAME=name) for name in names]) as stack:
+        stack.wait_ready(lambda: all((state_dir / name).exists() for name in names), 20)
+        (state_dir / "first").unlink()
+        os.kill(json.loads(stack.stack_file.read_text())["pids"]["first"], signal.SIGKILL)
+        with supervised(stack):
+            assert wait_until(lambda: (state_dir / "first").exists(), 20)
+    assert (state_dir / "ends").read_text().split() == ["second", "first"]
+
+
+def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+    said: list[str] = []
+    dying = python("dying", "print('loading')", "raise SystemExit('no such model: x')")
+    with (
+        pytest.raises(StackError) as caught,
+        EmbeddedStack(state_dir, [python("fine", *SLEEP), dying]) as stack,
+    ):
+        stack.supervise(threading.Event(), said.append)
+    log = state_dir / "logs" / "dying.log"
+    assert str(caught.value) == f"dying ended with exit code 1 after 5 restarts within 60 s and is given up: see {log}"
+    assert said[:5] == [f"dying ended with exit code 1 and is started again: see {log}"] * 5
+    assert said[-2:] == ["dying: loading", "dying: no such model: x"]
+    assert log.read_text().count("loading") == 6
+    assert leftovers() == []
+
+
+def test_pauses_grow_until_a_process_has_lived_for_a_minute() -> None:
+    restarts, now = Restarts(), 1000.0
+    for pause_s in (0.2, 0.4, 0.8, 1.6, 3.2):
+        assert restarts.decide(now) == "wait"
+        assert restarts.decide(now + 0.99 * pause_s) == "wait"
+        now += pause_s
+        assert restarts.decide(now) == "restart"
+    assert restarts.decide(now) == "give up"
+    # When it ends once more a minute later
+    assert restarts.decide(now + 60.0) == "wait"
+    assert restarts.decide(now + 60.2) == "restart"
 
 
 def test_a_program_that_is_not_there_stops_the_whole_start(state_dir: Path, python: Python, leftovers: Leftovers) -> None:

@@ -75,7 +75,7 @@ def test_the_log_of_a_live_scheduler_replays_to_the_same_commands(own_stack: Cal
     # And another scheduler takes over, which learns from what has ended
     live.process("scheduler").kill()
     live.until(lambda: "scheduler" in live.stack.dead())
-    live.stack.spawn(live.command("scheduler"))
+    live.stack.restart("scheduler")
     live.until(lambda: log.read_text().count("tangram.events/3") == 2)
     with live.client("coding") as client:
         assert client.open(trajectory="t2").exec("echo fine").stdout == "fine\n"
@@ -128,7 +128,7 @@ def test_a_restarted_scheduler_goes_on_with_the_cores_of_the_last_resize(own_sta
         # When the scheduler is started anew
         live.process("scheduler").kill()
         live.until(lambda: "scheduler" in live.stack.dead())
-        live.stack.spawn(live.command("scheduler"))
+        live.stack.restart("scheduler")
         # Then it knows which core each of them has
         live.until(lambda: len(handled(lines(log), "Resumed")) == 2)
         cores = {event["id"]: event["grant"]["core_ids"] for event in handled(lines(log), "Resumed")}

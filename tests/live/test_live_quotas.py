@@ -240,7 +240,7 @@ def test_a_restarted_scheduler_goes_on_at_the_same_rate(fleet: Live, server: str
     # When the scheduler is killed and another one takes over
     fleet.process("scheduler").kill()
     fleet.until(lambda: "scheduler" in fleet.stack.dead())
-    fleet.stack.spawn(fleet.command("scheduler"))
+    fleet.stack.restart("scheduler")
     calling.join(30.0)
     # Then the server never saw more than it allows, and everybody has an answer
     arrived = seen(server, "restart")

@@ -1,0 +1,241 @@
+"""A stack whose processes are killed under the commands of a client: `tangram up` starts them again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.processes import wait_until
+from tangram import Action, ActionError, ActionFailed, ActionLost, Client, Handle, Settings
+from tests.cli.support import leftovers, started
+
+pytestmark = pytest.mark.timeout(600)
+
+SERVICES = """
+[services.judge]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 500
+restore_s = 0.05
+"""
+FAST = {"TANGRAM_BEAT_S": "0.2", "TANGRAM_TAKEOVER_S": "1.5"}
+RESULT_S = 60.0
+LARGE = 300_000
+"""Bytes that travel beside the messages, in the result store."""
+
+
+class Up:
+    """`tangram up` in a folder, and a look at its processes and its journal."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.folder, self.process = folder, process
+        self.state = folder / "state"
+
+    def pid(self, name: str) -> int:
+        return int(json.loads((self.state / "stack.json").read_text())["pids"][name])
+
+    def kill(self, name: str) -> int:
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def until_restarted(self, name: str, before: int) -> None:
+        assert wait_until(lambda: self.pid(name) != before, 30)
+
+    def in_journal(self, column: str, handle: Handle[object]) -> object:
+        with closing(sqlite3.connect(f"file:{self.state / 'tangram.sqlite'}?mode=ro", uri=True)) as connection:
+            row = connection.execute(f"select {column} from actions where id = ?", (handle.id,)).fetchone()
+        return row[0] if row else None
+
+    def until_running(self, handle: Handle[object]) -> None:
+        assert wait_until(lambda: self.in_journal("status", handle) == "running", RESULT_S)
+
+    def client(self) -> Client:
+        return Client(job="restarts", settings=Settings(state_dir=self.state, broker_url=None, result_url=None))
+
+    def said(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Run `tangram up` for the tests that leave it in order."""
+    with up_in(tmp_path_factory.mktemp("restarts")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_up(tmp_path: Path) -> Iterator[Up]:
+    """Run a `tangram up` that a test may break."""
+    with up_in(tmp_path) as running:
+        yield running
+
+
+@contextmanager
+def up_in(folder: Path) -> Iterator[Up]:
+    (folder / "services.toml").write_text(SERVICES)
+    with started(folder, "up", "--cores", "4", **FAST) as process:
+        running = Up(folder, process)
+        line = running.said()
+        assert line.startswith("the stack is up"), line
+        yield running
+
+
+@pytest.mark.parametrize("name", ["redis", "scheduler"])
+def test_a_client_does_not_notice_that_redis_or_the_scheduler_is_killed(up: Up, name: str) -> None:
+    with up.client() as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
+        # Given a command that runs, and others that wait behind it
+        runs = env.submit("until [ -e go ]; do sleep 0.02; done; echo ran")
+        queued = [env.submit(f"echo queued-{number} >> marks") for number in range(20)]
+        up.until_running(runs)
+        # When a process is killed, and more is submitted at once
+        before = up.kill(name)
+        late = [env.submit(f"echo late-{number} >> marks", session="late") for number in range(20)]
+        up.until_restarted(name, before)
+        assert f"{name} ended with signal SIGKILL and is started again" in up.said()
+        # Then everything runs once, and a client that comes afterwards finds the stack
+        env.write_file("go", b"")
+        assert runs.result(RESULT_S).stdout == "ran\n"
+        assert all(handle.result(RESULT_S).exit_code == 0 for handle in [*queued, *late])
+        marks = env.read_file("marks").decode().split()
+        assert sorted(marks) == sorted(f"{word}-{number}" for word in ("queued", "late") for number in range(20))
+        with up.client() as other, other.open(trajectory="other", queue_timeout_s=RESULT_S) as second:
+            assert second.exec("echo fine").stdout == "fine\n"
+
+
+def test_what_ends_or_is_asked_for_while_redis_is_away_for_seconds_has_its_result(up: Up) -> None:
+    large = os.urandom(LARGE)
+    with up.client() as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
+        env.write_file("large", large)
+        # Given commands that will end in the outage: one prints little, one prints what is kept beside the messages
+        little = env.submit("sleep 1; echo little", session="little")
+        much = env.submit(f"sleep 1; head -c {LARGE} /dev/zero | tr '\\0' x", session="much")
+        up.until_running(little)
+        up.until_running(much)
+        # When Redis is killed, and away for longer than they take
+        up.process.send_signal(signal.SIGSTOP)
+        before = up.kill("redis")
+        written = client.submit(writing(env.id, large))
+        time.sleep(2.5)  # the outage itself; there is nothing to wait for in it
+        up.process.send_signal(signal.SIGCONT)
+        up.until_restarted("redis", before)
+        assert "redis ended with signal SIGKILL" in up.said()
+        # Then both ends arrive, and so does what was sent meanwhile
+        assert little.result(RESULT_S).stdout == "little\n"
+        assert much.result(RESULT_S).stdout == "x" * LARGE
+        written.result(RESULT_S)
+        assert env.read_file("written") == large
+
+
+def writing(environment_id: str, data: bytes) -> Action:
+    action = Action(kind="cpu.write_file", environment=environment_id, job="restarts", trajectory="t")
+    return action.with_arguments(environment=environment_id, path="written", data=data)
+
+
+def test_a_client_that_connects_while_redis_is_away_waits_for_it(up: Up) -> None:
+    up.process.send_signal(signal.SIGSTOP)
+    before = up.kill("redis")
+    assert wait_until(lambda: not listens(up.state / "redis.sock"), 10)
+    go_on = threading.Timer(1.0, up.process.send_signal, (signal.SIGCONT,))
+    go_on.start()
+    with up.client() as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
+        assert env.exec("echo fine").stdout == "fine\n"
+    go_on.join()
+    up.until_restarted("redis", before)
+    assert "redis ended with signal SIGKILL" in up.said()
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def test_a_killed_worker_loses_what_it_ran_and_works_again(up: Up) -> None:
+    with up.client() as client:
+        env = client.open(trajectory="t", queue_timeout_s=RESULT_S)
+        runs = env.submit("sleep 300")
+        queued = env.submit("echo queued")
+        up.until_running(runs)
+        # When the worker is killed, then what it ran is lost and its environment is gone
+        before = up.kill("cpu-0")
+        with pytest.raises(ActionLost, match="node cpu-0 was lost"):
+            runs.result(RESULT_S)
+        with pytest.raises(ActionError, match="node cpu-0 was lost|gone"):
+            queued.result(RESULT_S)
+        with pytest.raises(ActionFailed, match="gone"):
+            env.exec("echo later")
+        up.until_restarted("cpu-0", before)
+        assert "cpu-0 ended with signal SIGKILL" in up.said()
+        # And it takes new environments
+        with client.open(trajectory="next", queue_timeout_s=RESULT_S) as other:
+            assert other.exec("echo fine").stdout == "fine\n"
+
+
+def test_what_may_be_repeated_runs_again_when_its_worker_was_killed(up: Up) -> None:
+    scoring = Action(kind="gpu.score", service="judge", job="restarts", idempotent=True)
+    scoring = scoring.with_arguments(service="judge", items=[{"prompt": "a", "response": "b"}], work_s=3.0)
+    with up.client() as client:
+        handles = [client.submit(scoring) for _ in range(3)]
+        up.until_running(handles[0])
+        before = up.kill("gpu-0")
+        up.until_restarted("gpu-0", before)
+        assert "gpu-0 ended with signal SIGKILL" in up.said()
+        assert [len(handle.result(RESULT_S)) for handle in handles] == [1, 1, 1]
+        assert up.in_journal("attempts", handles[0]) == 2
+
+
+def break_the_gpu_worker(up: Up) -> None:
+    """Have the GPU worker end, and end again whenever it is started."""
+    (up.folder / "services.toml").write_text("this is no TOML")
+    up.kill("gpu-0")
+
+
+def test_a_process_that_always_ends_is_given_up_with_a_clear_line(own_up: Up) -> None:
+    break_the_gpu_worker(own_up)
+    out, err = own_up.process.communicate(timeout=200)
+    lines = err.splitlines()
+    restarts = [line for line in lines if "started again" in line]
+    assert len(restarts) == 5
+    assert any("services.toml" in line for line in lines if line.startswith("gpu-0: "))
+    log = own_up.state / "logs" / "gpu-0.log"
+    assert lines[-1] == f"tangram: gpu-0 ended with exit code 2 after 5 restarts within 60 s and is given up: see {log}"
+    assert (own_up.process.returncode, out) == (2, "")
+    assert not leftovers(own_up.folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_pause_before_a_restart_ends_the_stack(own_up: Up, number: signal.Signals) -> None:
+    break_the_gpu_worker(own_up)
+    # Given that the next restart is more than a second away
+    for _ in range(4):
+        before = own_up.pid("gpu-0")
+        assert "started again" in own_up.said()
+    own_up.until_restarted("gpu-0", before)
+    last = own_up.pid("gpu-0")
+    assert wait_until(lambda: psutil.Process(last).status() == psutil.STATUS_ZOMBIE, 60)
+    own_up.process.send_signal(number)
+    assert (own_up.process.communicate(timeout=60), own_up.process.returncode) == (("", ""), 0)
+    assert not leftovers(own_up.folder)
+
+
+def test_what_ends_with_the_stack_is_not_started_again(own_up: Up) -> None:
+    # When a process gets the interrupt, too, before the stack does
+    pid = own_up.pid("api-0")
+    os.kill(pid, signal.SIGTERM)
+    own_up.process.send_signal(signal.SIGINT)
+    assert (own_up.process.communicate(timeout=60), own_up.process.returncode) == (("", ""), 0)
+    assert not leftovers(own_up.folder)
