@@ -226,7 +226,7 @@ class NodeCores:
         if len(needy) == 1 and needy[0].need == 1.0:
             return idle / needy[0].count
         low, high = 0.0, 1.0
-        for _ in range(12):
+        for _ in range(16):
             middle = (low + high) / 2
             if sum(line.count * line.need * _speed(line.need, middle) for line in needy) > idle:
                 high = middle
