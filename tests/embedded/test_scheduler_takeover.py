@@ -9,7 +9,7 @@ from pathlib import Path
 from app import scheduler_process
 from app.database import open_engine, sqlite_url, upgrade
 from app.leader import SCHEDULER_LEASE, Lease
-from app.processes import wait_until
+from app.local.processes import wait_until
 from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
 from tests.conftest import RedisServer

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from app.stack import StackPlan
+from app.local.stack import StackPlan
 from tests.live.support import FAST_BEATS, Live, running
 from workers.gpu.tiny import make_tiny
 
