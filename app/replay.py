@@ -14,10 +14,11 @@ from typing import Any
 from redis import Redis
 from sqlalchemy import Engine, select
 
-from app import stack
 from app.database import open_engine
 from app.hosts import ANY
 from app.live import Journaled, LiveReplay, LiveRun, with_journal
+from app.local import stack
+from app.local.processes import wait_until
 from app.models import Action as ActionRow
 from app.outside import API_HOST, OutsideApi
 from app.processes import wait_until

@@ -164,8 +164,8 @@ def many_services(folder: Path, device: str, small: bool) -> list[Figure]:
 
 def _served(folder: Path, stream: Sequence[Call], device: str, each_mb: int) -> tuple[list[list[float]], float]:
     """Return the answers of a whole stack with memory for four services, and the seconds they took."""
-    from app import stack
-    from app.stack import StackPlan
+    from app.local import stack
+    from app.local.stack import StackPlan
     from tangram import Client, Settings
 
     cuda = device == "cuda"

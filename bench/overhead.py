@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
 
-from app import stack
-from app.processes import Command
+from app.local import stack
+from app.local.processes import Command
 from bench.tasks import PLAIN_QUEUE
 from tangram.action import Action, Cost
 from tangram.client import Client

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from app.demo import BUNDLED
+from app.local.demo import BUNDLED
 from app.record import SubprocessExecutor, record
 from app.scripts import Script
 from app.traces import read_trace

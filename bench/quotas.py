@@ -32,7 +32,7 @@ from typing import Any
 
 import httpx
 
-from app import stack
+from app.local import stack
 from tangram import AsyncClient
 from tangram.settings import Settings
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from app.live import BURN, BURN_INSIDE, burn_command
+from app.local.stack import cores_here
 from app.scripts import starting_files
-from app.stack import cores_here
 from bench import ray_tasks
 from bench.live_record import Act, MachineMeter, Replayed
 from bench.live_trace import Workload, add_options, workload_of

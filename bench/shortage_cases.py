@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from app.demo import BUNDLED
+from app.local.demo import BUNDLED
 from app.replay import ReplayOptions
 from app.traces import read_trace
 from bench import flood

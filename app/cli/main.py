@@ -158,7 +158,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Replay the bundled rollouts live, under static:1 and under elastic, and compare."""
-    from app.demo import run_demo
+    from app.local.demo import run_demo
 
     if not 0 < speed < float("inf"):
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
@@ -174,8 +174,8 @@ def up(
     cells: Annotated[int, typer.Option(min=1, help="GPU cells of the GPU node.")] = 2,
 ) -> None:
     """Run the embedded stack in the state folder, until Ctrl-C; a process of it that ends is started again."""
-    from app import stack
-    from app.demo import tiny_services
+    from app.local import stack
+    from app.local.demo import tiny_services
     from scheduler.policies import make_policy
 
     settings = Settings()

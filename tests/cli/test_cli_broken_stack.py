@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.processes import wait_until
+from app.local.processes import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 

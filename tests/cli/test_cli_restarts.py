@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.processes import wait_until
+from app.local.processes import wait_until
 from tangram import Action, ActionError, ActionFailed, ActionLost, Client, Handle, Settings
 from tests.cli.support import leftovers, started
 

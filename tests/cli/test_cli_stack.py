@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from app.processes import wait_until
+from app.local.processes import wait_until
 from tests.cli.support import environment, leftovers, started, tangram
 
 pytestmark = pytest.mark.timeout(600)

@@ -24,7 +24,7 @@ from redis import Redis, RedisError
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.processes import Command, Process, wait_until
+from app.local.processes import Command, Process, wait_until
 from tests.conftest import RedisUrls, redis_binary
 from tests.containers.images import BUSYBOX, busybox, make_busybox
 from tests.deployment.support import PASSWORDS, ROOT, environment, missing, services

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.processes import Command
+from app.local.processes import Command
 
 
 @pytest.fixture

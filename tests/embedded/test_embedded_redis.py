@@ -15,8 +15,8 @@ import redis
 from celery import Celery
 from kombu import Connection
 
-from app.processes import wait_until
-from app.redis_server import RedisServer, RedisUnavailable, find_redis_server
+from app.local.processes import wait_until
+from app.local.redis_server import RedisServer, RedisUnavailable, find_redis_server
 
 
 def test_it_serves_celery_as_broker_and_result_store(tmp_path: Path) -> None:

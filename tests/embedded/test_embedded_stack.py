@@ -19,8 +19,8 @@ import pytest
 import redis
 
 from app.database import open_engine, require_latest
-from app.embedded import EmbeddedStack, Restarts, StackRunning
-from app.processes import Command, StackError, wait_until
+from app.local.embedded import EmbeddedStack, Restarts, StackRunning
+from app.local.processes import Command, StackError, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 Python = Callable[..., Command]
@@ -220,8 +220,8 @@ def lives(pid: int) -> bool:
 CRASHING = """
 import os, signal, sys
 from pathlib import Path
-from app.embedded import EmbeddedStack
-from app.processes import Command
+from app.local.embedded import EmbeddedStack
+from app.local.processes import Command
 EmbeddedStack(Path(sys.argv[1]), [Command("worker", ("sleep", "60"))]).__enter__()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -277,7 +277,7 @@ def test_a_state_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) ->
 FULL = """
 import resource, sys
 from pathlib import Path
-from app.embedded import EmbeddedStack
+from app.local.embedded import EmbeddedStack
 from tangram.errors import TangramError
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:

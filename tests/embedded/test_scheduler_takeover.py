@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from app.processes import wait_until
 
 from app import retention, scheduler_process
 from app.database import open_engine, sqlite_url, upgrade
 from app.journal import SqlJournal
 from app.leader import SCHEDULER_LEASE, Lease
-from app.processes import wait_until
+from app.local.processes import wait_until
 from scheduler.commands import Finish
 from scheduler.entries import ActionEnded, ActionReceived
 from tangram.settings import Settings

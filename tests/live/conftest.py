@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine
 
 from app.database import open_engine, sqlite_url, upgrade
+from app.local.stack import StackPlan
 from app.outside import OutsideApi
-from app.stack import StackPlan
 from tangram import Client
 from tests.live.support import FAST_BEATS, SERVICES, Live, running
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 
-from app import stack
 from app.database import open_engine
-from app.embedded import EmbeddedStack
-from app.processes import Command, wait_until
-from app.stack import StackPlan
+from app.local import stack
+from app.local.embedded import EmbeddedStack
+from app.local.processes import Command, wait_until
+from app.local.stack import StackPlan
 from tangram import Client, Settings
 
 SERVICES = """

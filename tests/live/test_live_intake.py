@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis import ConnectionPool, UnixDomainSocketConnection
 
-from app.processes import wait_until
+from app.local.processes import wait_until
 from app.redis_intake import RedisIntake
 
 QUEUES = ("a", "b")

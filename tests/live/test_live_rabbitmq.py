@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.database import open_engine, upgrade
-from app.processes import Command, Process, wait_until
+from app.local.processes import Command, Process, wait_until
 from app.queries import status
 from tangram import Action, Client, Cost, Settings
 from tests.live.test_live_loss import words

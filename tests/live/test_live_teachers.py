@@ -19,6 +19,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from app.stack import StackPlan
+
+from app.local.stack import StackPlan
 from app.tiny_models import make_tiny
 from tests.live.support import FAST_BEATS, Live, running
 

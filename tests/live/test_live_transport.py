@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from app.celery import make_app
 from app.journal import SqlJournal
-from app.processes import wait_until
+from app.local.processes import wait_until
 from app.scheduler_process import _app_of
 from app.transport import KombuTransport
 from scheduler import commands

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-from app.stack import StackPlan
+from app.local.stack import StackPlan
 from tangram import Client
 from tests.live.support import FAST_BEATS, Live, running
 from tests.vllm.fakes import gone, until

@@ -24,7 +24,7 @@ from app.traces import read_trace
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
-BUNDLED = Path(__file__).resolve().parent.parent / "examples" / "rollouts.jsonl"
+BUNDLED = Path(__file__).resolve().parents[2] / "examples" / "rollouts.jsonl"
 POLICIES = ("static:1", "elastic")
 DEMO_CELLS = 2
 

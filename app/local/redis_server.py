@@ -21,7 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from app.processes import Command, Identity, Process, StackError, describe, wait_until
+from app.local.processes import Command, Identity, Process, StackError, describe, wait_until
 
 # The system's limit for the path of a Unix socket is 104 bytes (macOS) or 108 (Linux), and clients read the path
 # out of a URL, each with a notion of its own of what must be quoted there.

@@ -30,8 +30,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ValidationError
 
 from app.database import sqlite_url, upgrade
-from app.processes import Command, Identity, Process, StackError, describe, stop_stranger, wait_until
-from app.redis_server import RedisServer, remove_socket_folder
+from app.local.processes import Command, Identity, Process, StackError, describe, stop_stranger, wait_until
+from app.local.redis_server import RedisServer, remove_socket_folder
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.database import open_engine
-from app.embedded import EmbeddedStack
-from app.processes import Command
+from app.local.embedded import EmbeddedStack
+from app.local.processes import Command
 from app.queries import status
 from tangram.settings import Settings
 
