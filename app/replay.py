@@ -21,7 +21,6 @@ from app.local import stack
 from app.local.processes import wait_until
 from app.models import Action as ActionRow
 from app.outside import API_HOST, OutsideApi
-from app.processes import wait_until
 from app.queries import status
 from app.runs import finish_run, start_run
 from app.traces import limits_of

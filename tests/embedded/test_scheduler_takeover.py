@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from app.processes import wait_until
 
 from app import retention, scheduler_process
 from app.database import open_engine, sqlite_url, upgrade

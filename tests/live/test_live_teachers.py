@@ -18,7 +18,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from app.stack import StackPlan
 
 from app.local.stack import StackPlan
 from app.tiny_models import make_tiny
