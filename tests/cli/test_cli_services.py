@@ -7,7 +7,7 @@ import pytest
 from app.cli.output import show_state
 
 NODE = {"name": "n", "state": "up", "description": {"kinds": ["gpu"]}, "running": 0, "environments": 0, "reason": ""}
-STATE = {"scheduler": None, "nodes": [NODE], "services": [], "actions": {}, "oldest_wait_s": 0.0}
+STATE = {"scheduler": None, "nodes": [NODE], "services": [], "actions": {}, "oldest_wait_s": 0.0, "set_aside": []}
 INSTANCE = {
     "node": "n", "cells": [0, 1], "state": "resident", "reason": "", "memory_mb": 1200.4, "host_mb": 600.0, "running": 3,
     "starts": 1, "restores": 2, "evictions": 3, "leaks": 4, "changed_at": 1.0,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
-from app.processes import wait_until
+from app.local.processes import wait_until
 from tangram import Action, ActionFailed, Client, Settings
 from tangram.life_signs import silences
 from tangram.wire import RESULT_KEY_PREFIX

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from app.processes import wait_until
+from app.local.processes import wait_until
 from tangram import (
     Action,
     ActionCancelled,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.processes import Command
+from app.local.processes import Command
 from tangram import Action, ActionFailed, Cost
 from tests.live.support import Live
 

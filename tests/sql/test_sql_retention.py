@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from app import retention
 from app.journal import LeaseLost, SqlJournal
 from app.leader import Lease
-from app.processes import wait_until
+from app.local.processes import wait_until
 from app.queries import Selection, act_report, observations, status
 from app.retention import DAY_S, Pruning, Retention
 from app.rollup import BINS_PER_OCTAVE, bin_of, seconds_of
