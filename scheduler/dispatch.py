@@ -54,7 +54,7 @@ class Dispatcher:
                 continue
             if isinstance(group, CoreGroup):
                 self._cores.run(group, node, now)
-            else:
+            elif group.capacity:  # else no round would ever clear the time of the next one
                 self._cells.hold_round(group, node, now)
         return looked
 

@@ -217,7 +217,7 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own
                 env.exec("echo")
             live.process("scheduler").kill()
             live.until(lambda: "scheduler" in live.stack.dead())
-            live.stack.spawn(live.command("scheduler"))
+            live.stack.restart("scheduler")
         # And its processes have not outlived it
         live.until(lambda: not runs("319.46875"))
         # And the rest runs when the node returns, as its second try

@@ -90,7 +90,7 @@ def test_a_killed_trainer_leaves_only_what_is_detached(own_stack: Callable[..., 
         trainer.process.wait(10)
         live.process("scheduler").kill()
         live.until(lambda: "scheduler" in live.stack.dead())
-        live.stack.spawn(live.command("scheduler"))
+        live.stack.restart("scheduler")
         # Then its command is cancelled and its environment closed, for that reason
         live.until(lambda: status(live, trainer.command) == "cancelled")
         reason = f"its client gave no sign of life for {ORPHAN_S:g} s"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler import events
 from scheduler.core import Core
 from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.tuning import TUNING
 from scheduler.model import ServiceSpec
+from tangram.action import Action
 
 from .cells_run import Ask, CellsRun
 
@@ -110,3 +115,18 @@ def test_services_that_are_all_overdue_have_their_turns() -> None:
     # Then each is resident for a turn, again and again, and a restore serves several
     assert watch.longest_s <= bound_s(4, 3.0)
     assert run.restores <= len(asks) / TUNING.turn_s
+
+
+def test_an_action_for_a_model_asks_for_no_rounds_where_no_node_has_cells(world: Any) -> None:
+    # Given an action for a model, and a node without cells
+    w = world("elastic", services=(ServiceSpec(name="judge"),))
+    w.node(cells=0)
+    w.handle(events.Submitted(id="a", action=Action(kind="gpu.score", service="judge"), submitted_at=w.now))
+    # Then the core asks for no more wakes than it can answer
+    for _ in range(5):
+        at = w.core.next_wake(w.now)
+        if at is None:
+            return
+        w.now = max(w.now, at)
+        w.handle(events.Tick())
+    pytest.fail("the core asks to be woken for ever")

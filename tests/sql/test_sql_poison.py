@@ -54,7 +54,7 @@ class Broker:
     def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
         self.controls.append((task, str(arguments.get("id"))))
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str) -> None:
+    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "") -> None:
         self.ends[action_id] = status
 
     def stored_ends(self, kinds: dict[str, str]) -> list[events.StoredEnd]:
@@ -250,7 +250,7 @@ def test_an_environment_whose_opening_is_set_aside_is_lost(deploy: Any) -> None:
     deployment.succeed()
     # Then it is gone, and nobody waits for it
     assert deployment.rows("SELECT state FROM environments") == [("lost",)]
-    assert deployment.ends() == {"open": "failed", "exec": "failed"}
+    assert deployment.ends() == {"open": "failed", "exec": "lost"}
 
 
 def test_a_node_whose_beats_break_schedulers_is_lost_until_its_worker_is_started_anew(deploy: Any) -> None:
