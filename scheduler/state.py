@@ -394,10 +394,3 @@ def memory_of(action: Action) -> int:
 def own_memory(action: Action) -> int:
     """Return the memory, in MB, that an action holds while it runs; in an environment it is the environment's."""
     return 0 if action.environment is not None else memory_of(action)
-
-
-def could_run(waiting: Waiting, node: Node, pool: str, capacity: int) -> bool:
-    """Say whether a node could run an action that is bound to none, with `capacity` units of the pool, were they all free."""
-    action = waiting.action
-    able = node.offers(pool, action.requires) and (pool != "gpu" or (node.heard and node.serves(action.service)))
-    return able and waiting.least <= capacity and own_memory(action) <= node.spec.memory_mb

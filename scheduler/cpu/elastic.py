@@ -29,7 +29,7 @@ from itertools import islice
 from scheduler.commands import Resize
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.fairness import Fairness
-from scheduler.cpu.in_order import unqueue
+from scheduler.cpu.in_order import could_run, unqueue
 from scheduler.cpu.marginal import Candidate
 from scheduler.cpu.occupants import Occupant
 from scheduler.cpu.round import Round
@@ -39,7 +39,7 @@ from scheduler.holds import Holds
 from scheduler.model import Grant, Running, Waiting
 from scheduler.policies.elastic import Elastic
 from scheduler.resources.queue import Contenders, Walk
-from scheduler.state import Node, State, could_run, own_memory
+from scheduler.state import Node, State, own_memory
 from tangram.action import CORES
 
 
@@ -123,7 +123,7 @@ class ElasticCores:
         if waiting.action.environment is not None:
             return True
         node = self._state.nodes.get(waiting.reserved_on)
-        if node is None or not could_run(waiting, node, "cpu", node.cores.capacity):
+        if node is None or not could_run(waiting, node, node.cores.capacity):
             waiting.reserved_on = round_.node.spec.name
         return waiting.reserved_on == round_.node.spec.name
 
@@ -142,10 +142,11 @@ class ElasticCores:
                 continue
             # Whoever of the job comes later has no better claim, so only those that need less may find cores.
             too_much[job] = least
-            if least == 1 and not isinstance(contenders, Walk):
+            if least > 1:
+                continue
+            if not isinstance(contenders, Walk):
                 break
-            if least == 1 and isinstance(contenders, Walk):
-                contenders.skip(job)
+            contenders.skip(job)
 
     def _may_start(self, round_: Round, waiting: Waiting) -> bool:
         group = round_.group
@@ -153,7 +154,7 @@ class ElasticCores:
             return not group.background[waiting.id].stopping
         if len(group.running) + len(round_.entering) >= TUNING.most_started:
             return False
-        if waiting.action.environment is None and not could_run(waiting, round_.node, "cpu", group.capacity):
+        if waiting.action.environment is None and not could_run(waiting, round_.node, group.capacity):
             return False
         if own_memory(waiting.action) > round_.memory_free:
             return False

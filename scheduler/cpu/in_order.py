@@ -8,7 +8,7 @@ from scheduler.cpu.cores import CoreGroup
 from scheduler.holds import Holds
 from scheduler.model import Grant, Waiting
 from scheduler.resources.queue import merged
-from scheduler.state import Node, State, could_run, own_memory
+from scheduler.state import Node, State, own_memory
 
 
 class Cores:
@@ -24,7 +24,7 @@ class Cores:
         if not room:
             return
         queues = [group.queue, state.floating_cores] if group is node.cores else [group.queue]
-        able = (one for one in merged(queues) if one.action.environment is not None or could_run(one, node, "cpu", group.capacity))
+        able = (one for one in merged(queues) if one.action.environment is not None or could_run(one, node, group.capacity))
         candidates: list[Waiting] = []
         behind: list[Waiting] = []
         for waiting in able:
@@ -60,3 +60,9 @@ def unqueue(state: State, waiting: Waiting, group: CoreGroup) -> None:
     """Take an action out of the queue that it waits in."""
     if not group.queue.remove(waiting):
         state.floating_cores.remove(waiting)
+
+
+def could_run(waiting: Waiting, node: Node, cores: int) -> bool:
+    """Say whether a node could run an action that is bound to none, were so many cores of it free."""
+    action = waiting.action
+    return node.offers("cpu", action.requires) and waiting.least <= cores and own_memory(action) <= node.spec.memory_mb

@@ -1,4 +1,4 @@
-"""The constants of `elastic` on cores, each with its unit and the measurement that justifies it."""
+"""The constants of `elastic` on cores, each with its unit and what it is for."""
 
 from __future__ import annotations
 

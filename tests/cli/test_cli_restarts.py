@@ -20,6 +20,7 @@ import pytest
 from app.local.processes import wait_until
 from tangram import Action, ActionLost, Client, EnvironmentLost, Handle, Settings
 from tests.cli.support import leftovers, started
+from tests.live.support import FAST_BEATS
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -31,7 +32,6 @@ cells = [1]
 memory_mb = 500
 restore_s = 0.05
 """
-FAST = {"TANGRAM_BEAT_S": "0.2", "TANGRAM_TAKEOVER_S": "1.5"}
 RESULT_S = 60.0
 LARGE = 300_000
 """Bytes that travel beside the messages, in the result store."""
@@ -88,7 +88,7 @@ def own_up(tmp_path: Path) -> Iterator[Up]:
 @contextmanager
 def up_in(folder: Path) -> Iterator[Up]:
     (folder / "services.toml").write_text(SERVICES)
-    with started(folder, "up", "--cores", "4", **FAST) as process:
+    with started(folder, "up", "--cores", "4", **FAST_BEATS) as process:
         running = Up(folder, process)
         line = running.said()
         assert line.startswith("the stack is up"), line
