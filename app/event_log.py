@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from scheduler.commands import Command
-from scheduler.event_log import BrokenLog, Handled, Line, Opening, Replay, Setup, decode_line, encode, encode_line
-from scheduler.events import Event
+from scheduler.live.event_log import BrokenLog, Handled, Line, Opening, Replay, Setup, decode_line, encode, encode_line
+from scheduler.model.commands import Command
+from scheduler.model.events import Event
 from tangram.errors import TangramError
 
 log = logging.getLogger(__name__)

@@ -15,21 +15,21 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from celery import Celery
 from sqlalchemy import Engine
 
+from app.broker.transport import KombuTransport
 from app.celery import make_app
-from app.database import DatabaseError, open_engine, require_latest
 from app.event_log import EventLogFile, open_to_add
-from app.journal import LeaseLost, SqlJournal
-from app.leader import SCHEDULER_LEASE, Lease, holder_name
-from app.queries import observations
+from app.journal.database import DatabaseError, open_engine, require_latest
+from app.journal.leader import SCHEDULER_LEASE, Lease, holder_name
+from app.journal.queries import observations
+from app.journal.retention import Pruning, Retention
+from app.journal.writing import LeaseLost, SqlJournal
 from app.reach import require_broker, require_store
-from app.retention import Pruning, Retention
 from app.services_file import ServicesFile, load_services_file
-from app.transport import KombuTransport
-from scheduler.descriptions import service_spec
-from scheduler.durations import Observation
-from scheduler.event_log import Setup
+from scheduler.learning.durations import Observation
+from scheduler.live.descriptions import service_spec
+from scheduler.live.event_log import Setup
+from scheduler.live.service import Service
 from scheduler.model import Limits
-from scheduler.service import Service
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings

@@ -41,7 +41,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from app.hosts import HostNames
 from scheduler.model import QuotaSpec
-from scheduler.resources.quota import clash
+from scheduler.quotas.account import clash
 from tangram.errors import TangramError
 
 CHUNKS = (1, 2, 4, 8)

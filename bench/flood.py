@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from bench.workloads import ai_coding
 from scheduler.policies import make_policy
-from scheduler.simulate import Cluster, Simulation
-from scheduler.summary import summarise
-from scheduler.trace import Trace, Trajectory
+from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.summary import summarise
+from scheduler.sim.trace import Trace, Trajectory
 
 LIGHTEST = "light"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
 
-from scheduler.stats import summary
+from scheduler.model.stats import summary
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 WINDOW_S = 1.0

@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random
 
 from app.local.demo import BUNDLED
-from app.traces import read_trace
-from scheduler.trace import DEFAULT_PRIORITY, Step, Trace, TraceAction, Trajectory, tile
+from app.replay.traces import read_trace
+from scheduler.sim.trace import DEFAULT_PRIORITY, Step, Trace, TraceAction, Trajectory, tile
 from tangram.errors import InvalidAction
 
 

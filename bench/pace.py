@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 
 from app.local.demo import BUNDLED
-from app.record import SubprocessExecutor, record
-from app.scripts import Script
-from app.traces import read_trace
-from scheduler.trace import Trajectory
+from app.replay.record import SubprocessExecutor, record
+from app.replay.scripts import Script
+from app.replay.traces import read_trace
+from scheduler.sim.trace import Trajectory
 
 
 def measured_pace(cores: int) -> float:

@@ -16,8 +16,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NoReturn
 
-from app.trace_lines import TraceError
-from app.traces import read_trace
+from app.replay.trace_lines import TraceError
+from app.replay.traces import read_trace
 from bench.paper_cases import Case, Outcome, run_case
 from bench.paper_document import Origin, write_document
 from bench.paper_plan import FULL, QUICK, Section, plan, shape

@@ -1,7 +1,7 @@
 """One simulated run of the paper's benchmark: what it is, and what is kept of it.
 
 A case is a frozen value that travels to a process of the pool; an outcome is what comes back: the figures of
-`scheduler.summary`, the distribution of ACT in `QUANTILES` points, and the cores granted over time in bins.
+`scheduler.sim.summary`, the distribution of ACT in `QUANTILES` points, and the cores granted over time in bins.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from app.traces import read_trace
+from app.replay.traces import read_trace
 from bench.workloads import WORKLOADS
+from scheduler.model.stats import percentile
 from scheduler.policies import make_policy
-from scheduler.simulate import Cluster, Simulation
-from scheduler.stats import percentile
-from scheduler.summary import RunRecord, summarise
-from scheduler.trace import Trace, tile
+from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.summary import RunRecord, summarise
+from scheduler.sim.trace import Trace, tile
 
 QUANTILES = 200
 BINS = 300

@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from app.live import BURN, BURN_INSIDE, burn_command
 from app.local.stack import cores_here
-from app.scripts import starting_files
+from app.replay.live import BURN, BURN_INSIDE, burn_command
+from app.replay.scripts import starting_files
 from bench import ray_tasks
 from bench.live_record import Act, MachineMeter, Replayed
 from bench.live_trace import Workload, add_options, workload_of
 from bench.ray_tasks import Done
-from scheduler.trace import Trace, TraceAction, Trajectory
+from scheduler.sim.trace import Trace, TraceAction, Trajectory
 
 OBJECT_STORE_BYTES = 128 << 20
 SPARE_WORKERS = 4

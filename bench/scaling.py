@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 
 from bench.workloads import ai_coding
 from scheduler.policies import make_policy
-from scheduler.simulate import Cluster, Simulation
-from scheduler.summary import summarise
+from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.summary import summarise
 
 CORES = 256
 SAME_CLUSTER = ((640, 15), (1280, 15), (2560, 15), (5120, 15), (10240, 15))

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NoReturn
 
-from app.replay import simulate
+from app.replay.replay import simulate
 from bench.shortage_cases import FAMILIES, HALVES, Case, Recording, all_cases
 from bench.spread import Spread
 from scheduler.policies import make_policy
-from scheduler.summary import act_figures, summarise
+from scheduler.sim.summary import act_figures, summarise
 from tangram.errors import TangramError
 
 OURS = "elastic"

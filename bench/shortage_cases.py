@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from app.local.demo import BUNDLED
-from app.replay import ReplayOptions
-from app.traces import read_trace
+from app.replay.replay import ReplayOptions
+from app.replay.traces import read_trace
 from bench import flood
 from bench.live_trace import on_cores
 from bench.workloads import ai_coding, mopd
-from scheduler.trace import Trace, TraceAction, Trajectory
+from scheduler.sim.trace import Trace, TraceAction, Trajectory
 
 Half = Literal["first", "second", "all"]
 HALVES: tuple[Half, ...] = get_args(Half)

@@ -1,4 +1,4 @@
-"""Synthetic rollouts in the shape of the paper's workloads, as `scheduler.trace.Trace`.
+"""Synthetic rollouts in the shape of the paper's workloads, as `scheduler.sim.trace.Trace`.
 
 What may live here: frozen descriptions of distributions, and pure functions that draw from them. Each trajectory has a
 random stream of its own, made from workload, seed and number: the first N trajectories of a larger batch are the
@@ -31,7 +31,7 @@ from random import Random
 from statistics import mean
 
 from scheduler.model import QuotaSpec, ServiceSpec
-from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity, Table
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.record import SubprocessExecutor, record_trace
-from app.scripts import Script, read_script
-from app.traces import write_trace
+from app.replay.record import SubprocessExecutor, record_trace
+from app.replay.scripts import Script, read_script
+from app.replay.traces import write_trace
 
 HERE = Path(__file__).resolve().parent
 TARGET = HERE / "rollouts.jsonl"

@@ -1,4 +1,4 @@
-"""Run migrations: on the engine that `app.database` hands over, else on `TANGRAM_DATABASE_URL`.
+"""Run migrations: on the engine that `app.journal.database` hands over, else on `TANGRAM_DATABASE_URL`.
 
 All steps of one call run in one transaction, and callers wait for one another, so that a scheduler and its
 standby may both start with an upgrade.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, Engine, text
 
-from app.database import open_engine, sqlite_url, writing
-from app.models import Base
+from app.journal.database import open_engine, sqlite_url, writing
+from app.journal.models import Base
 from tangram.settings import Settings
 
 MIGRATION_LOCK = 0x7461_6E67

@@ -18,8 +18,8 @@ from typing import Any
 from celery import Celery
 from kombu import Connection, Producer
 
-from app.amqp_intake import HEARTBEAT_S, heartbeats
-from scheduler.lifecycle import MISSED_BEATS
+from app.broker.amqp_intake import HEARTBEAT_S, heartbeats
+from scheduler.model.lifecycle import MISSED_BEATS
 from tangram.wire import EVENTS, WireNode
 
 log = logging.getLogger(__name__)

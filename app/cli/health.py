@@ -13,9 +13,9 @@ from typing import Literal
 from sqlalchemy import select
 
 from app.cli.state import database_of
-from app.database import database_errors, open_engine
-from app.leader import SCHEDULER_LEASE
-from app.models import LeaseRow
+from app.journal.database import database_errors, open_engine
+from app.journal.leader import SCHEDULER_LEASE
+from app.journal.models import LeaseRow
 from tangram.errors import TangramError
 from tangram.settings import Settings
 

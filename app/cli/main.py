@@ -110,11 +110,11 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded rollouts."""
-    from app.replay import ReplayOptions, replay_live
-    from app.replay import simulate as in_virtual_time
-    from app.traces import read_trace
+    from app.replay.replay import ReplayOptions, replay_live
+    from app.replay.replay import simulate as in_virtual_time
+    from app.replay.traces import read_trace
     from scheduler.policies import make_policy
-    from scheduler.summary import summarise
+    from scheduler.sim.summary import summarise
 
     if simulate == live:
         raise UsageError("say either --simulate or --live")
@@ -259,8 +259,8 @@ def record(
     out: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the trace; standard output by default.")] = None,
 ) -> None:
     """Run scripted rollouts live and write down how long everything took."""
-    from app.recording import record_live
-    from app.scripts import read_script
+    from app.replay.recording import record_live
+    from app.replay.scripts import read_script
 
     read = [read_script(path) for path in scripts]
     relative_to = out.parent if out is not None else Path.cwd()
@@ -277,7 +277,7 @@ def import_swe_agent(
     out: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the trace; standard output by default.")] = None,
 ) -> None:
     """Turn SWE-agent trajectories into a trace."""
-    from app.importers.swe_agent import import_swe_agent as read_all
+    from app.replay.importers.swe_agent import import_swe_agent as read_all
 
     output.write_out(read_all(files), out)
 
@@ -285,7 +285,7 @@ def import_swe_agent(
 @database.command("upgrade")
 def db_upgrade() -> None:
     """Bring the journal's tables up to date."""
-    from app.database import sqlite_url, upgrade
+    from app.journal.database import sqlite_url, upgrade
 
     settings = Settings()
     if settings.database_url is None:

@@ -21,8 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from app.traces import write_trace
-from scheduler.trace import Trace
+from app.replay.traces import write_trace
+from scheduler.sim.trace import Trace
 
 if TYPE_CHECKING:
     # It comes with SQLAlchemy, which most commands and every worker can do without.

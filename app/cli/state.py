@@ -10,10 +10,10 @@ from typing import Any
 
 from redis import RedisError
 
-from app.database import open_engine, require_latest, sqlite_url
-from app.queries import Selection, act_report, observations, status
-from app.runs import load_run
-from scheduler.durations import Observation
+from app.journal.database import open_engine, require_latest, sqlite_url
+from app.journal.queries import Selection, act_report, observations, status
+from app.journal.runs import load_run
+from scheduler.learning.durations import Observation
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings

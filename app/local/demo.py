@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.database import open_engine
-from app.queries import Selection, act_report
-from app.replay import ReplayOptions, quotas_toml, replay_live
-from app.runs import load_run
+from app.journal.database import open_engine
+from app.journal.queries import Selection, act_report
+from app.journal.runs import load_run
+from app.replay.replay import ReplayOptions, quotas_toml, replay_live
+from app.replay.traces import read_trace
 from app.tiny_models import make_services
-from app.traces import read_trace
 from tangram.errors import TangramError
 from tangram.settings import Settings
 

@@ -29,7 +29,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
-from app.database import sqlite_url, upgrade
+from app.journal.database import sqlite_url, upgrade
 from app.local.processes import Command, Identity, Process, StackError, describe, stop_stranger, wait_until
 from app.local.redis_server import RedisServer, remove_socket_folder
 

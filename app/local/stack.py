@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.database import open_engine
+from app.journal.database import open_engine
+from app.journal.queries import status
 from app.local.embedded import EmbeddedStack
 from app.local.processes import Command
-from app.queries import status
 from tangram.settings import Settings
 
 READY_S = 60.0

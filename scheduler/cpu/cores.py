@@ -19,8 +19,8 @@ from scheduler.cpu.free_cores import Domains, FreeCores
 from scheduler.cpu.marginal import Candidate, MarginalQueue
 from scheduler.cpu.occupants import Occupants
 from scheduler.model import Running
+from scheduler.model.queue import Contenders
 from scheduler.policies.abstract import Group, Release
-from scheduler.resources.queue import Contenders
 
 
 class CoreGroup(Group):

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from scheduler.commands import Resize
+from scheduler.core.state import Node, State, own_memory
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.fairness import Fairness
 from scheduler.cpu.in_order import could_run, unqueue
@@ -34,12 +34,12 @@ from scheduler.cpu.marginal import Candidate
 from scheduler.cpu.occupants import Occupant
 from scheduler.cpu.round import Round
 from scheduler.cpu.tuning import TUNING
-from scheduler.durations import speed_on
-from scheduler.holds import Holds
+from scheduler.learning.durations import speed_on
 from scheduler.model import Grant, Running, Waiting
+from scheduler.model.commands import Resize
+from scheduler.model.queue import Contenders, Walk
 from scheduler.policies.elastic import Elastic
-from scheduler.resources.queue import Contenders, Walk
-from scheduler.state import Node, State, own_memory
+from scheduler.quotas.holds import Holds
 from tangram.action import CORES
 
 

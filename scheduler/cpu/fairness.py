@@ -1,6 +1,6 @@
 """Fairness between jobs on the cores of one node: which job comes last, and which may take units from which.
 
-A job is *beyond its share* while it holds more than 1.05 times its entitlement (`scheduler/shares.py`). Its actions come after
+A job is *beyond its share* while it holds more than 1.05 times its entitlement (`scheduler/model/shares.py`). Its actions come after
 those of all other jobs, whatever is expected of them. It may use what nobody else wants. Others may take it back at any moment.
 
 A job may not push another below its entitlement in order to exceed its own. And for actions to grow, it takes units from jobs
@@ -9,7 +9,7 @@ beyond their share only up to its own entitlement. This prevents oscillation.
 
 from __future__ import annotations
 
-from scheduler.shares import Shares
+from scheduler.model.shares import Shares
 from tangram.action import CORES
 
 

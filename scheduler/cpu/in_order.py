@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import islice
 
+from scheduler.core.state import Node, State, own_memory
 from scheduler.cpu.cores import CoreGroup
-from scheduler.holds import Holds
 from scheduler.model import Grant, Waiting
-from scheduler.resources.queue import merged
-from scheduler.state import Node, State, own_memory
+from scheduler.model.queue import merged
+from scheduler.quotas.holds import Holds
 
 
 class Cores:

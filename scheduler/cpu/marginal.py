@@ -29,7 +29,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from scheduler.cpu.tuning import TUNING
-from scheduler.durations import speed_on
+from scheduler.learning.durations import speed_on
 from scheduler.model import Running, Waiting
 from tangram.elasticity import FLAT, Curve
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from scheduler.core.state import Node
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.fairness import Fairness
 from scheduler.cpu.marginal import Candidate, Step
 from scheduler.cpu.occupants import Occupant
 from scheduler.cpu.tuning import TUNING
 from scheduler.model import Running, Waiting
-from scheduler.shares import Shares
-from scheduler.state import Node
+from scheduler.model.shares import Shares
 from tangram.action import CORES
 
 MayTake = Callable[[str, int], bool]

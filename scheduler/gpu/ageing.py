@@ -32,11 +32,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from scheduler.core.state import Node
 from scheduler.gpu.cells import Instance
 from scheduler.gpu.eviction import candidates
 from scheduler.gpu.round import Line, Round
 from scheduler.gpu.tuning import TUNING, Tuning
-from scheduler.state import Node
 
 
 def bound_s(place: int, longest_s: float, tuning: Tuning = TUNING) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scheduler.core.state import Node, State, own_memory
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.placement import PlacementPlan
-from scheduler.holds import Holds
 from scheduler.model import Grant, Waiting
-from scheduler.state import Node, State, own_memory
+from scheduler.quotas.holds import Holds
 
 
 class CellDispatcher:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from scheduler.core.state import Node, State
 from scheduler.gpu.ageing import Ageing
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.demand import Demands
@@ -34,9 +35,8 @@ from scheduler.gpu.ranking import rank, starts_soon
 from scheduler.gpu.round import Line, Round
 from scheduler.gpu.sizing import Backlog, best_size
 from scheduler.gpu.tuning import TUNING, Tuning
-from scheduler.holds import Holds
 from scheduler.model import Waiting
-from scheduler.state import Node, State
+from scheduler.quotas.holds import Holds
 
 
 class ElasticCells(CellDispatcher):

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.core.state import Node
 from scheduler.gpu.cells import Instance
 from scheduler.gpu.placement import PlacementPlan
 from scheduler.gpu.round import Line, Round
-from scheduler.state import Node
 
 
 def candidates(node: Node, line: Line, round_: Round) -> list[Instance]:

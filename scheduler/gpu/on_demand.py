@@ -6,11 +6,11 @@ least recently used first. The policy chooses the sizes.
 
 from __future__ import annotations
 
+from scheduler.core.state import Node, own_memory
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.dispatcher import CellDispatcher
 from scheduler.model import Waiting
 from scheduler.policies.abstract import Choice
-from scheduler.state import Node, own_memory
 
 
 class OnDemandCells(CellDispatcher):

@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from scheduler.core.state import Node, State, own_memory
 from scheduler.gpu.cells import Instance
 from scheduler.gpu.demand import Demands
 from scheduler.gpu.dispatcher import can_run
 from scheduler.gpu.tuning import Tuning
 from scheduler.model import ServiceSpec, Waiting
-from scheduler.state import Node, State, own_memory
 
 Place = tuple[Instance, Node]
 """An instance, and the node that it is on."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from scheduler.core.state import Node, State
 from scheduler.gpu.cells import CellGroup
 from scheduler.gpu.dispatcher import CellDispatcher
-from scheduler.holds import Holds
 from scheduler.model import Waiting
-from scheduler.state import Node, State
+from scheduler.quotas.holds import Holds
 
 
 class StaticCells(CellDispatcher):

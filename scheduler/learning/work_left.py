@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.durations import MEASURED, Observation, speed_on
+from scheduler.learning.durations import MEASURED, Observation, speed_on
 from scheduler.learning.life_table import LifeTable, bin_ends_at, bin_of
 
 ACTION_PART: Final = 0.1

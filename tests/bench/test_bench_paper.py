@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from app.traces import write_trace
+from app.replay.traces import write_trace
 from bench.paper_cases import BINS, QUANTILES, Case, Outcome, binned_cores, run_case
 from bench.paper_document import Origin, write_document
 from bench.paper_plan import FULL, QUICK, plan
 from bench.paper_words import matched, number, on_columns, on_parts, on_policies
 from bench.workloads import ai_coding
 from scheduler.policies import PARTS
-from scheduler.simulate import Cluster
-from scheduler.summary import Capacity, RunRecord
+from scheduler.sim.simulate import Cluster
+from scheduler.sim.summary import Capacity, RunRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)

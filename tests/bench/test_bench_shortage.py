@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.traces import read_trace, write_trace
+from app.replay.traces import read_trace, write_trace
 from bench import flood
 from bench.paper import ROLLOUTS
 from bench.shortage import main
 from bench.shortage_cases import FAMILIES, Recording, all_cases
 from bench.workloads import ai_coding
-from scheduler.trace import Trace
+from scheduler.sim.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {case.name: case for case in all_cases()}

@@ -8,7 +8,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from app.traces import read_trace_stream, write_trace
+from app.replay.traces import read_trace_stream, write_trace
 from bench.workloads import SHELL, WORKLOADS, AiCoding, DeepSearch, Mopd, ai_coding, calibration, deepsearch, mixed, mopd, zipf_weights
 
 

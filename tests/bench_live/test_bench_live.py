@@ -20,7 +20,7 @@ from bench.live_trace import OF_FILE, Workload, add_options, words, workload_of
 from bench.pace import measured_pace
 from bench.ray_replay import amount
 from bench.ray_tasks import close_environment, open_environment, read_file, run_command, write_file
-from scheduler.trace import TraceAction
+from scheduler.sim.trace import TraceAction
 from tangram.elasticity import Elasticity
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.scripts import starting_files
+from app.replay.scripts import starting_files
 from tests.workers_cpu.support import admit
 from workers.cpu.abstract import Environment, EnvironmentSpec
 from workers.cpu.docker.options import ContainerOptions

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import redis
 
-from app.database import open_engine, require_latest
+from app.journal.database import open_engine, require_latest
 from app.local.embedded import EmbeddedStack, Restarts, StackRunning
 from app.local.processes import Command, StackError, wait_until
 

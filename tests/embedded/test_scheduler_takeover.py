@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from app import retention, scheduler_process
-from app.database import open_engine, sqlite_url, upgrade
-from app.journal import SqlJournal
-from app.leader import SCHEDULER_LEASE, Lease
+from app import scheduler_process
+from app.journal import retention
+from app.journal.database import open_engine, sqlite_url, upgrade
+from app.journal.leader import SCHEDULER_LEASE, Lease
+from app.journal.writing import SqlJournal
 from app.local.processes import wait_until
-from scheduler.commands import Finish
-from scheduler.entries import ActionEnded, ActionReceived
+from scheduler.live.entries import ActionEnded, ActionReceived
+from scheduler.model.commands import Finish
 from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
 from tests.conftest import RedisServer, RedisUrls

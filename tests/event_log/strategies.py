@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from scheduler.event_log import Line
+from scheduler.live.event_log import Line
 from tangram.action import Action, Cost
 from tangram.elasticity import FLAT, Amdahl, Curve, Table
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from app.event_log import EventLogFile, main
-from scheduler import events
-from scheduler.event_log import Setup
-from scheduler.model import Limits, NodeSpec, QuotaSpec, ServiceSpec
+from scheduler.live.event_log import Setup
+from scheduler.model import Limits, NodeSpec, QuotaSpec, ServiceSpec, events
 from tangram.action import Action, Cost
 from tangram.elasticity import Amdahl
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.event_log import EventLogFile, main
-from scheduler import commands, events
-from scheduler.event_log import Setup
-from scheduler.model import NodeSpec, ServiceSpec
+from scheduler.live.event_log import Setup
+from scheduler.model import NodeSpec, ServiceSpec, commands, events
 from tangram.action import Action, Cost
 
 SERVICES = (

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from scheduler.commands import Command
-from scheduler.event_log import BrokenLog, Handled, Line, decode_line, encode_line
-from scheduler.events import Event, Finished, Tick
+from scheduler.live.event_log import BrokenLog, Handled, Line, decode_line, encode_line
+from scheduler.model.commands import Command
+from scheduler.model.events import Event, Finished, Tick
 from tests.event_log.strategies import LINES, any_of
 
 OPENING = '{"schema":"tangram.events/3","epoch":1,"setup":{"policy":"fcfs"}}'

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.record import SubprocessExecutor, record
-from app.scripts import read_script, starting_files
-from app.traces import read_trace
-from scheduler.trace import TraceAction, Trajectory
+from app.replay.record import SubprocessExecutor, record
+from app.replay.scripts import read_script, starting_files
+from app.replay.traces import read_trace
+from scheduler.sim.trace import TraceAction, Trajectory
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = sorted((EXAMPLES / "scripts").glob("*.toml"))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.record import Outcome, RecordError, SubprocessExecutor, record, record_trace
-from app.scripts import Script, read_script
-from app.trace_lines import TraceError
-from scheduler.trace import Step, TraceAction, Trajectory
+from app.replay.record import Outcome, RecordError, SubprocessExecutor, record, record_trace
+from app.replay.scripts import Script, read_script
+from app.replay.trace_lines import TraceError
+from scheduler.sim.trace import Step, TraceAction, Trajectory
 
 HEADER = "[services.rm]\ncells = 1\nmemory_mb = 10\n[quotas.q]\nrate_per_s = 1\nconcurrency = 1\n"
 BUSY = "python3 -c 'import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass'"

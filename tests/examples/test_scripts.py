@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.scripts import read_script, starting_files
-from app.trace_lines import TraceError
+from app.replay.scripts import read_script, starting_files
+from app.replay.trace_lines import TraceError
 
 SCRIPT = """
 trajectory = "t"
@@ -100,7 +100,7 @@ def test_starting_files_are_plain_visible_files_in_order(tmp_path: Path) -> None
 
 
 def test_too_many_starting_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.scripts.LARGEST_FILES_BYTES", 10)
+    monkeypatch.setattr("app.replay.scripts.LARGEST_FILES_BYTES", 10)
     (tmp_path / "large").write_bytes(b"x" * 11)
 
     with pytest.raises(TraceError, match="exceed 10 bytes"):

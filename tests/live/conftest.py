@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from app.database import open_engine, sqlite_url, upgrade
+from app.journal.database import open_engine, sqlite_url, upgrade
 from app.local.stack import StackPlan
-from app.outside import OutsideApi
+from app.replay.outside import OutsideApi
 from tangram import Client
 from tests.live.support import FAST_BEATS, SERVICES, Live, running
 

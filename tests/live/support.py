@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from app.database import open_engine
+from app.journal.database import open_engine
 from app.local import stack
 from app.local.embedded import EmbeddedStack
 from app.local.processes import Command, wait_until

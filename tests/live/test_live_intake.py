@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis import ConnectionPool, UnixDomainSocketConnection
 
+from app.broker.redis_intake import RedisIntake
 from app.local.processes import wait_until
-from app.redis_intake import RedisIntake
 
 QUEUES = ("a", "b")
 Open = Callable[[int], RedisIntake]
@@ -87,7 +87,7 @@ def test_what_was_not_acknowledged_comes_again_in_order(open_intake: Open, redis
 
 
 def test_what_a_sleeper_takes_after_it_was_replaced_comes_back(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.redis_intake.RESCUE_S", 0.1)
+    monkeypatch.setattr("app.broker.redis_intake.RESCUE_S", 0.1)
     # Given a taker that waits for messages, and is replaced
     sleeper = open_intake(1)
     assert sleeper.take(0.0, 16) == []

@@ -15,8 +15,8 @@ from tangram import Action, ActionFailed, Cost
 from tests.live.support import Live
 
 BUG = """
-from scheduler.core import Core
-from scheduler import events
+from scheduler.core.core import Core
+from scheduler.model import events
 handle = Core.handle
 def with_a_bug(self, event, now):
     out = handle(self, event, now)

@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.database import open_engine, upgrade
+from app.journal.database import open_engine, upgrade
+from app.journal.queries import status
 from app.local.processes import Command, Process, wait_until
-from app.queries import status
 from tangram import Action, Client, Cost, Settings
 from tests.live.test_live_loss import words
 

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from app.broker.transport import KombuTransport
 from app.celery import make_app
-from app.journal import SqlJournal
-from app.transport import KombuTransport
-from scheduler import commands
-from scheduler.core import Core
-from scheduler.entries import NodeChanged
-from scheduler.model import Grant
-from scheduler.orders import Orders
+from app.journal.writing import SqlJournal
+from scheduler.core.core import Core
+from scheduler.live.command_executor import Orders
+from scheduler.live.entries import NodeChanged
+from scheduler.live.service import Service
+from scheduler.model import Grant, commands
 from scheduler.policies import make_policy
-from scheduler.service import Service
 from tangram.action import Action, Cost
 from tangram.settings import Settings
 from tangram.wire import GRANT_HEADER

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.database import open_engine
-from app.queries import ServiceStatus, status
+from app.journal.database import open_engine
+from app.journal.queries import ServiceStatus, status
 from tangram.errors import ActionError
 from tests.live.support import Live
 

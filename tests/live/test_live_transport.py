@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from app.broker.transport import KombuTransport
 from app.celery import make_app
-from app.journal import SqlJournal
+from app.journal.writing import SqlJournal
 from app.local.processes import wait_until
 from app.scheduler_process import _app_of
-from app.transport import KombuTransport
-from scheduler import commands
-from scheduler.core import Core
-from scheduler.entries import ActionEnded, ActionGranted, ActionReceived, NodeChanged
-from scheduler.events import StoredEnd
-from scheduler.model import Limits
+from scheduler.core.core import Core
+from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, NodeChanged
+from scheduler.live.service import Service
+from scheduler.model import Limits, commands
+from scheduler.model.events import StoredEnd
 from scheduler.policies import make_policy
-from scheduler.service import Service
 from tangram import Action, ActionCancelled, Settings
 from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, node_queue
 from tests.conftest import RedisServer, RedisUrls

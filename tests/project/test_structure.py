@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.settings_page import page
-from scheduler import lifecycle
+from scheduler.model import lifecycle
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("tangram", "scheduler", "app", "workers")

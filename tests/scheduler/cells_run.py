@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler import commands, events
-from scheduler.cell_books import CellBooks
-from scheduler.core import Core
-from scheduler.model import UNLIMITED, Grant, NodeSpec, ServiceSpec
+from scheduler.core.core import Core
+from scheduler.model import UNLIMITED, Grant, NodeSpec, ServiceSpec, commands, events
 from scheduler.policies import make_policy
+from scheduler.sim.cell_books import CellBooks
 from tangram.action import Action, Cost
 
 

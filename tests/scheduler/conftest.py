@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from scheduler import commands, events
-from scheduler.answers import may_wait_again
-from scheduler.core import Core
-from scheduler.durations import Observation
-from scheduler.model import Grant, Limits, NodeSpec, QuotaSpec, ServiceSpec
+from scheduler.core.core import Core
+from scheduler.learning.durations import Observation
+from scheduler.model import Grant, Limits, NodeSpec, QuotaSpec, ServiceSpec, commands, events
 from scheduler.policies import Policy, make_policy
+from scheduler.quotas.answers import may_wait_again
 from tangram.action import DEFAULT_JOB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 

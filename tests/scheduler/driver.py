@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler import events
-from scheduler.commands import Command
-from scheduler.core import Core
-from scheduler.entries import Entry
-from scheduler.model import QuotaSpec
-from scheduler.orders import Orders
+from scheduler.core.core import Core
+from scheduler.live.command_executor import Orders
+from scheduler.live.entries import Entry
+from scheduler.live.heartbeats import RollCall
+from scheduler.model import QuotaSpec, events
+from scheduler.model.commands import Command
 from scheduler.policies import make_policy
-from scheduler.roll_call import RollCall
 
 
 @dataclass

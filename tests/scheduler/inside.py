@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from scheduler.core import Core
+from scheduler.core.core import Core
+from scheduler.core.open_queue import OpenQueue
+from scheduler.core.state import STARTS, Node, State, own_memory
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.marginal import Candidate, MarginalQueue
-from scheduler.open_queue import OpenQueue
+from scheduler.model.queue import WaitQueue
 from scheduler.policies.elastic import Elastic
-from scheduler.resources.queue import WaitQueue
-from scheduler.state import STARTS, Node, State, own_memory
 from tangram.action import CORES, MEMORY_MB
 
 from .ledger import Ledger

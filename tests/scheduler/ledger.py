@@ -6,9 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler import commands
-from scheduler.cell_books import CellBooks
-from scheduler.model import Limits, NodeSpec, QuotaSpec, ServiceSpec
+from scheduler.model import Limits, NodeSpec, QuotaSpec, ServiceSpec, commands
+from scheduler.sim.cell_books import CellBooks
 from tangram.action import CELLS, CORES, MEMORY_MB, Action
 
 SERVICES = (

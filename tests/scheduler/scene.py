@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from scheduler.core import Core
-from scheduler.durations import SETTLED, Observation
+from scheduler.core.core import Core
+from scheduler.learning.durations import SETTLED, Observation
 from scheduler.model import Limits
 from scheduler.policies import PARTS, make_policy
 from tangram.elasticity import Amdahl

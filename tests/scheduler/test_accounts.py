@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import events
-from scheduler.model import Grant, QuotaSpec
-from scheduler.resources.quota import QuotaState, clash
+from scheduler.model import Grant, QuotaSpec, events
+from scheduler.quotas.account import QuotaState, clash
 from tangram.action import Action, Cost
 from tangram.errors import InvalidAction
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.model import Grant
-from scheduler.progress import Live, NodeCores
-from scheduler.trace import TraceAction
+from scheduler.sim.progress import Live, NodeCores
+from scheduler.sim.trace import TraceAction
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from scheduler import commands, events
-from scheduler.clients import START_S, Clients
-from scheduler.core import Core
+from scheduler.core.core import Core
+from scheduler.live.clients import START_S, Clients
+from scheduler.model import commands, events
 from scheduler.policies import make_policy
 from tangram.action import Action
 

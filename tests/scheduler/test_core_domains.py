@@ -11,10 +11,9 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduler import commands
 from scheduler.cpu.cores import CoreGroup
-from scheduler.event_log import decode, encode
-from scheduler.model import NodeSpec
+from scheduler.live.event_log import decode, encode
+from scheduler.model import NodeSpec, commands
 
 ROWS = ((4, 12, 5, 13, 6, 14), (0, 8, 1, 9), (20, 21, 22, 23, 24))
 """Domains as a machine with siblings has them."""

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.durations import FADING, LEAST_LEFT, OUTLIER, PRIOR, SETTLED, USUAL_S, Distribution, Durations, Observation, speed_on
+from scheduler.learning.durations import (
+    FADING,
+    LEAST_LEFT,
+    OUTLIER,
+    PRIOR,
+    SETTLED,
+    USUAL_S,
+    Distribution,
+    Durations,
+    Observation,
+    speed_on,
+)
 from tangram.action import DEFAULT_JOB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl, Table
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scheduler import events
-from scheduler.entries import ActionEnded, EndsTold, Entry
-from scheduler.lifecycle import MISSED_BEATS, End
+from scheduler.live.entries import ActionEnded, EndsTold, Entry
+from scheduler.model import events
+from scheduler.model.lifecycle import MISSED_BEATS, End
 from tangram.action import Action
 
 from .driver import Driver, Wires

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from scheduler import commands, events
-from scheduler.gone import REMEMBERED
-from scheduler.model import ServiceSpec
+from scheduler.core.gone import REMEMBERED
+from scheduler.model import ServiceSpec, commands, events
 
 
 def states(w: Any, environment: str) -> list[str]:

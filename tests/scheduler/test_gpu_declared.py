@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler import events
-from scheduler.commands import Restore, Start
-from scheduler.model import ServiceSpec
-from scheduler.roll_call import RESTORE_UNSEEN_S
+from scheduler.live.heartbeats import RESTORE_UNSEEN_S
+from scheduler.model import ServiceSpec, events
+from scheduler.model.commands import Restore, Start
 from tangram.action import Action, Cost
 
 from .driver import Driver

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler import events
 from scheduler.gpu.tuning import TUNING
-from scheduler.model import ServiceSpec
+from scheduler.model import ServiceSpec, events
 
 RM = ServiceSpec(name="rm", restore_s=0.5)
 JUDGE = ServiceSpec(name="judge", restore_s=0.5)

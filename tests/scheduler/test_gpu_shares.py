@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import events
-from scheduler.model import ServiceSpec
+from scheduler.model import ServiceSpec, events
 
 FLOODED = ServiceSpec(name="flooded", restore_s=0.5)
 RARE = ServiceSpec(name="rare", restore_s=0.5)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.cell_books import BrokenGrant, CellBooks
-from scheduler.core import Core
+from scheduler.core.core import Core
 from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
 from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
+from scheduler.sim.cell_books import BrokenGrant, CellBooks
 
 from .cells_run import Ask, CellsRun
 

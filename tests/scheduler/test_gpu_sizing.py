@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import events
-from scheduler.core import Core
+from scheduler.core.core import Core
+from scheduler.core.state import Node
 from scheduler.gpu.demand import Demands
 from scheduler.gpu.sizing import Backlog, best_size
-from scheduler.model import NodeSpec, ServiceSpec, Waiting
+from scheduler.model import NodeSpec, ServiceSpec, Waiting, events
 from scheduler.policies import make_policy
-from scheduler.state import Node
 from tangram.action import Action
 
 DURATIONS_S = (1.0, 1.0 / 1.84, 1.0 / 3.2)

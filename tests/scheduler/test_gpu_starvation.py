@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import events
-from scheduler.core import Core
+from scheduler.core.core import Core
 from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.tuning import TUNING
-from scheduler.model import ServiceSpec
+from scheduler.model import ServiceSpec, events
 from tangram.action import Action
 
 from .cells_run import Ask, CellsRun

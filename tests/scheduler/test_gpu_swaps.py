@@ -9,9 +9,9 @@ import pytest
 
 from scheduler.model import ServiceSpec
 from scheduler.policies import make_policy
-from scheduler.simulate import Cluster, Simulation
-from scheduler.summary import RunRecord
-from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.summary import RunRecord
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity
 
 ONE = Elasticity()

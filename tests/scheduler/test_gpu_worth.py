@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from bench.workloads import Mopd, mopd
+from scheduler.model.stats import percentile
 from scheduler.policies import make_policy
-from scheduler.simulate import Cluster, Simulation
-from scheduler.stats import percentile
+from scheduler.sim.simulate import Cluster, Simulation
 from tests.speed import slowness
 
 SEED = 77
@@ -96,7 +96,7 @@ def test_the_part_is_what_makes_the_difference() -> None:
 
 def test_a_decision_takes_milliseconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given the most actions that wait in these runs, and a clock that stands while others have the core
-    monkeypatch.setattr("scheduler.simulate.time", SimpleNamespace(perf_counter=time.thread_time))
+    monkeypatch.setattr("scheduler.sim.simulate.time", SimpleNamespace(perf_counter=time.thread_time))
     figures = [run("elastic", 2048, (1, 24), seed=seed) for seed in (SEED, 78, 79)]
 
     # Then the best of three runs stays within the aim

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler import events
-from scheduler.entries import InstanceChanged, InstancesForgotten
-from scheduler.instances import Instances
+from scheduler.live.entries import InstanceChanged, InstancesForgotten
+from scheduler.live.instances import Instances
+from scheduler.model import events
 
 
 class Heard:

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler import commands, events
-from scheduler.answers import may_wait_again
-from scheduler.model import Limits, NodeSpec
+from scheduler.model import Limits, NodeSpec, commands, events
+from scheduler.quotas.answers import may_wait_again
 from tangram.action import CELLS, CORES, MEMORY_MB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 

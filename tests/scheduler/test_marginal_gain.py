@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import events
-from scheduler.commands import Resize
 from scheduler.cpu.marginal import FREE_GAIN, LEAST_STOP, Step, steps_of
 from scheduler.cpu.tuning import TUNING
+from scheduler.model import events
+from scheduler.model.commands import Resize
 from tangram.action import Action, Cost
 from tangram.elasticity import FLAT, Amdahl, Curve, Table
 

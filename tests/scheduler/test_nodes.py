@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import commands, events
-from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.model import QuotaSpec, ServiceSpec, commands, events
 from tangram.action import Action, Cost
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scheduler import events
-from scheduler.open_order import KEPT_AFTER_S
+from scheduler.core.open_order import KEPT_AFTER_S
+from scheduler.model import events
 from tests.speed import cpu_s
 
 

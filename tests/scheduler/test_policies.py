@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import commands, events
+from scheduler.model import commands, events
 from scheduler.policies import UnknownPolicy, make_policy
 
 UNITS = [1, 2, 4, 8]

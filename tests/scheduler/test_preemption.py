@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scheduler import commands, events
 from scheduler.cpu.tuning import TUNING
+from scheduler.model import commands, events
 
 
 def node(w: Any, cores: int = 1, environments: Iterable[str] = "efgh", **jobs: str) -> None:

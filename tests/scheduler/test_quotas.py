@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.model import QuotaSpec, ServiceSpec
-from scheduler.resources.quota import QuotaState
+from scheduler.quotas.account import QuotaState
 
 
 def test_requests_under_a_rate_are_evenly_spaced(world: Any) -> None:

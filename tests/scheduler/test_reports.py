@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.core import Core
-from scheduler.entries import Unfinished
+from scheduler.core.core import Core
+from scheduler.live.entries import Unfinished
+from scheduler.live.service import CoreBroken, Service
+from scheduler.live.transport import Received
 from scheduler.policies import make_policy
-from scheduler.service import CoreBroken, Service
-from scheduler.transport import Received
 from tangram.action import Action, Cost
 from tangram.wire import BLOB_TTL_S
 

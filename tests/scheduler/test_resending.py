@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler import events
-from scheduler.commands import Finish, Requeue
-from scheduler.model import Grant, NodeSpec, QuotaSpec
-from scheduler.roll_call import MOST_RESENT
+from scheduler.live.heartbeats import MOST_RESENT
+from scheduler.model import Grant, NodeSpec, QuotaSpec, events
+from scheduler.model.commands import Finish, Requeue
 from tangram.action import Action, Cost
 
 from .driver import Driver

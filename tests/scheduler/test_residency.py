@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.commands import Restore
-from scheduler.descriptions import service_spec
+from scheduler.live.command_executor import wire_evictions
+from scheduler.live.descriptions import service_spec
 from scheduler.model import Evicted, ServiceSpec
-from scheduler.orders import wire_evictions
+from scheduler.model.commands import Restore
 
 RM = ServiceSpec(name="rm", restore_s=0.5)
 JUDGE = ServiceSpec(name="judge", cells=(2,), restore_s=0.5)

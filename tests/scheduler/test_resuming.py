@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import events
-from scheduler.commands import Resize
-from scheduler.core import Core
+from scheduler.core.core import Core
 from scheduler.cpu.cores import CoreGroup
-from scheduler.model import Grant, Limits, NodeSpec
+from scheduler.model import Grant, Limits, NodeSpec, events
+from scheduler.model.commands import Resize
 from tangram.action import Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from scheduler.model import QuotaSpec, ServiceSpec
+from scheduler.model.shares import TOLERANCE, Shares
 from scheduler.policies import make_policy
-from scheduler.shares import TOLERANCE, Shares
-from scheduler.simulate import Cluster, Simulation
-from scheduler.summary import RunRecord, summarise
-from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.summary import RunRecord, summarise
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity
 
 # Who holds how much

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from scheduler.model import Limits, QuotaSpec, ServiceSpec
 from scheduler.policies import make_policy
-from scheduler.simulate import Cluster, Simulation
-from scheduler.summary import RunRecord, summarise
-from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from scheduler.sim.simulate import Cluster, Simulation
+from scheduler.sim.summary import RunRecord, summarise
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import FLAT, Amdahl, Elasticity
 
 POLICIES = ["elastic", "paper", "fcfs", "fixed:2", "static:2"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.stats import percentile, summary
+from scheduler.model.stats import percentile, summary
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import events
-from scheduler.answers import MOST_REFUSALS
-from scheduler.commands import Requeue
-from scheduler.lifecycle import MOST_TRIES
-from scheduler.model import QuotaSpec
-from scheduler.resources.throttle import DEFAULT_PAUSE_S, FLOOR, LONGEST_PAUSE_S, RISE_PER_S, Throttle
+from scheduler.model import QuotaSpec, events
+from scheduler.model.commands import Requeue
+from scheduler.model.lifecycle import MOST_TRIES
+from scheduler.quotas.answers import MOST_REFUSALS
+from scheduler.quotas.throttle import DEFAULT_PAUSE_S, FLOOR, LONGEST_PAUSE_S, RISE_PER_S, Throttle
 
 
 def test_the_table_of_states() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import commands
 from scheduler.cpu.tuning import TUNING
+from scheduler.model import commands
 
 JOBS = "abc"
 

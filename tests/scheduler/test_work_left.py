@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.durations import Observation
+from scheduler.learning.durations import Observation
 from scheduler.learning.life_table import EDGES, FIRST_S, bin_of
 from scheduler.learning.work_left import ACTION_PART, Life, WorkLeft, next_bin_s
 from tangram.elasticity import FLAT, Amdahl

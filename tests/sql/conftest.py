@@ -12,10 +12,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
-from app.database import open_engine, sqlite_url, upgrade, writing
-from app.models import Base
-from scheduler.commands import Finish
-from scheduler.entries import (
+from app.journal.database import open_engine, sqlite_url, upgrade, writing
+from app.journal.models import Base
+from scheduler.live.entries import (
     ActionEnded,
     ActionGranted,
     ActionReceived,
@@ -26,6 +25,7 @@ from scheduler.entries import (
     InstanceChanged,
     NodeChanged,
 )
+from scheduler.model.commands import Finish
 
 SERVER_URL = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
-from app.journal import SqlJournal
-from scheduler.entries import EndsTold, Entry, InstancesForgotten, MessageFailed
+from app.journal.writing import SqlJournal
+from scheduler.live.entries import EndsTold, Entry, InstancesForgotten, MessageFailed
 
 NEXT_ENVIRONMENT_STATES = {
     None: ["waiting"],

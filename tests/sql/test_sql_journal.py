@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from app.journal import SqlJournal
-from app.journal_fold import Fold
-from scheduler.entries import EndsTold, Journal, Unfinished, UntoldEnd
-from scheduler.events import EnvironmentGone
+from app.journal.folding import Fold
+from app.journal.writing import SqlJournal
+from scheduler.live.entries import EndsTold, Journal, Unfinished, UntoldEnd
+from scheduler.model.events import EnvironmentGone
 
 
 def test_it_is_a_journal(engine: Engine) -> None:

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from app.database import open_engine, sqlite_url
-from app.journal import JournalError, LeaseLost, SqlJournal
-from app.leader import Lease
+from app.journal.database import open_engine, sqlite_url
+from app.journal.leader import Lease
+from app.journal.writing import JournalError, LeaseLost, SqlJournal
 
 ROOT = Path(__file__).resolve().parents[2]
 
 WRITER = """
 import sys
-from app.database import open_engine
-from app.journal import SqlJournal
-from scheduler.entries import ActionGranted, ActionReceived
+from app.journal.database import open_engine
+from app.journal.writing import SqlJournal
+from scheduler.live.entries import ActionGranted, ActionReceived
 journal = SqlJournal(open_engine(sys.argv[1]))
 for batch in range(1_000_000):
     entries = []

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.database import open_engine, sqlite_url
-from app.journal import SqlJournal
-from scheduler.entries import Entry
+from app.journal.database import open_engine, sqlite_url
+from app.journal.writing import SqlJournal
+from scheduler.live.entries import Entry
 
 SECONDS_PER_ENTRY = 300e-6
 SECONDS_PER_COMMIT = 2.5e-3

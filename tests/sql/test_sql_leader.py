@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
-from app.database import DatabaseError, open_engine
-from app.leader import Lease, holder_name
+from app.journal.database import DatabaseError, open_engine
+from app.journal.leader import Lease, holder_name
 
 TTL_S = 10.0
 

@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
-from app.database import (
+from app.journal.database import (
     DatabaseError,
     current_revision,
     downgrade,
@@ -22,8 +22,8 @@ from app.database import (
     upgrade,
     writing,
 )
-from app.models import Base
-from app.queries import status
+from app.journal.models import Base
+from app.journal.queries import status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,7 +82,7 @@ def test_schedulers_that_start_together_migrate_once(database: str, tmp_path: Pa
     else:
         url = sqlite_url(tmp_path / "x.sqlite")
     # When two processes migrate it at the same time
-    script = "import sys; from app.database import upgrade; print('ready', flush=True); sys.stdin.readline(); upgrade(sys.argv[1])"
+    script = "import sys; from app.journal.database import upgrade; print('ready', flush=True); sys.stdin.readline(); upgrade(sys.argv[1])"
     both = [
         subprocess.Popen([sys.executable, "-c", script, url], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)

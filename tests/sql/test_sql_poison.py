@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import Engine
 
 from app.cli import output
-from app.journal import SqlJournal
-from app.queries import status
-from scheduler import events
-from scheduler.commands import Command
-from scheduler.core import Core
-from scheduler.entries import MessageFailed
-from scheduler.poison import CONTENT_S, CoreBroken
+from app.journal.queries import status
+from app.journal.writing import SqlJournal
+from scheduler.core.core import Core
+from scheduler.live.entries import MessageFailed
+from scheduler.live.poison import CONTENT_S, CoreBroken
+from scheduler.live.service import Service
+from scheduler.live.transport import Received
+from scheduler.model import events
+from scheduler.model.commands import Command
 from scheduler.policies import make_policy
-from scheduler.service import Service
-from scheduler.transport import Received
 from tangram.action import Action, Cost
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 128, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0}

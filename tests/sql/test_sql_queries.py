@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
-from app.database import DatabaseError
-from app.journal import SqlJournal
-from app.queries import Selection, act_report, observations, status
-from app.runs import finish_run, list_runs, load_run, start_run
-from scheduler.durations import Observation
-from scheduler.entries import InstancesForgotten
+from app.journal.database import DatabaseError
+from app.journal.queries import Selection, act_report, observations, status
+from app.journal.runs import finish_run, list_runs, load_run, start_run
+from app.journal.writing import SqlJournal
+from scheduler.learning.durations import Observation
+from scheduler.live.entries import InstancesForgotten
 from tangram.elasticity import FLAT, Amdahl, Table
 
 

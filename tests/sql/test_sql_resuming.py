@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from app.journal import SqlJournal
-from scheduler.core import Core
-from scheduler.open_order import KEPT_AFTER_S
+from app.journal.writing import SqlJournal
+from scheduler.core.core import Core
+from scheduler.core.open_order import KEPT_AFTER_S
+from scheduler.core.state import Node
+from scheduler.live.service import Service
+from scheduler.live.transport import Received
 from scheduler.policies import make_policy
-from scheduler.service import Service
-from scheduler.state import Node
-from scheduler.transport import Received
 from tangram.action import Action, Cost
 from tests.scheduler.driver import Wires
 

@@ -11,15 +11,15 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import Engine
 
-from app import retention
-from app.journal import LeaseLost, SqlJournal
-from app.leader import Lease
+from app.journal import retention
+from app.journal.leader import Lease
+from app.journal.queries import Selection, act_report, observations, status
+from app.journal.retention import DAY_S, Pruning, Retention
+from app.journal.rollup import BINS_PER_OCTAVE, bin_of, seconds_of
+from app.journal.runs import finish_run, load_run, start_run
+from app.journal.writing import LeaseLost, SqlJournal
 from app.local.processes import wait_until
-from app.queries import Selection, act_report, observations, status
-from app.retention import DAY_S, Pruning, Retention
-from app.rollup import BINS_PER_OCTAVE, bin_of, seconds_of
-from app.runs import finish_run, load_run, start_run
-from scheduler.entries import MessageFailed
+from scheduler.live.entries import MessageFailed
 from tangram.settings import Settings
 
 NOW = 100 * DAY_S

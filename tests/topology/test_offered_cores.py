@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.services_file import ConfigError
-from scheduler.descriptions import node_spec
+from scheduler.live.descriptions import node_spec
 from tangram.settings import Settings
 from workers.cpu.cores import CoreMap
 from workers.cpu.topology import Domain, Topology, read_topology

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.importers.swe_agent import import_swe_agent
-from app.trace_lines import TraceError
-from app.traces import read_trace_stream, write_trace
+from app.replay.importers.swe_agent import import_swe_agent
+from app.replay.trace_lines import TraceError
+from app.replay.traces import read_trace_stream, write_trace
 
 STEPS = [
     {"action": "create reproduce.py", "observation": "…", "thought": "…", "execution_time": 0.25, "state": {"open_file": "n/a"}},

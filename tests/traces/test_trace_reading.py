@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.trace_lines import TraceError
-from app.traces import read_trace, read_trace_stream
-from scheduler.trace import KINDS, Trace
+from app.replay.trace_lines import TraceError
+from app.replay.traces import read_trace, read_trace_stream
+from scheduler.sim.trace import KINDS, Trace
 from tangram.elasticity import Amdahl, Flat, Table
 from tests.speed import cpu_s
 
@@ -228,7 +228,7 @@ def test_a_text_stream_that_cannot_be_decoded_is_refused() -> None:
 
 
 def test_a_line_without_end_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.traces.LONGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr("app.replay.traces.LONGEST_LINE_BYTES", 1000)
 
     assert refusal(HEADER + " " * 5000) == "f.jsonl:2: longer than 1000 bytes"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.trace import Step, Trace, TraceAction, Trajectory, tile
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory, tile
 from tangram.action import command_class
 from tangram.errors import InvalidAction
 

@@ -9,10 +9,10 @@ import string
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.trace_lines import TraceError
-from app.traces import read_trace_stream, write_trace
+from app.replay.trace_lines import TraceError
+from app.replay.traces import read_trace_stream, write_trace
 from scheduler.model import QuotaSpec, ServiceSpec
-from scheduler.trace import Step, Trace, TraceAction, Trajectory
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity, Flat, Table
 
 NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=12)

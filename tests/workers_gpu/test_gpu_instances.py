@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.services_file import ServiceConfig
-from scheduler.lifecycle import SERVICE_TRANSITIONS
+from scheduler.model.lifecycle import SERVICE_TRANSITIONS
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine

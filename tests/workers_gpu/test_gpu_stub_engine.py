@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.lifecycle import SERVICE_TRANSITIONS
+from scheduler.model.lifecycle import SERVICE_TRANSITIONS
 from tangram.arrays import pack_ints
 from workers.gpu.control import Control
 from workers.gpu.devices import Device

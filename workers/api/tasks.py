@@ -2,7 +2,7 @@
 
 The scheduler grants the quota before the task arrives, and the grant names the hosts that the request may reach. What the answer
 says of limits and costs goes back to the scheduler with the report of the end. If the API refuses the request and the action may wait,
-there is a report and no result (`scheduler/answers.py`).
+there is a report and no result (`scheduler/quotas/answers.py`).
 """
 
 from __future__ import annotations

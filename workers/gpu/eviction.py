@@ -19,7 +19,7 @@ import logging
 from typing import Protocol
 
 from app.services_file import ServiceConfig
-from scheduler.lifecycle import ServiceState
+from scheduler.model.lifecycle import ServiceState
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.errors import EngineBusy, EngineFailed, GpuError, WrongState
 from workers.gpu.host_memory import HostMemory

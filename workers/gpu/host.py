@@ -1,7 +1,7 @@
 """The services of one node: carries out the scheduler's decisions, and refuses those that cannot be carried out.
 
 The scheduler chooses cells and evictions. The host itself only chooses which copies are dropped from host memory. A service has one
-instance for each set of cells, with an engine that is made when it is first needed. `scheduler/lifecycle.py` has the states of an
+instance for each set of cells, with an engine that is made when it is first needed. `scheduler/model/lifecycle.py` has the states of an
 instance; every change is reported to the listener. `eviction.py` says how an instance leaves its cells.
 
 An instance comes onto its cells in the first of these ways that is possible: it is resident already; its own copy in host memory is
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.services_file import ServiceConfig
-from scheduler.lifecycle import ServiceState
+from scheduler.model.lifecycle import ServiceState
 from workers.gpu.devices import Device, free_mb
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from traceback import clear_frames
 from typing import Literal
 
-from scheduler.lifecycle import ServiceState
+from scheduler.model.lifecycle import ServiceState
 from tangram.errors import TangramError
 from workers.gpu.control import Control
 from workers.gpu.devices import Device

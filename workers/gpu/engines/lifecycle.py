@@ -1,4 +1,4 @@
-"""The life cycle of an engine. This object alone applies the table of a service's states, `scheduler/lifecycle.py`.
+"""The life cycle of an engine. This object alone applies the table of a service's states, `scheduler/model/lifecycle.py`.
 
 Two rules. Changes of state happen one at a time (`changing`). Calls are let in only while the engine is resident (`working`) and are
 counted; a change that takes the weights away refuses further calls and waits until the count is zero.
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scheduler.lifecycle import SERVICE_TRANSITIONS, ServiceState
+from scheduler.model.lifecycle import SERVICE_TRANSITIONS, ServiceState
 from workers.gpu.control import Control
 from workers.gpu.errors import EngineBusy, EngineDied, EngineFailed, NotResident, WrongState, one_line
 

@@ -1,0 +1,42 @@
+"""Reading how an action ended from the result that its worker has stored, where no report of it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler.model.events import StoredEnd
+from scheduler.model.lifecycle import ENDS, End
+from tangram.action import KINDS
+from tangram.decode import read_meta, stored_value
+from tangram.errors import ActionError
+
+_ENDS: Mapping[str, End] = {end: end for end in ENDS}
+
+
+def stored_end(action_id: str, kind: str, raw: object) -> StoredEnd | None:
+    """Return what the store says under the key of an action of `kind`; None where that is no end."""
+    if not isinstance(raw, bytes):
+        return None
+    try:
+        meta = read_meta(raw)
+        if not meta.final:
+            return None
+        stored = stored_value(meta)
+    except ActionError as error:
+        return StoredEnd(id=action_id, status=_ENDS[error.status], reason=error.reason)
+    if kind not in KINDS or not isinstance(stored, Mapping):
+        return StoredEnd(id=action_id, status="succeeded")
+    act, value = stored.get("act"), stored.get("value")
+    return StoredEnd(
+        id=action_id,
+        status="timed_out" if stored.get("status") == "timed_out" else "succeeded",
+        reason=str(stored.get("reason", "")),
+        execution_s=_seconds(act, "execution_s"),
+        cpu_s=_seconds(value, "cpu_s"),
+    )
+
+
+def _seconds(words: object, name: str) -> float:
+    """Return a number of seconds of an object, 0 where it has none of that name."""
+    value = words.get(name) if isinstance(words, Mapping) else None
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < float("inf") else 0.0

@@ -1,0 +1,393 @@
+"""The scheduler's end of the broker: kombu for messages, Celery's backend for results without a worker.
+
+A message that is handed on keeps its body and all its headers and properties, byte for byte, so that for Celery it
+is the same task: `AsyncResult(id)`, chains and Flower go on working.
+
+| the broker is | receiving | sending |
+|---|---|---|
+| there | what has arrived (`app/broker/redis_intake.py`, `app/broker/amqp_intake.py`) | at once |
+| away | nothing; connects again with growing pauses | kept, and sent when it is back |
+
+Nothing here raises because a broker went away: the loop above goes on, renews its lock and waits with it. What was
+received and not acknowledged comes again then, and what was sent just before may have been lost or be sent twice;
+`lost_connections` says so to whoever has to make up for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from celery import Celery
+from celery.app.task import Context
+from kombu import Connection, Producer, Queue
+from kombu.exceptions import BatchPublishError, OperationalError
+from kombu.message import Message
+from kombu.utils.json import loads
+from kombu.utils.uuid import uuid
+from redis import RedisError
+
+from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
+from app.broker.redis_intake import RedisIntake
+from app.broker.stored_ends import stored_end
+from scheduler.live.transport import Received
+from scheduler.model.events import StoredEnd
+from tangram.connection import REDIS_SCHEMES, open_store
+from tangram.errors import BY_STATUS, ActionFailed, EnvironmentLost, StackUnreachable
+from tangram.life_signs import silences
+from tangram.wire import (
+    ACTION_HEADER,
+    BLOB_TTL_S,
+    CLAIM_KEY_PREFIX,
+    CLAIM_TTL_S,
+    CONTROL,
+    EVENTS,
+    GRANT_HEADER,
+    INGRESS,
+    RESULT_KEY_PREFIX,
+    SCHEDULER_KEY,
+    direct_queue,
+    node_queue,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 256
+"""Messages in one batch: enough that a commit is shared, few enough that the first does not wait for the last."""
+
+_SHOWN_S = 60
+_STORING_S = 0.2
+"""Longest time for which results are stored at one go: the lease has to be prolonged, and other things wait, too."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_QUEUES = (INGRESS, EVENTS, CONTROL)
+_Sort = Literal["action", "events", "control"]
+_SORTS: dict[str, _Sort] = {INGRESS.name: "action", EVENTS.name: "events", CONTROL.name: "control"}
+_PROPERTIES = ("correlation_id", "reply_to", "content_type", "content_encoding", "priority", "expiration")
+
+
+class KombuTransport:
+    """A connection of its own for receiving and one for sending; not for use by several threads."""
+
+    def __init__(self, app: Celery, *, connect_timeout_s: float, epoch: int = 1) -> None:
+        """Connect.
+
+        Raises
+        ------
+        StackUnreachable
+            When the broker does not answer within `connect_timeout_s`; later on it is waited for.
+
+        """
+        self._app = app
+        self._timeout_s = connect_timeout_s
+        self._epoch = epoch
+        self._outbox: list[tuple[str, bytes | str, dict[str, Any], dict[str, Any]]] = []
+        self._ends: deque[tuple[str, str, str, str, str]] = deque()
+        self._disowned: list[str] = []
+        self._declared: set[str] = set()
+        self._intake: RedisIntake | AmqpIntake | None = None
+        self._sending: Connection = app.connection_for_write()
+        self._errors = _errors_of(self._sending)
+        self._was_full = False
+        self._pause_s, self._next_try, self._store_pause_until = _FIRST_PAUSE_S, 0.0, 0.0
+        self.lost_connections = 0
+        try:
+            self._open()
+        except self._errors as error:
+            where = self._sending.as_uri()
+            self._shut()
+            raise StackUnreachable(f"the broker at {where} cannot be reached: {error}") from None
+
+    @property
+    def ends_to_store(self) -> int:
+        """How many results are still to be stored; those are the latest, as they are stored in the order in which they came."""
+        return len(self._ends)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the last `receive` brought all that there was: only then is silence of a node a sign."""
+        return self._intake is not None and not self._was_full
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._shut()
+
+    def receive(self, timeout_s: float) -> list[Received]:
+        """Return what has arrived, waiting at most `timeout_s` for the first; with results to store, it does not wait."""
+        if self._ends and time.monotonic() >= self._store_pause_until:
+            timeout_s = 0.0
+        if self._intake is None and not self._try_again(timeout_s):
+            return []
+        try:
+            if isinstance(self._intake, RedisIntake):
+                taken = self._intake.take(timeout_s, MOST_AT_ONCE)
+                found = [(self._message_on_redis(one), one) for one in taken]
+            else:
+                assert self._intake is not None, "it was opened above"
+                self._check_sending()
+                messages = self._intake.take(timeout_s, MOST_AT_ONCE)
+                found = [((message, message.delivery_info["routing_key"]), message) for message in messages]
+        except self._errors as error:
+            self._lose(error)
+            return []
+        self._was_full = len(found) >= MOST_AT_ONCE
+        read = [self._read(*message, tag) for message, tag in found]
+        self.acknowledge([one for one in read if not one.id and one.body is None])
+        return [one for one in read if one.id or one.body is not None]
+
+    def acknowledge(self, received: Sequence[Received]) -> None:
+        """Tell the broker that these need not come again."""
+        if self._intake is None or not received:
+            return
+        try:
+            self._intake.acknowledge([one.tag for one in received])
+        except self._errors as error:
+            self._lose(error)
+
+    def send_action(self, node: str, message: str, grant: Mapping[str, Any]) -> None:
+        """Buffer a stored message for a node, with the header `grant`."""
+        kept = json.loads(message)
+        headers = {**kept["headers"], GRANT_HEADER: dict(grant)}
+        self._outbox.append((node, kept["body"], headers, kept["properties"]))
+
+    def send_control(self, node: str, task: str, arguments: Mapping[str, Any]) -> None:
+        """Buffer a control task for a node; nobody reads its result."""
+        message = self._app.amqp.as_task_v2(uuid(), task, (), dict(arguments), ignore_result=True)
+        body = json.dumps(message.body)
+        properties = {"content_type": "application/json", "content_encoding": "utf-8", **message.properties}
+        self._outbox.append((node, body, message.headers, properties))
+
+    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "") -> None:
+        """Buffer the result of an action that ends without a worker."""
+        self._ends.append((action_id, message, status, reason, environment_lost_on))
+
+    def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
+        """Return the ends of those of these actions, kinds by id, whose workers have stored a result; none while the store is away."""
+        if not kinds or time.monotonic() < self._store_pause_until:
+            return []
+        try:
+            raws = self._app.backend.client.mget([RESULT_KEY_PREFIX + action_id for action_id in kinds])
+        except (RedisError, OSError) as error:
+            self._pause_store(error)
+            return []
+        found = [stored_end(action_id, kind, raw) for (action_id, kind), raw in zip(kinds.items(), raws, strict=True)]
+        return [end for end in found if end is not None]
+
+    def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
+        """Return for how long clients have been silent; see the protocol."""
+        if time.monotonic() < self._store_pause_until:
+            return None
+        try:
+            return silences(self._app.backend.client, clients)
+        except (RedisError, OSError) as error:
+            self._pause_store(error)
+            return None
+
+    def disown(self, action_id: str, attempt: int) -> None:
+        """Buffer that the worker that has claimed this try shall drop its result."""
+        self._disowned.append(f"{CLAIM_KEY_PREFIX}{action_id}:{attempt}")
+
+    def flush(self) -> None:
+        """Send and store what was buffered; what cannot be now stays for the next time."""
+        if self._outbox and self._intake is not None:
+            try:
+                with self._producer.batch(max_size=MOST_AT_ONCE):
+                    for node, body, headers, properties in self._outbox:
+                        queue = self._node_queue(node)
+                        self._producer.publish(body, exchange="", routing_key=queue.name, headers=headers, **properties)
+                self._outbox.clear()
+            except self._errors as error:
+                self._lose(error)
+        if (self._ends or self._disowned) and time.monotonic() >= self._store_pause_until:
+            self._store_ends()
+
+    def show(self, figures: Mapping[str, Any]) -> None:
+        """Keep the scheduler's figures where tools look for them."""
+        if time.monotonic() < self._store_pause_until:
+            return
+        try:
+            self._app.backend.client.set(SCHEDULER_KEY, json.dumps(dict(figures)), ex=_SHOWN_S)
+        except (RedisError, OSError) as error:
+            self._pause_store(error)
+
+    # The connections
+
+    def _open(self) -> None:
+        """Open both connections. Raises one of `_errors`."""
+        self._declared.clear()
+        self._sending = self._app.connection_for_write(heartbeat=HEARTBEAT_S)
+        self._sending.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
+        self._channel = self._sending.channel()
+        for queue in _QUEUES:
+            queue(self._channel).declare()
+        self._producer = Producer(self._channel)
+        self._check_sending = heartbeats(self._sending)
+        url = str(self._app.conf.broker_read_url or self._app.conf.broker_url)
+        if urlsplit(url).scheme in REDIS_SCHEMES:
+            pool = open_store(url, self._timeout_s).connection_pool
+            self._intake = RedisIntake(pool, [queue.name for queue in _QUEUES], self._epoch)
+        else:
+            connection = self._app.connection_for_read(heartbeat=HEARTBEAT_S)
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
+            self._intake = AmqpIntake(connection, _QUEUES, MOST_AT_ONCE)
+
+    def _shut(self) -> None:
+        intake, self._intake = self._intake, None
+        for close in ([intake.close] if intake is not None else []) + [self._sending.release]:
+            try:
+                close()
+            except self._errors as error:
+                log.debug("closing a connection that is broken: %s", error)
+
+    def _lose(self, error: BaseException) -> None:
+        """Give up both connections, which live and die together; `receive` opens them again."""
+        log.warning("lost the broker at %s: %s; connecting again", self._sending.as_uri(), error)
+        self._shut()
+        self.lost_connections += 1
+        self._pause_s = _FIRST_PAUSE_S
+        self._next_try = time.monotonic() + self._pause_s
+
+    def _try_again(self, timeout_s: float) -> bool:
+        pause_s = self._next_try - time.monotonic()
+        if pause_s > 0:
+            time.sleep(max(0.0, min(pause_s, timeout_s)))
+        if time.monotonic() < self._next_try:
+            return False
+        try:
+            self._open()
+        except self._errors as error:
+            log.info("the broker is still away: %s", error)
+            self._shut()
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_try = time.monotonic() + self._pause_s
+            return False
+        log.warning("the broker is back")
+        return True
+
+    def _node_queue(self, node: str) -> Queue:
+        queue = direct_queue(node_queue(node))
+        if queue.name not in self._declared:
+            queue(self._channel).declare()
+            self._declared.add(queue.name)
+        return queue
+
+    # What was received
+
+    def _message_on_redis(self, taken: tuple[str, bytes]) -> tuple[Message | None, str]:
+        name, raw = taken
+        queue = name.split(":", 2)[2]
+        try:
+            return self._channel.Message(loads(raw.decode()), channel=self._channel, accept={"application/json"}), queue
+        except Exception as error:
+            # Whatever is wrong with it lies in the message: a stranger may write to the queue, and the loop must go on.
+            _say_dropped(queue, error)
+            return None, queue
+
+    def _read(self, message: Message | None, queue: str, tag: Any) -> Received:
+        """Read a message; one that cannot be read has neither id nor body."""
+        sort = _SORTS[queue]
+        try:
+            if message is None:
+                return Received(sort=sort, tag=tag)
+            return _action(message, tag) if sort == "action" else Received(sort=sort, body=message.decode(), tag=tag)
+        except Exception as error:
+            # As above: decoders raise what they like.
+            _say_dropped(queue, error)
+            return Received(sort=sort, tag=tag)
+
+    def keep_blobs(self, keys: Sequence[str]) -> None:
+        """Have blobs live on; see the protocol."""
+        try:
+            with self._app.backend.client.pipeline(transaction=False) as pipe:
+                for key in keys:
+                    pipe.expire(key, BLOB_TTL_S)
+                pipe.execute()
+        except (RedisError, OSError) as error:
+            log.warning("large arguments of %d messages are not kept: %s", len(keys), error)
+
+    # Results of actions that end without a worker
+
+    def _store_ends(self) -> None:
+        try:
+            if self._disowned:
+                with self._app.backend.client.pipeline(transaction=False) as pipe:
+                    for claim in self._disowned:
+                        # A claim that is there lasts as long as its action may run; one that comes later finds the key taken.
+                        pipe.set(claim, "disowned", xx=True, keepttl=True)
+                        pipe.set(claim, "disowned", nx=True, ex=CLAIM_TTL_S)
+                    pipe.execute()
+                self._disowned.clear()
+            until = time.monotonic() + _STORING_S
+            while self._ends and time.monotonic() < until:
+                self._store(*self._ends[0])
+                self._ends.popleft()
+        except self._errors as error:  # the broker's too: callbacks go out over it
+            self._pause_store(error)
+
+    def _pause_store(self, error: BaseException) -> None:
+        log.warning("the result store does not answer: %s", error)
+        self._store_pause_until = time.monotonic() + _LONGEST_PAUSE_S
+
+    def _store(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str) -> None:
+        backend = self._app.backend
+        if status == "succeeded":
+            act = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
+            payload = {"status": status, "value": None, "reason": reason, "dop": 0, "act": act}
+            backend.store_result(action_id, payload, "SUCCESS")
+            return
+        error = EnvironmentLost(reason, environment_lost_on) if environment_lost_on else BY_STATUS.get(status, ActionFailed)(reason)
+        request = _request(message)
+        try:
+            backend.mark_as_failure(action_id, error, request=request)
+        except Exception as problem:
+            # Callbacks are the sender's words: wrong ones must keep neither this result from being stored nor those after it.
+            # Some that cannot be sent look like a broken connection, as kombu says of them.
+            if isinstance(problem, self._errors):
+                self._check_all_is_there()
+            log.warning("callbacks of action %s cannot be sent: %s: %s", action_id, type(problem).__name__, problem)
+            backend.store_result(action_id, error, "FAILURE")
+
+    def _check_all_is_there(self) -> None:
+        """Raise one of `_errors` while the store or the broker is away."""
+        self._app.backend.client.ping()
+        with self._app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
+
+
+def _action(message: Message, tag: Any) -> Received:
+    headers = message.headers or {}
+    action_id, task = headers.get("id"), headers.get("task")
+    if not isinstance(action_id, str) or not action_id or not isinstance(task, str):
+        raise ValueError("it is no Celery task message of protocol 2")
+    properties = {key: message.properties[key] for key in _PROPERTIES if message.properties.get(key) is not None}
+    properties["content_type"], properties["content_encoding"] = message.content_type, message.content_encoding
+    body = message.body if isinstance(message.body, str) else bytes(message.body).decode("utf-8")
+    kept = json.dumps({"body": body, "headers": headers, "properties": properties}, separators=(",", ":"))
+    return Received(sort="action", id=action_id, task=task, header=headers.get(ACTION_HEADER), message=kept, tag=tag)
+
+
+def _request(message: str) -> Context | None:
+    """Return what Celery needs of a message to end the chain, the chord and the callbacks that hang on it."""
+    try:
+        kept = json.loads(message)
+        _, _, embedded = json.loads(kept["body"])
+        # Celery looks into `delivery_info`, which only a message that was consumed has, before it sends callbacks;
+        # no header of a client's may stand there instead.
+        return Context({**kept["headers"], **embedded, **kept["properties"], "delivery_info": {}})
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _errors_of(connection: Connection) -> tuple[type[BaseException], ...]:
+    """Return what a broken connection raises, alone or under a batch; kombu counts KeyError among it, which would hide mistakes of ours."""
+    known = {*connection.connection_errors, *connection.channel_errors, BatchPublishError, OperationalError, RedisError, OSError}
+    return tuple(error for error in known if error is not KeyError)
+
+
+def _say_dropped(queue: str, error: Exception) -> None:
+    log.warning("a message on %s cannot be read and is dropped: %s: %s", queue, type(error).__name__, error)

@@ -1,0 +1,1 @@
+"""The journal in SQL: tables, writing, questions, retention and the scheduler's lock."""

@@ -1,0 +1,190 @@
+"""Opening the database: engines for SQLite and PostgreSQL, migrations, and errors in one line.
+
+Only what is the same for every table lives here. Both databases run explicit transactions: on SQLite a writer
+begins with `BEGIN IMMEDIATE` (see `writing`), so that what it reads cannot change under it before it writes, as
+row locks ensure on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from tangram.errors import TangramError
+
+MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
+BUSY_TIMEOUT_S = 5.0
+
+# Alembic keeps the migration that runs in module globals.
+_ALEMBIC = threading.Lock()
+
+
+class DatabaseError(TangramError):
+    """Raised when the database cannot be reached, read or written; the message is one line for a person."""
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of the SQLite database in the file `path`."""
+    return URL.create("sqlite", database=str(path.resolve())).render_as_string()
+
+
+def open_engine(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
+    """Return an engine for `url`; the first use connects.
+
+    Raises
+    ------
+    DatabaseError
+        When the URL is malformed or names another database than SQLite or PostgreSQL.
+
+    """
+    with database_errors(url):
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+        if backend not in ("sqlite", "postgresql"):
+            raise DatabaseError(f"{shown(url)}: use sqlite:///… or postgresql+psycopg://…, not {backend}")
+        # Compact JSON: the default separators add a tenth to every header.
+        dumps = partial(json.dumps, separators=(",", ":"))
+        if backend == "sqlite":
+            engine = create_engine(parsed, json_serializer=dumps)
+            event.listen(engine, "connect", _prepare_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+            return engine
+        # Without tcp_user_timeout a host that vanished would block a commit for minutes.
+        limits = {"connect_timeout": max(1, round(connect_timeout_s)), "tcp_user_timeout": 10_000}
+        return create_engine(parsed, json_serializer=dumps, connect_args=limits, pool_pre_ping=True)
+
+
+def writing(engine: Engine) -> Engine:
+    """Return the same engine, its transactions begun for writing."""
+    return engine.execution_options(tangram_begin="BEGIN IMMEDIATE")
+
+
+@contextmanager
+def snapshot(engine: Engine) -> Iterator[Connection]:
+    """Connect for questions that belong together: all of them see the database as it is at the first.
+
+    Raises
+    ------
+    DatabaseError
+        When it cannot be reached or read.
+
+    """
+    with database_errors(engine.url), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":  # on SQLite a transaction always is one
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        yield connection
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database at `url` to `revision`; do nothing where it is there already.
+
+    Raises
+    ------
+    DatabaseError
+        When it cannot be reached or written, or was made by a later version.
+
+    """
+    _migrate(url, lambda config: command.upgrade(config, revision))
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the database at `url` back to `revision`, `base` for an empty one. Raises as `upgrade`."""
+    _migrate(url, lambda config: command.downgrade(config, revision))
+
+
+def current_revision(engine: Engine) -> str | None:
+    """Return the revision that the database is at; None for an empty one."""
+    with database_errors(engine.url), engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def latest_revision() -> str | None:
+    """Return the revision that this version of the code needs."""
+    return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+def require_latest(engine: Engine) -> None:
+    """Refuse a database that this version of the code cannot use.
+
+    Raises
+    ------
+    DatabaseError
+        When it cannot be reached or is at another revision.
+
+    """
+    found, needed = current_revision(engine), latest_revision()
+    if found != needed:
+        raise DatabaseError(f"{shown(engine.url)}: the database is at revision {found}, {needed} is needed: run `tangram db upgrade`")
+
+
+@contextmanager
+def database_errors(url: str | URL, kind: type[DatabaseError] = DatabaseError) -> Iterator[None]:
+    """Turn errors of SQLAlchemy and of its drivers into `kind`, with one line that names the database."""
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error, CommandError, OSError) as error:
+        raise kind(f"{shown(url)}: {problem(error)}") from error
+
+
+def problem(error: BaseException) -> str:
+    """Say in one line what a driver reported."""
+    if isinstance(error, NoSuchModuleError | ArgumentError):
+        return "not a database URL: use sqlite:///… or postgresql+psycopg://…"
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return lines[0] if lines else type(cause).__name__
+
+
+def shown(url: str | URL) -> str:
+    """Return `url` for messages: without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except SQLAlchemyError:
+        return "database URL"
+
+
+def _config() -> Config:
+    config = Config()
+    # Alembic reads options with interpolation, where a bare % in a folder's name would be a syntax error.
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def _migrate(url: str, step: Callable[[Config], None]) -> None:
+    engine = open_engine(url)
+    try:
+        with database_errors(url):
+            config = _config()
+            config.attributes["engine"] = writing(engine)
+            with _ALEMBIC:
+                step(config)
+    finally:
+        engine.dispose()
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={int(BUSY_TIMEOUT_S * 1000)}")
+    # With a write-ahead log, NORMAL survives the death of any process; only a power cut may take the last commits.
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("tangram_begin", "BEGIN"))

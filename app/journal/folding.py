@@ -1,0 +1,337 @@
+"""Folding a batch of entries into rows: what one transaction of the journal has to write.
+
+Pure: entries in, rows out, no connection and no clock. The rule that everything here keeps: writing entries one
+by one, all at once, or in any batches between leaves the same rows. It holds because
+
+1. each entry only sets columns to values of its own, so that later entries of an action override earlier ones
+   column by column, and one statement can write what several entries say;
+2. reception never changes a row that is there (a redelivered message is not a second action);
+3. the first end of an action stands, whatever follows;
+4. a grant is released once, by the first requeueing or end after it;
+5. a resize overrides the one before it, and none changes a grant that was released;
+6. what is forgotten of a node's instances is forgotten first, then come those that the batch tells of after that;
+7. a failure on a message counts once for each epoch.
+
+A *shape* is the set of columns that a group of rows sets; rows of one shape share one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.journal.models import ABSENT, ENVIRONMENT_ENDS, NODE_UP, RUNNING, WAITING
+from scheduler.live.entries import (
+    ActionEnded,
+    ActionGranted,
+    ActionReceived,
+    ActionRequeued,
+    ActionResized,
+    EndsTold,
+    Entry,
+    EnvironmentChanged,
+    InstanceChanged,
+    InstancesForgotten,
+    MessageFailed,
+    NodeChanged,
+)
+from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
+
+Row = dict[str, Any]
+Shape = frozenset[str]
+
+NO_ATTEMPT = 2**31 - 1
+
+
+@dataclass(slots=True)
+class _Action:
+    received: Row | None = None
+    change: Row = field(default_factory=dict)
+    grants: dict[int, Row] = field(default_factory=dict)
+    resizes: dict[int, Row] = field(default_factory=dict)
+    released_at: float | None = None
+
+
+class Fold:
+    """The rows of one batch. Feed entries in order with `add`, then read the groups.
+
+    `last_position` continues the order of reception over batches.
+    """
+
+    def __init__(self, last_position: int = 0) -> None:
+        self.last_position = last_position
+        self.jobs: dict[str, Row] = {}
+        self.told: dict[str, Row] = {}
+        self.environments: dict[str, Row] = {}
+        self.nodes: dict[str, Row] = {}
+        self.services: dict[str, Row] = {}
+        self.forgotten: dict[str, Row] = {}
+        self.instances: dict[tuple[str, str, str], Row] = {}
+        self.failures: dict[str, Row] = {}
+        self._actions: dict[str, _Action] = {}
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Fold `entries`, in order."""
+        for entry in entries:
+            match entry:
+                case ActionReceived():
+                    self._received(entry)
+                case ActionGranted():
+                    self._granted(entry)
+                case ActionResized():
+                    self._resized(entry)
+                case ActionRequeued():
+                    self._release(entry.id, entry.at)
+                    self._change(entry.id, {"status": WAITING, "reason": clean(entry.reason), "node": None, "units": None})
+                case ActionEnded():
+                    self._ended(entry)
+                case EndsTold():
+                    self.told.update((clean(id), {"of": clean(id)}) for id in entry.ids)
+                case EnvironmentChanged():
+                    self._environment(entry)
+                case NodeChanged():
+                    self._node(entry)
+                case InstanceChanged():
+                    self._instance(entry)
+                case InstancesForgotten():
+                    self._forget(entry)
+                case MessageFailed():
+                    self._failed(entry)
+
+    def received(self) -> list[Row]:
+        """Return the rows of actions that this batch only received."""
+        return [action.received for action in self._actions.values() if action.received and not action.change]
+
+    def received_and_changed(self) -> dict[Shape, list[Row]]:
+        """Return whole rows of actions received in this batch, by the columns that the batch then changed."""
+        groups: dict[Shape, list[Row]] = {}
+        for action in self._actions.values():
+            if action.received and action.change:
+                groups.setdefault(frozenset(action.change), []).append({**action.received, **action.change})
+        return groups
+
+    def changed(self) -> dict[Shape, list[Row]]:
+        """Return the changes of actions received before, by the columns they set; `of` is the action's id."""
+        groups: dict[Shape, list[Row]] = {}
+        for id, action in self._actions.items():
+            if action.change and not action.received:
+                groups.setdefault(frozenset(action.change), []).append({**action.change, "of": id})
+        return groups
+
+    def releases(self) -> list[Row]:
+        """Return when (`at`) the grants that action `of` held before this batch were released.
+
+        They are the attempts below `below`: were the batch written a second time, those of the batch would be held, too.
+        """
+        return [
+            {"of": id, "below": min(action.grants, default=NO_ATTEMPT), "at": action.released_at}
+            for id, action in self._actions.items()
+            if action.released_at is not None
+        ]
+
+    def resizes(self) -> list[Row]:
+        """Return what attempt `tried` of action `of`, granted before this batch, holds after the last of its resizes."""
+        return [{**row, "of": id, "tried": attempt} for id, action in self._actions.items() for attempt, row in action.resizes.items()]
+
+    def grants(self) -> list[Row]:
+        """Return the rows of grants given in this batch, released ones with their time."""
+        return [grant for action in self._actions.values() for grant in action.grants.values()]
+
+    def _of(self, id: str) -> _Action:
+        id = clean(id)
+        action = self._actions.get(id)
+        if action is None:
+            action = self._actions[id] = _Action()
+        return action
+
+    def _received(self, entry: ActionReceived) -> None:
+        self.last_position = max(self.last_position + 1, int(entry.received_at * 1e6))
+        header = entry.header
+        kind, job = header["kind"], header.get("job", "default")
+        self.jobs.setdefault(job, {"name": job, "first_seen_at": entry.received_at})
+        action = self._of(entry.id)
+        if action.received is not None:
+            return
+        action.received = {
+            "id": clean(entry.id),
+            "position": self.last_position,
+            "job": job,
+            "trajectory": header.get("trajectory", ""),
+            "environment": header.get("environment"),
+            "kind": kind,
+            "action_class": header.get("action_class") or kind,
+            "service": header.get("service"),
+            "quota": _quota(header),
+            "priority": header.get("priority", DEFAULT_PRIORITY),
+            "status": WAITING,
+            "reason": "",
+            "attempts": 0,
+            "header": dict(header),
+            "message": clean(entry.message),
+            "submitted_at": entry.submitted_at,
+            "received_at": entry.received_at,
+        }
+
+    def _granted(self, entry: ActionGranted) -> None:
+        self._change(
+            entry.id,
+            {
+                "status": RUNNING,
+                "reason": "",
+                "attempts": entry.attempt,
+                "granted_at": entry.granted_at,
+                "node": entry.node,
+                "units": entry.units,
+            },
+        )
+        self._of(entry.id).grants.setdefault(
+            entry.attempt,
+            {
+                "action": clean(entry.id),
+                "attempt": entry.attempt,
+                "node": entry.node,
+                "resource": CORES if entry.core_ids or entry.background else CELLS if entry.cell_ids else "",
+                "units": entry.units,
+                "core_ids": entry.core_ids,
+                "cell_ids": entry.cell_ids,
+                "background": entry.background,
+                "granted_at": entry.granted_at,
+                "resized_at": None,
+                "released_at": None,
+            },
+        )
+
+    def _resized(self, entry: ActionResized) -> None:
+        action = self._of(entry.id)
+        row = {"units": entry.units, "core_ids": entry.core_ids, "background": entry.background, "resized_at": entry.at}
+        grant = action.grants.get(entry.attempt)
+        if grant is None:
+            if action.released_at is None:
+                action.resizes[entry.attempt] = row
+        elif grant["released_at"] is None:
+            grant.update(row)
+
+    def _ended(self, entry: ActionEnded) -> None:
+        end = entry.end
+        self._release(end.id, entry.at)
+        self._change(
+            end.id,
+            {
+                "status": end.status,
+                "reason": clean(end.reason),
+                # Whoever has to store the result needs the message, and may die before it is stored.
+                **({"message": None} if end.by_worker else {}),
+                "started_at": end.started_at,
+                "ended_at": entry.at,
+                "units": end.dop,
+                "unit_s": end.unit_s,
+                "queue_s": end.queue_s,
+                "overhead_s": end.overhead_s,
+                "execution_s": end.execution_s,
+                "act_s": end.queue_s + end.overhead_s + end.execution_s,
+                "cpu_s": end.cpu_s,
+            },
+        )
+
+    def _change(self, id: str, values: Row) -> None:
+        change = self._of(id).change
+        if "ended_at" not in change:
+            change.update(values)
+
+    def _release(self, id: str, at: float) -> None:
+        action = self._of(id)
+        if action.released_at is None:
+            action.released_at = at
+        for grant in action.grants.values():
+            if grant["released_at"] is None:
+                grant["released_at"] = at
+
+    def _environment(self, entry: EnvironmentChanged) -> None:
+        earlier = self.environments.get(entry.id)
+        opened_at = entry.at if entry.state == "open" else None
+        self.environments[entry.id] = {
+            "id": entry.id,
+            "job": entry.job,
+            "trajectory": entry.trajectory,
+            "state": entry.state,
+            "node": entry.node,
+            "memory_mb": entry.memory_mb,
+            "pod_cores": entry.pod_cores,
+            "reason": clean(entry.reason),
+            "created_at": earlier["created_at"] if earlier else entry.at,
+            "opened_at": earlier["opened_at"] if earlier and earlier["opened_at"] is not None else opened_at,
+            "changed_at": entry.at,
+            "ended_at": entry.at if entry.state in ENVIRONMENT_ENDS else None,
+            "client": entry.client or None,
+            "used_at": entry.used_at,
+        }
+
+    def _node(self, entry: NodeChanged) -> None:
+        earlier = self.nodes.get(entry.name)
+        joined_at = entry.at if entry.state == NODE_UP else earlier["joined_at"] if earlier else None
+        self.nodes[entry.name] = {
+            "name": entry.name,
+            "state": entry.state,
+            "reason": clean(entry.reason),
+            "description": dict(entry.description),
+            "joined_at": joined_at,
+            "changed_at": entry.at,
+        }
+        for name, description in entry.description.get("services", {}).items():
+            self.services[name] = {"name": name, "node": entry.name, "description": description, "changed_at": entry.at}
+
+    def _instance(self, entry: InstanceChanged) -> None:
+        cells = ",".join(map(str, entry.cell_ids))
+        self.instances[entry.node, entry.service, cells] = {
+            "node": entry.node,
+            "service": entry.service,
+            "cells": cells,
+            "state": entry.state,
+            "reason": clean(entry.reason),
+            "memory_mb": entry.memory_mb,
+            "host_mb": entry.host_mb,
+            "starts": entry.starts,
+            "restores": entry.restores,
+            "evictions": entry.evictions,
+            "leaks": entry.leaks,
+            "changed_at": entry.at,
+        }
+
+    def _forget(self, entry: InstancesForgotten) -> None:
+        over = {"state": ABSENT, "reason": clean(entry.reason), "memory_mb": 0.0, "host_mb": 0.0, "changed_at": entry.at}
+        for row in self.instances.values():
+            if row["node"] == entry.node and row["state"] != ABSENT:
+                row.update(over)
+        # What the first one forgets is absent for all that follow.
+        self.forgotten.setdefault(entry.node, {"of": entry.node, **over})
+
+    def _failed(self, entry: MessageFailed) -> None:
+        key = clean(entry.message)
+        earlier = self.failures.get(key)
+        self.failures[key] = {
+            "message": key,
+            "kind": entry.kind,
+            "action": clean(entry.action) if entry.action is not None else None,
+            "failures": 1 if earlier is None else earlier["failures"] + (entry.epoch > earlier["epoch"]),
+            "epoch": entry.epoch,
+            "traceback": clean(entry.traceback),
+            "failed_at": entry.at,
+        }
+
+
+def clean(text: str) -> str:
+    """Return `text` as both databases can store it: no NUL, no lone surrogates.
+
+    Reasons quote what programs printed; one bad character must not keep a whole batch from being committed.
+    """
+    if "\0" in text:
+        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _quota(header: Mapping[str, Any]) -> str | None:
+    for name in header.get("cost", ()):
+        if name.startswith(QUOTA_PREFIX):
+            return str(name[len(QUOTA_PREFIX) :])
+    return None

@@ -1,0 +1,105 @@
+"""The scheduler's lock: a lease in SQL with a fencing token, so that one scheduler is active and a standby takes over.
+
+| the lease is | `acquire` | `renew` | `release` |
+|---|---|---|---|
+| free or run out | ours: the epoch grows by one | refused | nothing |
+| ours | prolonged, same epoch | prolonged | free |
+| another's | refused | refused | nothing |
+
+The *epoch* is the fencing token: it grows by one at each change of holder and travels with every grant, so that a
+worker can turn down a scheduler that slept through the end of its lease. Each step is one transaction that locks
+the row (PostgreSQL) or the database (SQLite). Times are seconds since the epoch by the callers' clocks, which must
+agree to well within `ttl_s`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+
+from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from app.journal.database import database_errors, writing
+from app.journal.models import LeaseRow
+
+SCHEDULER_LEASE = "scheduler"
+NOBODY = ""
+
+
+def holder_name() -> str:
+    """Return a name for this process as a holder that no other process, past or present, has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+class Lease:
+    """The lease `name` as `holder` sees it. `holder` must name one process and no other, see `holder_name`."""
+
+    def __init__(self, engine: Engine, name: str, holder: str, ttl_s: float) -> None:
+        """Take nothing yet; `ttl_s` is how long the lease lasts without `renew`."""
+        if not holder:
+            raise ValueError("a lease needs the name of its holder")
+        self.name = name
+        self.holder = holder
+        self.ttl_s = ttl_s
+        self.epoch: int | None = None
+        self._engine = writing(engine)
+        self._held = select(LeaseRow.holder, LeaseRow.epoch).where(LeaseRow.name == name).with_for_update(read=True)
+
+    def acquire(self, now: float) -> int | None:
+        """Take the lease where it is free, run out or ours; return the epoch, None where another holds it.
+
+        Raises
+        ------
+        DatabaseError
+            When the database cannot be reached or written; nobody knows then who holds the lease.
+
+        """
+        with database_errors(self._engine.url):
+            try:
+                with self._engine.begin() as connection:
+                    self.epoch = self._acquire(connection, now)
+            except IntegrityError:
+                # Two contenders inserted the very first row at once and this one came second.
+                self.epoch = None
+        return self.epoch
+
+    def renew(self, now: float) -> bool:
+        """Prolong the lease to `now + ttl_s`; say whether it is still ours. Raises as `acquire`."""
+        prolonged = self._change(expires_at=now + self.ttl_s)
+        if not prolonged:
+            self.epoch = None
+        return prolonged
+
+    def release(self) -> None:
+        """Give the lease back where it is ours, so that a standby need not wait for its end. Raises as `acquire`."""
+        self._change(holder=NOBODY, expires_at=0.0)
+        self.epoch = None
+
+    def held_in(self, connection: Connection) -> bool:
+        """Say whether the lease is still ours, and keep it so until the transaction of `connection` ends."""
+        row = connection.execute(self._held).one_or_none()
+        return row is not None and self.epoch is not None and (row.holder, row.epoch) == (self.holder, self.epoch)
+
+    def _acquire(self, connection: Connection, now: float) -> int | None:
+        row = connection.execute(
+            select(LeaseRow.holder, LeaseRow.epoch, LeaseRow.expires_at).where(LeaseRow.name == self.name).with_for_update()
+        ).one_or_none()
+        if row is None:
+            connection.execute(insert(LeaseRow).values(name=self.name, holder=self.holder, epoch=1, expires_at=now + self.ttl_s))
+            return 1
+        if row.holder not in (self.holder, NOBODY) and row.expires_at > now:
+            return None
+        epoch: int = row.epoch if row.holder == self.holder else row.epoch + 1
+        connection.execute(
+            update(LeaseRow).where(LeaseRow.name == self.name).values(holder=self.holder, epoch=epoch, expires_at=now + self.ttl_s)
+        )
+        return epoch
+
+    def _change(self, **values: str | float) -> bool:
+        if self.epoch is None:
+            return False
+        ours = (LeaseRow.name == self.name, LeaseRow.holder == self.holder, LeaseRow.epoch == self.epoch)
+        with database_errors(self._engine.url), self._engine.begin() as connection:
+            return connection.execute(update(LeaseRow).where(*ours).values(**values)).rowcount == 1

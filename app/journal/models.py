@@ -1,0 +1,321 @@
+"""The tables of the journal, and the words that may stand in their columns of state.
+
+Only table definitions live here: no connection, no query. Times are seconds since the epoch, durations seconds.
+`migrations/` builds the same tables; a test holds the two together.
+
+| action's status | meaning | next |
+|---|---|---|
+| waiting | in a queue of the scheduler | running, or any end |
+| running | granted resources on a node | waiting (its node was lost), or any end |
+| succeeded, failed, timed_out, cancelled, rejected, lost | the six ends; `ended_at` is set | none: the first end stands |
+
+| environment's state | meaning | next |
+|---|---|---|
+| waiting | not placed yet | opening, closed |
+| opening | its node starts it | open, closing, closed, lost |
+| open | actions can run in it | closing, lost |
+| closing | its node takes it down | closed, lost |
+| closed, lost | gone; `ended_at` is set | none |
+
+| node's state | meaning | next |
+|---|---|---|
+| up | its beats arrive | lost, left |
+| lost | three beats were missed | up (it joined anew) |
+| left | its worker said goodbye | up |
+
+| service instance's state | meaning |
+|---|---|
+| absent | nowhere, or not heard of since its worker began |
+| starting | the model is loaded from its folder |
+| resident | its weights are on its cells |
+| evicting | they leave |
+| host | a copy of them is in host memory |
+| restoring | the copy goes back onto cells, these or others |
+| failed | it could not do that, or its process ended; it holds nothing |
+
+What follows on what is the table in `scheduler/model/lifecycle.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, Table, Text, false, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+WAITING, RUNNING = "waiting", "running"
+ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "lost")
+ENVIRONMENT_ENDS = ("closed", "lost")
+NODE_UP = "up"
+ABSENT = "absent"
+
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+class Base(DeclarativeBase):
+    """Base of all tables: how Python types become columns, and how constraints are named."""
+
+    metadata = MetaData(naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"})
+    type_annotation_map = {str: Text(), float: Double(), dict[str, Any]: Json, list[int]: Json, list[str]: Json}  # noqa: RUF012
+
+
+class Job(Base):
+    """One RL training run, a tenant; known from its first action on."""
+
+    __tablename__ = "jobs"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    first_seen_at: Mapped[float]
+
+
+class Action(Base):
+    """One action, from reception to its end.
+
+    `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
+    `message` is the whole Celery message, kept until the end is known to be stored as the result. `node` and `granted_at` are those of the
+    latest attempt, `units` its degree of parallelism at the end, `unit_s` the core- or cell-seconds that all its
+    grants held.
+    """
+
+    __tablename__ = "actions"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(BigInteger)
+    job: Mapped[str]
+    trajectory: Mapped[str]
+    environment: Mapped[str | None]
+    kind: Mapped[str]
+    action_class: Mapped[str]
+    service: Mapped[str | None]
+    quota: Mapped[str | None]
+    priority: Mapped[int] = mapped_column(Integer)
+    status: Mapped[str]
+    reason: Mapped[str]
+    attempts: Mapped[int] = mapped_column(Integer)
+    header: Mapped[dict[str, Any]]
+    message: Mapped[str | None]
+    submitted_at: Mapped[float]
+    received_at: Mapped[float]
+    granted_at: Mapped[float | None]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    node: Mapped[str | None]
+    units: Mapped[int | None] = mapped_column(Integer)
+    unit_s: Mapped[float | None]
+    queue_s: Mapped[float | None]
+    overhead_s: Mapped[float | None]
+    execution_s: Mapped[float | None]
+    act_s: Mapped[float | None]
+    cpu_s: Mapped[float | None]
+
+    # The indexes over ended_at are partial: an action enters them once, at its end, and costs nothing before.
+    __table_args__ = (
+        Index("ix_actions_unfinished", "position", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
+        Index("ix_actions_trajectory", "trajectory"),
+        Index(
+            "ix_actions_job_ended_at",
+            "job",
+            "ended_at",
+            sqlite_where=text("ended_at IS NOT NULL"),
+            postgresql_where=text("ended_at IS NOT NULL"),
+        ),
+        Index(
+            "ix_actions_ended_at",
+            "ended_at",
+            sqlite_where=text("ended_at IS NOT NULL"),
+            postgresql_where=text("ended_at IS NOT NULL"),
+        ),
+    )
+
+
+class Grant(Base):
+    """What the `attempt`-th try of an action holds, or held last; `released_at` is absent while it holds it.
+
+    `resource` says what `units` count: `cores`, `cells`, or nothing (empty) for actions without compute. In the `background` it has
+    no core of its own, and `units` are those that it had last. `resized_at` is absent where nothing has changed since the start.
+    """
+
+    __tablename__ = "grants"
+
+    action: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(Integer, primary_key=True)
+    node: Mapped[str]
+    resource: Mapped[str]
+    units: Mapped[int] = mapped_column(Integer)
+    core_ids: Mapped[list[int]]
+    cell_ids: Mapped[list[int]]
+    background: Mapped[bool] = mapped_column(server_default=false())
+    granted_at: Mapped[float]
+    resized_at: Mapped[float | None]
+    released_at: Mapped[float | None]
+
+
+class Environment(Base):
+    """A stateful sandbox of a trajectory; `pod_cores` are cores it holds for itself, 0 where cores go to actions.
+
+    It goes with its `client`, where it has one. Its last use is at most a part of its lease later than `used_at`.
+    """
+
+    __tablename__ = "environments"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str]
+    trajectory: Mapped[str]
+    state: Mapped[str]
+    node: Mapped[str | None]
+    memory_mb: Mapped[int] = mapped_column(Integer)
+    pod_cores: Mapped[int] = mapped_column(Integer)
+    reason: Mapped[str]
+    created_at: Mapped[float]
+    opened_at: Mapped[float | None]
+    changed_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    client: Mapped[str | None]
+    used_at: Mapped[float | None]
+
+    __table_args__ = (
+        Index("ix_environments_unfinished", "created_at", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
+        Index("ix_environments_job", "job"),
+        Index(
+            "ix_environments_ended_at", "ended_at", sqlite_where=text("ended_at IS NOT NULL"), postgresql_where=text("ended_at IS NOT NULL")
+        ),
+    )
+
+
+class Node(Base):
+    """A host with one worker; `description` is what that worker said when it joined."""
+
+    __tablename__ = "nodes"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    reason: Mapped[str]
+    description: Mapped[dict[str, Any]]
+    joined_at: Mapped[float | None]
+    changed_at: Mapped[float]
+
+
+class Service(Base):
+    """A model that can be resident on GPU cells, as the node that named it last described it."""
+
+    __tablename__ = "services"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    node: Mapped[str]
+    description: Mapped[dict[str, Any]]
+    changed_at: Mapped[float]
+
+
+class ServiceInstance(Base):
+    """An instance of a service on a node, named by its cells (`0,1`), as its worker last said.
+
+    `memory_mb` and `host_mb` are the measured MiB that it holds on its cells and in host memory; `starts`, `restores`, `evictions` and
+    `leaks` (evictions that did not free the memory) count since its worker began. Of a node that is not up it says how things were.
+    """
+
+    __tablename__ = "service_instances"
+
+    node: Mapped[str] = mapped_column(primary_key=True)
+    service: Mapped[str] = mapped_column(primary_key=True)
+    cells: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    reason: Mapped[str]
+    memory_mb: Mapped[float]
+    host_mb: Mapped[float]
+    starts: Mapped[int] = mapped_column(Integer)
+    restores: Mapped[int] = mapped_column(Integer)
+    evictions: Mapped[int] = mapped_column(Integer)
+    leaks: Mapped[int] = mapped_column(Integer)
+    changed_at: Mapped[float]
+
+
+class Run(Base):
+    """One replay or benchmark: its actions are those of `jobs` submitted between `started_at` and `ended_at`."""
+
+    __tablename__ = "runs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    policy: Mapped[str]
+    trace: Mapped[str]
+    jobs: Mapped[list[str]]
+    options: Mapped[dict[str, Any]]
+    summary: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+    __table_args__ = (Index("ix_runs_started_at", "started_at"),)
+
+
+class ActionHour(Base):
+    """Figures of the ended actions that were submitted in the hour that began at `hour`, and whose rows retention has removed.
+
+    `actions` counts them; seconds are sums. `core_s` and `cell_s` are the core- and cell-seconds that their grants held. `histograms`
+    has, for each part of the ACT, the number of actions by bin (`app/journal/rollup.py`).
+    """
+
+    __tablename__ = "action_hours"
+
+    job: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    action_class: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    status: Mapped[str] = mapped_column(primary_key=True)
+    actions: Mapped[int] = mapped_column(BigInteger)
+    act_s: Mapped[float]
+    queue_s: Mapped[float]
+    overhead_s: Mapped[float]
+    execution_s: Mapped[float]
+    cpu_s: Mapped[float]
+    core_s: Mapped[float]
+    cell_s: Mapped[float]
+    histograms: Mapped[dict[str, Any]]
+
+
+class EnvironmentHour(Base):
+    """How many environments of a job were created in the hour that began at `hour` and ended in `state`; retention has removed their rows.
+
+    `pod_core_s` are the core-seconds that they held for themselves.
+    """
+
+    __tablename__ = "environment_hours"
+
+    job: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    state: Mapped[str] = mapped_column(primary_key=True)
+    environments: Mapped[int] = mapped_column(BigInteger)
+    pod_core_s: Mapped[float]
+
+
+class FailedMessage(Base):
+    """A message on which schedulers failed and stopped; from the second failure on it is set aside (`scheduler/live/poison.py`).
+
+    `message` is its key, `action` the action that it is about. `failures` counts schedulers; `epoch`, `traceback` and `failed_at` are
+    those of the last one.
+    """
+
+    __tablename__ = "failed_messages"
+
+    message: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    action: Mapped[str | None]
+    failures: Mapped[int] = mapped_column(Integer)
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    traceback: Mapped[str]
+    failed_at: Mapped[float]
+
+
+class LeaseRow(Base):
+    """Who holds the lease `name`, empty for nobody; `epoch`, the fencing token, grows at every change of holder."""
+
+    __tablename__ = "leases"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str]
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[float]
+
+
+def table(model: type[Base]) -> Table:
+    """Return the table of `model`, for statements of SQLAlchemy Core: the ORM's cost a multiple to execute."""
+    return cast(Table, model.__table__)

@@ -1,0 +1,395 @@
+"""Questions that status, reports and learning ask of the journal: typed rows out, nothing written.
+
+ACT figures count the actions that were carried out (`CARRIED_OUT`): a cancelled, rejected or lost action has no
+completion whose time could be compared. Durations are seconds, times seconds since the epoch. Every function
+raises `DatabaseError` when the database cannot be read. Totals count what retention has rolled up (`app/journal/rollup.py`), too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, Row, Select, false, func, select
+
+from app.journal.database import database_errors, snapshot
+from app.journal.models import (
+    ABSENT,
+    NODE_UP,
+    RUNNING,
+    WAITING,
+    Action,
+    ActionHour,
+    Environment,
+    EnvironmentHour,
+    Grant,
+    Node,
+    ServiceInstance,
+    table,
+)
+from app.journal.rollup import HOUR_S, ActionFigures, AnyRow, merged_mean, merged_summary
+from app.journal.runs import RunRecord
+from app.journal.unfinished import set_aside
+from scheduler.learning.durations import MEASURED, Observation
+from scheduler.live.entries import SetAside
+from scheduler.model.stats import Summary
+from tangram.action import CELLS, CORES
+from tangram.action import Action as Declared
+
+CARRIED_OUT = ("succeeded", "failed", "timed_out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which actions a question is about; an absent field selects all. Times are those of submission.
+
+    Of what was rolled up, whole hours between `since` and `until` count, and nothing where there is a `trajectory`.
+    """
+
+    jobs: tuple[str, ...] | None = None
+    trajectory: str | None = None
+    kind: str | None = None
+    since: float | None = None
+    until: float | None = None
+
+    @classmethod
+    def of_run(cls, run: RunRecord) -> Selection:
+        """Select the actions of `run`."""
+        return cls(jobs=run.jobs, since=run.started_at, until=run.ended_at)
+
+
+EVERYTHING = Selection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActStats:
+    """ACT figures of a group of actions.
+
+    `by_status` counts all of them. `act` and the means are over those carried out. `core_s_reserved` and
+    `cell_s_reserved` are units times the time that grants held them, resizes included; `core_s_used` is CPU time.
+    """
+
+    by_status: Mapping[str, int]
+    act: Summary
+    mean_queue_s: float
+    mean_overhead_s: float
+    mean_execution_s: float
+    core_s_reserved: float
+    cell_s_reserved: float
+    core_s_used: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActReport:
+    """ACT figures of a selection: of all its actions, by kind and by job.
+
+    `pod_core_s` are core-seconds that environments held for themselves, whether an action ran or not; grants
+    inside such pods are in `core_s_reserved` as well.
+    """
+
+    total: ActStats
+    by_kind: Mapping[str, ActStats]
+    by_job: Mapping[str, ActStats]
+    pod_core_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node and what it holds now, as the journal knows it."""
+
+    name: str
+    state: str
+    reason: str
+    description: Mapping[str, Any]
+    changed_at: float
+    running: int
+    environments: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStatus:
+    """An instance of a service, as its worker last said.
+
+    `state` is that of the node where it is not up. `memory_mb` and `host_mb` are MiB as measured, `running` the actions on it now;
+    the counts are since its worker began.
+    """
+
+    node: str
+    cells: tuple[int, ...]
+    state: str
+    reason: str
+    memory_mb: float
+    host_mb: float
+    running: int
+    starts: int
+    restores: int
+    evictions: int
+    leaks: int
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """A service, where it is declared, and its instances that have been heard of.
+
+    `declared` is what the nodes say of it, by node; those that are up alone.
+    """
+
+    name: str
+    declared: Mapping[str, Mapping[str, Any]]
+    instances: tuple[InstanceStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The state of a deployment.
+
+    `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none. `set_aside` are the messages on which
+    schedulers failed, and which none is given again; the latest first.
+    """
+
+    nodes: tuple[NodeStatus, ...]
+    services: tuple[ServiceStatus, ...]
+    environments: Mapping[str, int]
+    actions: Mapping[str, int]
+    waiting_by_job: Mapping[str, int]
+    oldest_wait_s: float
+    set_aside: tuple[SetAside, ...]
+
+
+def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
+    """Return the ACT figures of the selected actions."""
+    columns = (Action.kind, Action.job, Action.status, Action.queue_s, Action.overhead_s, Action.execution_s, Action.act_s, Action.cpu_s)
+    where = _where(selection)
+    total, by_kind, by_job = _Group(), dict[str, _Group](), dict[str, _Group]()
+
+    def groups(row: AnyRow) -> tuple[_Group, _Group, _Group]:
+        return total, by_kind.setdefault(row.kind, _Group()), by_job.setdefault(row.job, _Group())
+
+    with snapshot(engine) as connection:
+        for row in connection.execute(select(*columns).where(*where)):
+            for group in groups(row):
+                group.add(row)
+        for hour in connection.execute(select(table(ActionHour)).where(*_whole_hours(selection, ActionHour))):
+            if selection.kind in (None, hour.kind):
+                for group in groups(hour):
+                    group.add_hour(hour)
+        held = func.sum(Action.unit_s)
+        reserved = (
+            select(Action.kind, Action.job, Grant.resource, held)
+            .join_from(Action, Grant, (Grant.action == Action.id) & (Grant.attempt == Action.attempts))
+            .where(Grant.released_at.is_not(None), Grant.resource.in_((CORES, CELLS)), *where)
+            .group_by(Action.kind, Action.job, Grant.resource)
+        )
+        for kind, job, resource, seconds in connection.execute(reserved):
+            for group in (total, by_kind[kind], by_job[job]):
+                group.reserved[resource] += seconds or 0.0
+        pods: float | None = connection.execute(_pod_core_s(selection)).scalar_one()
+        rolled_up = select(func.sum(EnvironmentHour.pod_core_s)).where(*_whole_hours(selection, EnvironmentHour))
+        earlier_pods: float | None = connection.execute(rolled_up).scalar_one()
+    return ActReport(
+        total=total.stats(),
+        by_kind={kind: group.stats() for kind, group in sorted(by_kind.items())},
+        by_job={job: group.stats() for job, group in sorted(by_job.items())},
+        pod_core_s=(pods or 0.0) + (earlier_pods or 0.0),
+    )
+
+
+def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None = None) -> list[Observation]:
+    """Return the last `limit` actions that succeeded, oldest first; with `of_run`, only those of a run."""
+    columns = (
+        Action.header, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,
+    )  # fmt: skip
+    ended = (Action.status == "succeeded", Action.ended_at.is_not(None))
+    wanted = ended if of_run is None else (*ended, *_where(Selection.of_run(of_run)))
+    query = select(*columns).where(*wanted).order_by(Action.ended_at.desc(), Action.position.desc()).limit(limit)
+    with database_errors(engine.url), engine.connect() as connection:
+        return [_observation(row) for row in connection.execute(query)][::-1]
+
+
+def status(engine: Engine, now: float) -> Status:
+    """Return the state of the deployment at `now`; actions that have ended are counted, too."""
+    with snapshot(engine) as connection:
+        unended = Action.ended_at.is_(None)
+        ended = _counts(connection.execute(select(ActionHour.status, func.sum(ActionHour.actions)).group_by(ActionHour.status)))
+        actions = _sum(_counts(connection.execute(select(Action.status, func.count()).group_by(Action.status))), ended)
+        by_job = select(Action.job, func.count()).where(unended, Action.status == WAITING).group_by(Action.job).order_by(Action.job)
+        waiting_by_job = _counts(connection.execute(by_job))
+        oldest = connection.execute(select(func.min(Action.submitted_at)).where(unended, Action.status == WAITING)).scalar_one()
+        gone = select(EnvironmentHour.state, func.sum(EnvironmentHour.environments)).group_by(EnvironmentHour.state)
+        environments = _counts(connection.execute(select(Environment.state, func.count()).group_by(Environment.state)))
+        environments = _sum(environments, _counts(connection.execute(gone)))
+        running = select(Action.node, func.count()).where(unended, Action.status == RUNNING).group_by(Action.node)
+        opened = select(Environment.node, func.count()).where(Environment.ended_at.is_(None)).group_by(Environment.node)
+        nodes = connection.execute(select(table(Node)).order_by(Node.state != NODE_UP, Node.name)).all()
+        running_on, environments_on = _counts(connection.execute(running)), _counts(connection.execute(opened))
+        instances = connection.execute(select(table(ServiceInstance)).order_by(ServiceInstance.node, ServiceInstance.cells)).all()
+        held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
+        on_cells = select(Action.service, Grant.node, Grant.cell_ids).join_from(Action, Grant, held).where(unended, Grant.resource == CELLS)
+        poison = set_aside(connection)
+        on_instances = Counter((row.service, row.node, tuple(row.cell_ids)) for row in connection.execute(on_cells))
+    return Status(
+        nodes=tuple(
+            NodeStatus(
+                name=node.name,
+                state=node.state,
+                reason=node.reason,
+                description=node.description,
+                changed_at=node.changed_at,
+                running=running_on.get(node.name, 0),
+                environments=environments_on.get(node.name, 0),
+            )
+            for node in nodes
+        ),
+        services=_services(nodes, instances, on_instances),
+        environments=environments,
+        actions=actions,
+        waiting_by_job=waiting_by_job,
+        oldest_wait_s=max(0.0, now - oldest) if oldest is not None else 0.0,
+        set_aside=poison,
+    )
+
+
+def _services(
+    nodes: Sequence[Row[Any]], instances: Sequence[Row[Any]], running: Mapping[tuple[str, str, tuple[int, ...]], int]
+) -> tuple[ServiceStatus, ...]:
+    """Put together what the nodes declare and what they said of instances; those of a node that is not up are as that node is."""
+    by_name = {node.name: node for node in nodes}
+    declared: dict[str, dict[str, Any]] = {}
+    for node in nodes:
+        if node.state == NODE_UP:
+            for name, description in node.description.get("services", {}).items():
+                declared.setdefault(name, {})[node.name] = description
+    found: dict[str, list[InstanceStatus]] = {name: [] for name in declared}
+    for row in instances:
+        cells = tuple(int(cell) for cell in row.cells.split(",") if cell)
+        home = by_name.get(row.node)
+        gone = home is not None and home.state != NODE_UP and row.state != ABSENT
+        status = InstanceStatus(
+            node=row.node,
+            cells=cells,
+            state=home.state if gone and home is not None else row.state,
+            reason=f"node {row.node} is {home.state}; it was {row.state}" if gone and home is not None else row.reason,
+            memory_mb=0.0 if gone else row.memory_mb,
+            host_mb=0.0 if gone else row.host_mb,
+            running=running.get((row.service, row.node, cells), 0),
+            starts=row.starts,
+            restores=row.restores,
+            evictions=row.evictions,
+            leaks=row.leaks,
+            changed_at=row.changed_at,
+        )
+        found.setdefault(row.service, []).append(status)
+    return tuple(ServiceStatus(name=name, declared=declared.get(name, {}), instances=tuple(found[name])) for name in sorted(found))
+
+
+def _observation(row: AnyRow) -> Observation:
+    action = Declared.from_header(row.header)
+    held_s = row.ended_at - row.granted_at if row.granted_at is not None else 0.0
+    # What earlier tries held is in `unit_s`, too, but not for how long.
+    known = row.attempts == 1 and row.unit_s and held_s > 0
+    return Observation(
+        job=action.job,
+        kind=action.kind,
+        action_class=action.action_class,
+        service=action.service,
+        units=action.units,
+        curve=action.curve,
+        held_units=row.unit_s / held_s if known else float(row.units),
+        execution_s=row.execution_s,
+        environment=action.environment,
+        cpu_s=row.cpu_s if action.kind == MEASURED else None,
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    by_status: Counter[str] = field(default_factory=Counter)
+    queue_s: list[float] = field(default_factory=list)
+    overhead_s: list[float] = field(default_factory=list)
+    execution_s: list[float] = field(default_factory=list)
+    act_s: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    reserved: dict[str, float] = field(default_factory=lambda: {CORES: 0.0, CELLS: 0.0})
+    rolled_up: ActionFigures = field(default_factory=ActionFigures)
+
+    def add(self, row: AnyRow) -> None:
+        self.by_status[row.status] += 1
+        self.cpu_s += row.cpu_s or 0.0
+        if row.status in CARRIED_OUT:
+            self.queue_s.append(row.queue_s)
+            self.overhead_s.append(row.overhead_s)
+            self.execution_s.append(row.execution_s)
+            self.act_s.append(row.act_s)
+
+    def add_hour(self, row: AnyRow) -> None:
+        self.by_status[row.status] += row.actions
+        self.cpu_s += row.cpu_s
+        self.reserved[CORES] += row.core_s
+        self.reserved[CELLS] += row.cell_s
+        if row.status in CARRIED_OUT:
+            self.rolled_up.merge(ActionFigures.of_row(row))
+
+    def stats(self) -> ActStats:
+        return ActStats(
+            by_status=dict(sorted(self.by_status.items())),
+            act=merged_summary(self.act_s, self.rolled_up, "act_s"),
+            mean_queue_s=merged_mean(self.queue_s, self.rolled_up, "queue_s"),
+            mean_overhead_s=merged_mean(self.overhead_s, self.rolled_up, "overhead_s"),
+            mean_execution_s=merged_mean(self.execution_s, self.rolled_up, "execution_s"),
+            core_s_reserved=self.reserved[CORES],
+            cell_s_reserved=self.reserved[CELLS],
+            core_s_used=self.cpu_s,
+        )
+
+
+def _where(selection: Selection) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if selection.jobs is not None:
+        conditions.append(Action.job.in_(selection.jobs))
+    if selection.trajectory is not None:
+        conditions.append(Action.trajectory == selection.trajectory)
+    if selection.kind is not None:
+        conditions.append(Action.kind == selection.kind)
+    if selection.since is not None:
+        conditions.append(Action.submitted_at >= selection.since)
+    if selection.until is not None:
+        conditions.append(Action.submitted_at <= selection.until)
+    return conditions
+
+
+def _whole_hours(selection: Selection, hours: type[ActionHour | EnvironmentHour]) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if selection.trajectory is not None:
+        conditions.append(false())
+    if selection.jobs is not None:
+        conditions.append(hours.job.in_(selection.jobs))
+    if selection.since is not None:
+        conditions.append(hours.hour >= selection.since)
+    if selection.until is not None:
+        conditions.append(hours.hour + HOUR_S <= selection.until)
+    return conditions
+
+
+def _pod_core_s(selection: Selection) -> Select[Any]:
+    query = select(func.sum(Environment.pod_cores * (Environment.ended_at - Environment.opened_at)))
+    query = query.where(Environment.ended_at.is_not(None), Environment.opened_at.is_not(None), Environment.pod_cores > 0)
+    if selection.jobs is not None:
+        query = query.where(Environment.job.in_(selection.jobs))
+    if selection.trajectory is not None:
+        query = query.where(Environment.trajectory == selection.trajectory)
+    if selection.since is not None:
+        query = query.where(Environment.created_at >= selection.since)
+    if selection.until is not None:
+        query = query.where(Environment.created_at <= selection.until)
+    return query
+
+
+def _counts(rows: Iterable[Row[Any, int]]) -> dict[Any, int]:
+    return {key: int(count) for key, count in rows}
+
+
+def _sum(counts: dict[Any, int], more: Mapping[Any, int]) -> dict[Any, int]:
+    return {**counts, **{key: counts.get(key, 0) + count for key, count in more.items()}}

@@ -1,0 +1,215 @@
+"""Retention: what ended long ago leaves the journal, rolled up by the hour.
+
+Rows are removed in small batches, each one transaction that also adds them to the figures of their hours: after a crash a row either is
+there or is counted there. With a lease, only its holder removes anything. Between batches the journal has the database for itself.
+
+What other parts read stays, however old: the last successes that a starting scheduler learns from (`TANGRAM_HISTORY`) and all that ended
+after the first of them, and the actions and environments of recorded runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from sqlalchemy import Connection, Engine, delete, func, insert, select, tuple_
+
+from app.journal.database import DatabaseError, database_errors, shown, writing
+from app.journal.leader import Lease
+from app.journal.models import (
+    NODE_UP,
+    Action,
+    ActionHour,
+    Environment,
+    EnvironmentHour,
+    FailedMessage,
+    Grant,
+    Node,
+    Run,
+    ServiceInstance,
+    table,
+)
+from app.journal.rollup import ActionFigures, AnyRow, Key, by_hour, hour_of
+from app.journal.writing import LeaseLost
+
+log = logging.getLogger(__name__)
+
+DAY_S: Final = 86_400.0
+BATCH: Final = 200
+"""Rows in one transaction. On SQLite it takes 12 ms (median), in which nobody else can write; on PostgreSQL 47 ms, in which all can."""
+
+SHARE: Final = 0.2
+"""Part of the time that removing may take while there is much to remove."""
+
+FIRST_LOOK_S, LOOK_S = 10.0, 900.0
+"""Seconds from the start of a scheduler to its first look for what is too old, and between two looks."""
+
+Place = tuple[float, str]
+RunSpan = tuple[frozenset[str], float, float]
+"""The jobs of a recorded run, and when it started and ended."""
+
+T = TypeVar("T")
+
+
+class Retention:
+    """Removes what ended more than `keep_days` ago; `history` successes stay at least."""
+
+    def __init__(self, engine: Engine, *, keep_days: int, history: int, lease: Lease | None = None) -> None:
+        self._engine = writing(engine)
+        self._keep_s = keep_days * DAY_S
+        self._history = history
+        self._lease = lease
+
+    def prune(self, now: float, wait: Callable[[float], bool] = lambda pause_s: False) -> int:
+        """Remove what is too old, and return how many actions and environments that was.
+
+        Parameters
+        ----------
+        now
+            The time, in seconds since the epoch.
+        wait
+            Called between two batches with a pause in seconds; ends the work by returning true.
+
+        Raises
+        ------
+        DatabaseError
+            When the database cannot be reached or written.
+        LeaseLost
+            When another scheduler holds the lease.
+
+        """
+        before = now - self._keep_s
+        learned, runs = self._transaction(self._read_first)
+        self._transaction(partial(_remove_unreferenced, before=before))
+        removed = 0
+        for step, limit in ((_remove_actions, before if learned is None else min(before, learned)), (_remove_environments, before)):
+            place: Place | None = (float("-inf"), "")
+            while place is not None:
+                began = time.perf_counter()
+                place, count = self._transaction(partial(step, after=place, before=limit, runs=runs))
+                removed += count
+                if wait((time.perf_counter() - began) * (1 / SHARE - 1)):
+                    return removed
+        return removed
+
+    def _transaction(self, work: Callable[[Connection], T]) -> T:
+        with database_errors(self._engine.url), self._engine.begin() as connection:
+            if self._lease is not None and not self._lease.held_in(connection):
+                raise LeaseLost(f"{shown(self._engine.url)}: another scheduler has taken over, this one removes no more")
+            return work(connection)
+
+    def _read_first(self, connection: Connection) -> tuple[float | None, Sequence[RunSpan]]:
+        """Return when the first of the successes ended that are learned from, and the recorded runs that were finished."""
+        last = select(Action.ended_at).where(Action.status == "succeeded", Action.ended_at.is_not(None))
+        last = last.order_by(Action.ended_at.desc(), Action.position.desc()).limit(self._history)
+        finished = select(Run.jobs, Run.started_at, Run.ended_at).where(Run.ended_at.is_not(None))
+        runs = [(frozenset(run.jobs), run.started_at, run.ended_at) for run in connection.execute(finished)]
+        return connection.execute(select(func.min(last.subquery().c.ended_at))).scalar_one(), runs
+
+
+class Pruning:
+    """A thread that has `retention` remove what is too old, now and then, as long as the context lasts."""
+
+    def __init__(self, retention: Retention, clock: Callable[[], float] = time.time) -> None:
+        self._retention = retention
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tangram-retention", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = FIRST_LOOK_S
+        while not self._stop.wait(pause_s):
+            pause_s = LOOK_S
+            try:
+                removed = self._retention.prune(self._clock(), self._stop.wait)
+            except LeaseLost:
+                return
+            except DatabaseError as error:
+                log.warning("what is too old cannot be removed yet: %s", error)
+            else:
+                log.log(logging.INFO if removed else logging.DEBUG, "%d actions and environments were too old and are rolled up", removed)
+
+
+def _remove_actions(connection: Connection, after: Place, before: float, runs: Sequence[RunSpan]) -> tuple[Place | None, int]:
+    """Roll up and remove a batch of actions; return where it ended, None at the last one, and how many were removed."""
+    last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_not(None)
+    columns = (
+        Action.id, Action.job, Action.kind, Action.action_class, Action.status, Action.submitted_at, Action.ended_at,
+        Action.act_s, Action.queue_s, Action.overhead_s, Action.execution_s, Action.cpu_s, Action.unit_s, Grant.resource,
+    )  # fmt: skip
+    ended = (Action.ended_at.is_not(None), Action.ended_at >= after[0], Action.ended_at < before)
+    query = select(*columns).join_from(Action, Grant, last, isouter=True).where(*ended, tuple_(Action.ended_at, Action.id) > tuple_(*after))
+    rows = connection.execute(query.order_by(Action.ended_at, Action.id).limit(BATCH)).all()
+    old = [row for row in rows if not _is_of_run(row.job, row.submitted_at, runs)]
+    if old:
+        _add_action_hours(connection, by_hour(old))
+        ids = [row.id for row in old]
+        connection.execute(delete(table(Grant)).where(Grant.action.in_(ids)))
+        connection.execute(delete(table(Action)).where(Action.id.in_(ids)))
+    return (rows[-1].ended_at, rows[-1].id) if len(rows) == BATCH else None, len(old)
+
+
+def _add_action_hours(connection: Connection, found: dict[Key, ActionFigures]) -> None:
+    key = tuple_(ActionHour.job, ActionHour.kind, ActionHour.action_class, ActionHour.hour, ActionHour.status)
+    for row in connection.execute(select(table(ActionHour)).where(key.in_(found))).all():
+        found[row.job, row.kind, row.action_class, row.hour, row.status].merge(ActionFigures.of_row(row))
+    connection.execute(delete(table(ActionHour)).where(key.in_(found)))
+    names = ("job", "kind", "action_class", "hour", "status")
+    connection.execute(insert(table(ActionHour)), [dict(zip(names, key, strict=True)) | one.values() for key, one in found.items()])
+
+
+def _remove_environments(connection: Connection, after: Place, before: float, runs: Sequence[RunSpan]) -> tuple[Place | None, int]:
+    """Do for environments what `_remove_actions` does for actions."""
+    ended = (Environment.ended_at.is_not(None), Environment.ended_at >= after[0], Environment.ended_at < before)
+    query = select(table(Environment)).where(*ended, tuple_(Environment.ended_at, Environment.id) > tuple_(*after))
+    rows = connection.execute(query.order_by(Environment.ended_at, Environment.id).limit(BATCH)).all()
+    old = [row for row in rows if not _is_of_run(row.job, row.created_at, runs)]
+    if old:
+        _add_environment_hours(connection, old)
+        connection.execute(delete(table(Environment)).where(Environment.id.in_([row.id for row in old])))
+    return (rows[-1].ended_at, rows[-1].id) if len(rows) == BATCH else None, len(old)
+
+
+def _add_environment_hours(connection: Connection, old: Sequence[AnyRow]) -> None:
+    counts: Counter[tuple[str, int, str]] = Counter()
+    core_s: defaultdict[tuple[str, int, str], float] = defaultdict(float)
+    for row in old:
+        key = (row.job, hour_of(row.created_at), row.state)
+        counts[key] += 1
+        core_s[key] += row.pod_cores * (row.ended_at - row.opened_at) if row.opened_at is not None else 0.0
+    columns = tuple_(EnvironmentHour.job, EnvironmentHour.hour, EnvironmentHour.state)
+    for row in connection.execute(select(table(EnvironmentHour)).where(columns.in_(list(counts)))).all():
+        counts[row.job, row.hour, row.state] += row.environments
+        core_s[row.job, row.hour, row.state] += row.pod_core_s
+    connection.execute(delete(table(EnvironmentHour)).where(columns.in_(list(counts))))
+    rows = [
+        {"job": job, "hour": hour, "state": state, "environments": count, "pod_core_s": core_s[job, hour, state]}
+        for (job, hour, state), count in counts.items()
+    ]
+    connection.execute(insert(table(EnvironmentHour)), rows)
+
+
+def _remove_unreferenced(connection: Connection, before: float) -> None:
+    """Remove nodes that left or were lost, with what was known of their instances, and messages on which schedulers failed."""
+    gone = select(Node.name).where(Node.state != NODE_UP, Node.changed_at < before)
+    connection.execute(delete(table(ServiceInstance)).where(ServiceInstance.node.in_(gone)))
+    connection.execute(delete(table(Node)).where(Node.state != NODE_UP, Node.changed_at < before))
+    connection.execute(delete(table(FailedMessage)).where(FailedMessage.failed_at < before))
+
+
+def _is_of_run(job: str, at: float, runs: Sequence[RunSpan]) -> bool:
+    return any(started_at <= at <= ended_at and job in jobs for jobs, started_at, ended_at in runs)

@@ -1,0 +1,284 @@
+"""The journal in SQL: what the live scheduler knows, kept so that the next one can go on with it.
+
+`SqlJournal.write` commits a batch of entries in one transaction; it is on the way of every action, so it folds
+the batch first (`app/journal/folding.py`) and keeps its statements and its connection. Only writing entries
+lives here. What had not ended is loaded by `app/journal/unfinished.py`; figures are in `app/journal/queries.py`.
+
+A write may be repeated: on PostgreSQL it is, when the connection breaks and nobody knows whether the commit
+arrived. Statements therefore set values, never add to them. With a lease, each transaction first makes sure that
+no other scheduler has taken over, so that one that slept through its lease cannot write any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection, Engine, Executable, Select, bindparam, delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.exc import DBAPIError
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+
+from app.journal import folding
+from app.journal.database import DatabaseError, database_errors, problem, shown, writing
+from app.journal.leader import Lease
+from app.journal.models import (
+    ABSENT,
+    NODE_UP,
+    Action,
+    Base,
+    Environment,
+    FailedMessage,
+    Grant,
+    Job,
+    Node,
+    Service,
+    ServiceInstance,
+    table,
+)
+from app.journal.unfinished import load_unfinished
+from scheduler.live.entries import (
+    Entry,
+    Unfinished,
+)
+
+log = logging.getLogger(__name__)
+
+# Deadlock, serialization failure, and the shutdowns after which PostgreSQL comes back.
+PASSING_SQLSTATES = ("40P01", "40001", "57P01", "57P02", "57P03")
+IDS_PER_QUERY = 500
+GONE_KEPT_S = 86_400.0
+"""Seconds for which the instances of a node that is not up are kept; then they go as soon as a worker joins."""
+
+T = TypeVar("T")
+
+
+class JournalError(DatabaseError):
+    """Raised when the journal could not be written or read: disk full, connection lost for good, no tables."""
+
+
+class LeaseLost(JournalError):
+    """Raised when another scheduler has taken over: this one must stop."""
+
+
+class SqlJournal:
+    """Implements `scheduler.live.entries.Journal` on SQLite and PostgreSQL. For one thread at a time.
+
+    With `lease`, nothing is written unless that lease is still held. `retry_s` is how long a write goes on
+    trying to reach PostgreSQL after the connection broke.
+    """
+
+    def __init__(self, engine: Engine, *, lease: Lease | None = None, retry_s: float = 20.0) -> None:
+        """Bind to `engine`; the first use connects."""
+        self._engine = writing(engine)
+        self._lease = lease
+        self._connection: Connection | None = None
+        self._statements = _Statements(engine.dialect.name)
+        self._last_position = 0
+        self._jobs: set[str] = set()
+        self._retrying = Retrying(
+            retry=retry_if_exception(_passes),
+            stop=stop_after_delay(retry_s),
+            wait=wait_exponential_jitter(multiplier=0.05, max=2.0),
+            before_sleep=self._say_retry,
+            reraise=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back; a later use opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Commit `entries`, in order, in one transaction.
+
+        Raises
+        ------
+        JournalError
+            When they could not be committed; then none of them is, unless PostgreSQL was lost at the commit itself.
+        LeaseLost
+            When another scheduler holds the lease.
+
+        """
+        if not entries:
+            return
+        fold = folding.Fold(self._last_position)
+        fold.add(entries)
+        self._run(lambda connection: self._write(connection, fold))
+        self._last_position = fold.last_position
+        self._jobs.update(fold.jobs)
+
+    def unfinished(self) -> Unfinished:
+        """Load what had not ended: actions in order of reception, environments, nodes that were up.
+
+        Raises
+        ------
+        JournalError
+            When the database cannot be read.
+
+        """
+        return self._run(load_unfinished)
+
+    def ended(self, ids: Sequence[str]) -> frozenset[str]:
+        """Return which of the actions `ids` have ended: a message of theirs is a redelivery. Raises as `unfinished`."""
+        found: set[str] = set()
+        for start in range(0, len(ids), IDS_PER_QUERY):
+            some = ids[start : start + IDS_PER_QUERY]
+            query = select(Action.id).where(Action.id.in_(some), Action.ended_at.is_not(None))
+            found.update(self._run(partial(_scalars, query)))
+        return frozenset(found)
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        with database_errors(self._engine.url, JournalError):
+            result: T = self._retrying(self._transaction, work)
+            return result
+
+    def _transaction(self, work: Callable[[Connection], T]) -> T:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        try:
+            with self._connection.begin():
+                return work(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def _write(self, connection: Connection, fold: folding.Fold) -> None:
+        if self._lease is not None and not self._lease.held_in(connection):
+            raise LeaseLost(f"{shown(self._engine.url)}: another scheduler has taken over, this one writes no more")
+        execute, statements = connection.execute, self._statements
+        if unseen := [row for name, row in fold.jobs.items() if name not in self._jobs]:
+            execute(statements.job, unseen)
+        if received := fold.received():
+            execute(statements.received, received)
+        for shape, rows in fold.received_and_changed().items():
+            execute(statements.received_and_changed(shape), rows)
+        for shape, rows in fold.changed().items():
+            execute(statements.changed(shape), rows)
+        if fold.told:
+            execute(statements.told, list(fold.told.values()))
+        if resizes := fold.resizes():
+            execute(statements.resize, resizes)
+        if releases := fold.releases():
+            execute(statements.release, releases)
+        if grants := fold.grants():
+            execute(statements.grant, grants)
+        for statement, group in (
+            (statements.environment, fold.environments.values()),
+            (statements.node, fold.nodes.values()),
+            (statements.service, fold.services.values()),
+            (statements.forget, fold.forgotten.values()),
+            (statements.instance, fold.instances.values()),
+            (statements.failure, fold.failures.values()),
+        ):
+            if group:
+                execute(statement, list(group))
+        if fold.forgotten:
+            execute(statements.prune, {"before": max(row["changed_at"] for row in fold.forgotten.values()) - GONE_KEPT_S})
+
+    def _say_retry(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        log.warning("journal: %s; trying again", problem(error) if error else "failed")
+
+
+class _Statements:
+    """The statements of one dialect, made once; those that depend on a shape when the shape first occurs."""
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect_insert = postgresql_insert if dialect == "postgresql" else sqlite_insert
+        self._received_and_changed: dict[folding.Shape, Executable] = {}
+        self._changed: dict[folding.Shape, Executable] = {}
+        self.job = self._insert(Job).on_conflict_do_nothing()
+        self.received = self._insert(Action).on_conflict_do_nothing()
+        held_before = (Grant.action == bindparam("of"), Grant.attempt < bindparam("below"), Grant.released_at.is_(None))
+        told = (Action.id == bindparam("of"), Action.ended_at.is_not(None))
+        self.told = update(table(Action)).where(*told).values(message=None)
+        self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))
+        resized = (Grant.action == bindparam("of"), Grant.attempt == bindparam("tried"), Grant.released_at.is_(None))
+        self.resize = update(table(Grant)).where(*resized)
+        grant = self._insert(Grant)
+        released_at = func.coalesce(Grant.released_at, grant.excluded.released_at)
+        self.grant = grant.on_conflict_do_update(index_elements=["action", "attempt"], set_={"released_at": released_at})
+        self.environment = self._latest(Environment, "id", keep=("created_at",), first=("opened_at",))
+        self.node = self._latest(Node, "name", last=("joined_at",))
+        self.service = self._latest(Service, "name")
+        self.forget = update(table(ServiceInstance)).where(ServiceInstance.node == bindparam("of"), ServiceInstance.state != ABSENT)
+        gone = select(Node.name).where(Node.state != NODE_UP, Node.changed_at < bindparam("before"))
+        self.prune = delete(table(ServiceInstance)).where(ServiceInstance.node.in_(gone))
+        self.instance = self._latest(ServiceInstance, "node", "service", "cells")
+        self.failure = self._failure()
+
+    def received_and_changed(self, shape: folding.Shape) -> Executable:
+        """Return the insert that on a row that is there, and not ended, sets only the columns of `shape`."""
+        statement = self._received_and_changed.get(shape)
+        if statement is None:
+            insert = self._insert(Action)
+            columns = {name: insert.excluded[name] for name in sorted(shape)}
+            statement = insert.on_conflict_do_update(index_elements=["id"], set_=columns, where=Action.ended_at.is_(None))
+            self._received_and_changed[shape] = statement
+        return statement
+
+    def changed(self, shape: folding.Shape) -> Executable:
+        """Return the update for actions that have not ended; the rows name its columns, all those of `shape`."""
+        statement = self._changed.get(shape)
+        if statement is None:
+            statement = update(table(Action)).where(Action.id == bindparam("of"), Action.ended_at.is_(None))
+            self._changed[shape] = statement
+        return statement
+
+    def _insert(self, model: type[Base]) -> Any:
+        # The two dialects spell INSERT … ON CONFLICT alike but share no class.
+        return self._dialect_insert(table(model))
+
+    def _failure(self) -> Executable:
+        """Return an insert that counts a failure on the row that is there, unless it is of an epoch that was counted."""
+        insert = self._insert(FailedMessage)
+        columns = {name: insert.excluded[name] for name in ("kind", "action", "epoch", "traceback", "failed_at")}
+        counted = FailedMessage.failures + insert.excluded.failures
+        statement: Executable = insert.on_conflict_do_update(
+            index_elements=["message"], set_={**columns, "failures": counted}, where=FailedMessage.epoch < insert.excluded.epoch
+        )
+        return statement
+
+    def _latest(
+        self, model: type[Base], *key: str, keep: Sequence[str] = (), first: Sequence[str] = (), last: Sequence[str] = ()
+    ) -> Executable:
+        """Return an insert that overrides the row that is there.
+
+        Columns of `keep` stay, those of `first` stay once they are set, those of `last` stay where none is given.
+        """
+        insert = self._insert(model)
+        columns: dict[str, Any] = {}
+        for column in table(model).columns:
+            given = insert.excluded[column.name]
+            if column.name in first:
+                given = func.coalesce(column, given)
+            elif column.name in last:
+                given = func.coalesce(given, column)
+            if column.name not in key and column.name not in keep:
+                columns[column.name] = given
+        statement: Executable = insert.on_conflict_do_update(index_elements=key, set_=columns)
+        return statement
+
+
+def _scalars(query: Select[str], connection: Connection) -> Sequence[str]:
+    return connection.execute(query).scalars().all()
+
+
+def _passes(error: BaseException) -> bool:
+    """Say whether an error of PostgreSQL is worth another try; SQLite waits for locks by itself."""
+    if not isinstance(error, DBAPIError) or not hasattr(error.orig, "sqlstate"):
+        return False
+    # A broken connection has no server to name a state.
+    return error.connection_invalidated or getattr(error.orig, "sqlstate", None) in (None, *PASSING_SQLSTATES)

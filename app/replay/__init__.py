@@ -1,0 +1,1 @@
+"""Replays: recorded rollouts, in virtual time or live, and how they are recorded."""

@@ -1,0 +1,333 @@
+"""Live replay: a trace's trajectories as coroutines of one client, against a running stack.
+
+Each trajectory does what its rollout did: gets an environment, thinks (think times divided by `speed`), submits a
+step's actions together, waits for all, thinks again. A recorded command is run; an action without one takes its
+`work_s` with as many processes as it is granted cores, and burns its `cpu_s` of that. What is measured is what a trainer would see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from app.replay.scripts import starting_files
+from scheduler.sim.recorded import action_of, opening_of
+from scheduler.sim.summary import ActionRecord
+from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
+from tangram.action import Action
+from tangram.aio import AsyncClient
+from tangram.blobs import Blobs
+from tangram.elasticity import Amdahl, Table
+from tangram.errors import ActionError, ResultNotReady, TangramError
+from tangram.settings import Settings
+from tangram.wire import BLOB_TTL_S
+
+BURN = Path(__file__).resolve().parents[2] / "workers" / "cpu" / "burn.py"
+BURN_INSIDE = ".tangram-burn.py"
+"""Where an environment has that program, whatever it is made of; it needs a python3 on the PATH."""
+
+PLACEHOLDER = "{demo}"
+CLOSE_WAIT_S = 30.0
+WATCH_S = 0.5
+
+
+class NotReplayable(TangramError, ValueError):
+    """Raised when a trace can be simulated but not replayed live; the message names the trajectory and what it lacks."""
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """What a live replay saw."""
+
+    records: list[ActionRecord]
+    first_arrival: float
+    last_result: float
+    opened: dict[str, str]
+
+
+class LiveReplay:
+    """One live replay. `folder` is where relative paths of the trace start, `api_url` stands for `{demo}`.
+
+    `check` is called now and then and raises when the stack is broken; `told` says whether the recorded durations are
+    declared. With `pretend`, services are played by stubs, which take as long as was recorded.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        settings: Settings,
+        store: Redis,
+        *,
+        folder: Path,
+        api_url: str,
+        speed: float = 1.0,
+        pretend: bool = False,
+        run_name: str = "",
+        told: bool = True,
+        progress: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._trace = trace
+        self._settings = settings
+        self._blobs = Blobs(store, ttl_s=BLOB_TTL_S * 6)
+        self._folder = folder
+        self._api_url = api_url
+        self._speed = speed
+        self._pretend = pretend
+        self._run_name = run_name
+        self._told = told
+        self._progress = progress
+        self._check = check
+        self._files: dict[tuple[str | None, bool], Any] = {}
+        self._records: list[ActionRecord] = []
+        self._opened: dict[str, str] = {}
+        self._prepared = [self._prepare(number, trajectory) for number, trajectory in enumerate(trace.trajectories)]
+
+    def run(self) -> LiveRun:
+        """Replay to the last result."""
+        return asyncio.run(self._run())
+
+    async def _run(self) -> LiveRun:
+        async with AsyncClient(settings=self._settings) as client:
+            began = time.time()
+            tasks = [
+                asyncio.ensure_future(self._trajectory(client, number, trajectory, began))
+                for number, trajectory in enumerate(self._trace.trajectories)
+            ]
+            either: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), asyncio.ensure_future(self._watch())]
+            try:
+                done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                await done.pop()
+            finally:
+                for future in (*tasks, *either):
+                    future.cancel()
+                await asyncio.gather(*tasks, *either, return_exceptions=True)
+        last = max((record.ended_at for record in self._records), default=began)
+        first = began + min((trajectory.arrival_s for trajectory in self._trace.trajectories), default=0.0)
+        return LiveRun(self._records, first, last, self._opened)
+
+    async def _watch(self) -> None:
+        """Raise when the stack under the replay breaks: its results would be waited for in vain."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._check()
+
+    async def _trajectory(self, client: AsyncClient, number: int, trajectory: Trajectory, began: float) -> None:
+        await asyncio.sleep(began + trajectory.arrival_s - time.time())
+        environment = f"{self._run_name}-{number}" if self._run_name else f"replay-{number}"
+        opening = opening_of(trajectory, environment)
+        if opening is None:
+            await self._steps(client, number, trajectory, None)
+            return
+        arguments: dict[str, Any] = {"environment": environment}
+        if trajectory.memory_mb:
+            arguments["memory_mb"] = trajectory.memory_mb
+        files = self._starting_files(trajectory)
+        if files is not None:
+            arguments["files"] = files
+        handle = await client.submit(opening.with_arguments(**arguments))
+        self._opened[handle.id] = f"{number}.0.0"
+        try:
+            await handle
+        except ActionError as error:
+            self._refuse_all(number, trajectory, error)
+            return
+        try:
+            await self._steps(client, number, trajectory, environment)
+        finally:
+            closing = Action(kind="cpu.close", environment=environment, job=trajectory.job, trajectory=trajectory.trajectory)
+            await asyncio.shield(self._close(client, closing.with_arguments(environment=environment)))
+
+    async def _close(self, client: AsyncClient, closing: Action) -> None:
+        with contextlib.suppress(ActionError, ResultNotReady):  # lost is as good as closed, and a late close is not waited for
+            await (await client.submit(closing)).result(timeout_s=CLOSE_WAIT_S)
+
+    async def _steps(self, client: AsyncClient, number: int, trajectory: Trajectory, environment: str | None) -> None:
+        for index, step in enumerate(trajectory.steps):
+            await asyncio.sleep(step.think_s / self._speed)
+            prepared = self._prepared[number][index]
+            actions = [(recorded, self._bind(action, environment)) for recorded, action in zip(step.actions, prepared, strict=True)]
+            await asyncio.gather(
+                *(self._one(client, f"{number}.{index}.{place}", recorded, action) for place, (recorded, action) in enumerate(actions))
+            )
+
+    async def _one(self, client: AsyncClient, name: str, recorded: TraceAction, action: Action) -> None:
+        submitted, began = time.time(), time.perf_counter()
+        status, reason, result, task_id = "succeeded", "", None, ""
+        try:
+            handle = await client.submit(action)
+            task_id = handle.id
+            result = await handle
+        except ActionError as error:
+            status, reason = error.status, error.reason
+        total_s = time.perf_counter() - began
+        act = getattr(result, "act", None)
+        status = getattr(result, "status", status)
+        queue_s, execution_s = (act.queue_s, act.execution_s) if act is not None else (0.0, 0.0)
+        units = getattr(result, "dop", 0)
+        self._records.append(
+            ActionRecord(
+                id=name,
+                task_id=task_id,
+                job=action.job,
+                trajectory=action.trajectory,
+                kind=action.kind,
+                status=status,
+                submitted_at=submitted,
+                ended_at=time.time(),
+                queue_s=queue_s,
+                overhead_s=total_s - queue_s - execution_s,
+                execution_s=execution_s,
+                units=units,
+                floor_s=recorded.floor_s,
+                unit_seconds=units * execution_s,
+                cpu_s=getattr(result, "cpu_s", 0.0),
+                reason=reason or getattr(result, "reason", ""),
+            )
+        )
+        self._progress()
+
+    def _refuse_all(self, number: int, trajectory: Trajectory, error: ActionError) -> None:
+        now = time.time()
+        for index, step in enumerate(trajectory.steps):
+            for place, recorded in enumerate(step.actions):
+                self._records.append(
+                    ActionRecord(
+                        id=f"{number}.{index}.{place}",
+                        job=trajectory.job,
+                        trajectory=trajectory.trajectory,
+                        kind=recorded.kind,
+                        status="rejected",
+                        submitted_at=now,
+                        ended_at=now,
+                        queue_s=0.0,
+                        overhead_s=0.0,
+                        execution_s=0.0,
+                        units=0,
+                        floor_s=recorded.floor_s,
+                        reason=f"no environment: {error.reason}",
+                    )
+                )
+                self._progress()
+
+    # What is submitted
+
+    def _prepare(self, number: int, trajectory: Trajectory) -> list[list[Action]]:
+        """Build every action before anything is sent, so that a trace that cannot be replayed is refused whole."""
+        try:
+            return [self._prepare_step(trajectory, step) for step in trajectory.steps]
+        except NotReplayable as error:
+            raise NotReplayable(f"trajectory {trajectory.trajectory}: {error}") from None
+
+    def _prepare_step(self, trajectory: Trajectory, step: Step) -> list[Action]:
+        prepared = []
+        for place, recorded in enumerate(step.actions):
+            session = "main" if place == 0 else f"parallel-{place}"
+            action = action_of(recorded, trajectory, environment="to-be-opened", session=session, told=self._told)
+            prepared.append(replace(action, arguments=self._arguments(recorded, session)))
+        return prepared
+
+    def _bind(self, action: Action, environment: str | None) -> Action:
+        """Fill in the environment and send what is large beside the message."""
+        arguments = dict(action.arguments)
+        if action.kind.startswith("cpu."):
+            return replace(action, environment=environment, arguments={**arguments, "environment": environment})
+        return replace(action, arguments=arguments)
+
+    def _arguments(self, recorded: TraceAction, session: str) -> dict[str, Any]:
+        if recorded.kind == "cpu.exec":
+            return {"session": session, "command": recorded.command or burn_command(recorded)}
+        if recorded.kind in ("cpu.read_file", "cpu.write_file"):
+            return self._file_arguments(recorded)
+        if recorded.kind == "api.call":
+            url = str(recorded.extra.get("url") or f"{PLACEHOLDER}/work?seconds={recorded.work_s}")
+            method = str(recorded.extra.get("method", "GET"))
+            return {"quota": recorded.quota, "method": method, "url": url.replace(PLACEHOLDER, self._api_url)}
+        return self._service_arguments(recorded)
+
+    @staticmethod
+    def _file_arguments(recorded: TraceAction) -> dict[str, Any]:
+        path = recorded.extra.get("path")
+        if not isinstance(path, str):
+            raise NotReplayable(f"a {recorded.kind} without a path can only be simulated")
+        if recorded.kind == "cpu.read_file":
+            return {"path": path}
+        return {"path": path, "data": str(recorded.extra.get("text", "")).encode()}
+
+    def _service_arguments(self, recorded: TraceAction) -> dict[str, Any]:
+        argument, recorded_as, dummy = {
+            "gpu.score": ("items", "items", [{"prompt": "", "response": ""}]),
+            "gpu.logprobs": ("token_ids", "sequences", [[1, 2, 3]]),
+            "gpu.generate": ("prompts", "prompts", [""]),
+        }[recorded.kind]
+        arguments: dict[str, Any] = {"service": recorded.service}
+        arguments[argument] = recorded.extra.get(recorded_as, dummy)
+        if self._pretend or recorded_as not in recorded.extra:
+            # The stub engine takes as long as was recorded; an engine with a model refuses to.
+            arguments["work_s"] = recorded.work_s
+        return arguments
+
+    def _starting_files(self, trajectory: Trajectory) -> Any:
+        """Return the files that a trajectory's environment starts with; None where it starts with none."""
+        relative = str(trajectory.extra["files"]) if "files" in trajectory.extra else None
+        burns = any(action.kind == "cpu.exec" and not action.command for step in trajectory.steps for action in step.actions)
+        if relative is None and not burns:
+            return None
+        if (relative, burns) not in self._files:
+            files = dict(starting_files(self._folder / relative)) if relative is not None else {}
+            files |= {BURN_INSIDE: BURN.read_bytes()} if burns else {}
+            listed = {path: base64.b64encode(content).decode("ascii") for path, content in files.items()}
+            self._files[relative, burns] = self._blobs.put_text(json.dumps(listed))
+        return self._files[relative, burns]
+
+
+def burn_command(recorded: TraceAction) -> str:
+    """Return a command that uses as much CPU as the action was recorded with."""
+    curve = recorded.elasticity.curve
+    burn = f'python3 -S -E "$HOME/{BURN_INSIDE}"'
+    dop, most = "${TANGRAM_DOP:-1}", max(recorded.elasticity.units)
+    if isinstance(curve, Table):
+        # E(m) point by point is work that grows with m: each of m processes burns work_s / (E(m) · m).
+        cases = " ".join(f"{units}) w={recorded.work_s / value:.6f};;" for units, value in curve.efficiency)
+        return f'case "{dop}" in {cases} *) w={recorded.work_s:.6f};; esac; {burn} "$w" "{dop}" 1 {most} {recorded.busy:.6f}'
+    fraction = curve.parallel_fraction if isinstance(curve, Amdahl) else 0
+    return f'{burn} {recorded.work_s:.6f} "{dop}" {fraction} {most} {recorded.busy:.6f}'
+
+
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """What the journal knows of an action: its wait, and the core- or cell-seconds that its grants held."""
+
+    queue_s: float
+    unit_s: float
+
+
+def with_journal(run: LiveRun, journaled: Mapping[str, Journaled]) -> list[ActionRecord]:
+    """Complete the records of a run from its journal.
+
+    Unit-seconds come from there, since a client does not see resizes. A trajectory's wait for its environment counts
+    as a wait of its first action.
+    """
+    waits = {first: journaled[open_id].queue_s for open_id, first in run.opened.items() if open_id in journaled}
+    completed = []
+    for record in run.records:
+        wait = waits.get(record.id, 0.0)
+        known = journaled.get(record.task_id)
+        completed.append(
+            replace(
+                record,
+                queue_s=record.queue_s + wait,
+                submitted_at=record.submitted_at - wait,
+                unit_seconds=known.unit_s if known is not None else record.unit_seconds,
+            )
+        )
+    return completed

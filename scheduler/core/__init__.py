@@ -1,0 +1,1 @@
+"""The core: `Core.handle(event, now) -> commands`, without input or output."""

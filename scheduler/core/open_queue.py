@@ -1,0 +1,122 @@
+"""The `cpu.open` actions that wait for a place, so that the next one is found without looking at all of them.
+
+Opens of a job that need the same of a node, apart from memory, stand in one line. Within it those of one size of memory are a line of
+their own. So the first open that fits into a given memory is found among the heads of the sizes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from scheduler.model import Waiting
+from scheduler.model.queue import Line
+from tangram.action import CORES, MEMORY_MB
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a node must have for an environment, apart from memory: labels, `cores` in all, and free cores for its pod."""
+
+    requires: tuple[str, ...]
+    cores: int
+    pod_cores: int
+
+
+class _Alike:
+    """The waiting opens of one job with the same needs, in order."""
+
+    def __init__(self) -> None:
+        self.line = Line()
+        self._sizes: list[int] = []
+        self._by_size: dict[int, Line] = {}
+
+    def add(self, waiting: Waiting) -> None:
+        self.line.add(waiting)
+        size = waiting.action.cost.least(MEMORY_MB)
+        if size not in self._by_size:
+            self._sizes.insert(bisect_left(self._sizes, size), size)
+            self._by_size[size] = Line()
+        self._by_size[size].add(waiting)
+
+    def remove(self, waiting: Waiting) -> bool:
+        if not self.line.remove(waiting):
+            return False
+        size = waiting.action.cost.least(MEMORY_MB)
+        self._by_size[size].remove(waiting)
+        if not self._by_size[size].items:
+            del self._by_size[size]
+            del self._sizes[bisect_left(self._sizes, size)]
+        return True
+
+    def first_within(self, memory_mb: int) -> Waiting | None:
+        if self._sizes[0] > memory_mb:
+            return None
+        head = self.line.items[0]
+        if head.action.cost.least(MEMORY_MB) <= memory_mb:
+            return head
+        sizes = self._sizes[: bisect_right(self._sizes, memory_mb)]
+        return min((self._by_size[size].items[0] for size in sizes), key=lambda waiting: waiting.key)
+
+
+class OpenQueue:
+    """Waiting opens by needs and job. `pod_cores` are the cores that the policy gives each environment, 0 for none."""
+
+    def __init__(self, pod_cores: int) -> None:
+        self._pod_cores = pod_cores
+        self._by_needs: dict[Needs, dict[str, _Alike]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Walk all of them, line by line."""
+        return (waiting for jobs in self._by_needs.values() for alike in jobs.values() for waiting in alike.line.items)
+
+    def __contains__(self, waiting: Waiting) -> bool:
+        alike = self._by_needs.get(self.needs_of(waiting), {}).get(waiting.action.job)
+        return alike is not None and waiting in alike.line
+
+    def needs_of(self, waiting: Waiting) -> Needs:
+        """Return what an open needs of a node; a pod has at least the cores of the largest of its trajectory's actions."""
+        cores = waiting.action.cost.least(CORES)
+        pod_cores = max(self._pod_cores, cores) if self._pod_cores else 0
+        return Needs(waiting.action.requires, max(1, pod_cores, cores), pod_cores)
+
+    def add(self, waiting: Waiting) -> None:
+        """Insert in order."""
+        jobs = self._by_needs.setdefault(self.needs_of(waiting), {})
+        jobs.setdefault(waiting.action.job, _Alike()).add(waiting)
+        self._count += 1
+
+    def remove(self, waiting: Waiting) -> bool:
+        """Take out; False where it is not in this queue."""
+        needs, job = self.needs_of(waiting), waiting.action.job
+        jobs = self._by_needs.get(needs, {})
+        alike = jobs.get(job)
+        if alike is None or not alike.remove(waiting):
+            return False
+        self._count -= 1
+        if not alike.line.items:
+            del jobs[job]
+        if not jobs:
+            del self._by_needs[needs]
+        return True
+
+    def too_large(self, memory_of: Callable[[Needs], int]) -> Iterator[Waiting]:
+        """Return the first open of each line where it does not fit, where `memory_of` is as in `fitting`."""
+        for needs, jobs in self._by_needs.items():
+            memory_mb = memory_of(needs)
+            heads = (alike.line.items[0] for alike in jobs.values())
+            yield from (head for head in heads if head.action.cost.least(MEMORY_MB) > memory_mb)
+
+    def fitting(self, memory_of: Callable[[Needs], int]) -> Iterator[Waiting]:
+        """Return the first open of each line that fits, where `memory_of` is the most memory of a node that has what is needed."""
+        for needs, jobs in self._by_needs.items():
+            memory_mb = memory_of(needs)
+            for alike in jobs.values():
+                found = alike.first_within(memory_mb)
+                if found is not None:
+                    yield found

@@ -1,0 +1,147 @@
+"""What the workers say of their instances, against what the core takes to be resident.
+
+The core decides which instances there are and its nodes carry it out, so mostly a report says what is known. Where it does
+not, the node is right:
+
+| it says | the core has | then |
+|---|---|---|
+| `resident` | the instance, being restored | it takes actions |
+| `resident` | nothing that would be in its way | it is adopted |
+| `starting`, `restoring` | nothing that would be in its way | it is adopted, and takes no actions yet |
+| `absent`, `host`, `failed` | the instance, idle | it is forgotten |
+| `failed` | the instance, being restored | it is forgotten; who waits for it has another one brought |
+
+Everything else changes nothing. A report may be late: what has actions is not forgotten, for they say themselves how they
+end; and what is being restored may have been reported gone from before that.
+
+A node that has joined says first what is there already; of one that an earlier scheduler knew the first beat does, and until then
+none of its cells is granted. After that its *warm* services, those that should be there before they
+are asked for, are brought onto cells that are free, in their declared order, on the least amount each. What finds no room waits
+until it is asked for, like any other. The same is done when a node declares its services anew. A service that no node
+declares any more, one that is away included, is forgotten then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.core.state import Node, State
+from scheduler.gpu.cells import CellGroup, Instance
+from scheduler.model import NodeSpec, ServiceSpec
+from scheduler.model.commands import Restore
+from scheduler.model.events import ServiceChanged, ServicesDeclared
+
+
+class Residency:
+    """Takes reports of instances, and orders those that should be there before they are asked for."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._to_warm: dict[str, float] = {}
+        self._declared: dict[str, frozenset[str] | None] = {}
+
+    def joined(self, name: str, now: float) -> None:
+        """Have the warm services of a node brought with the next `Tick`, when it has said what is there."""
+        if any(spec.warm for spec in self._state.services.values()) and not self._state.policy.pod_cores():
+            self._to_warm[name] = now
+
+    def resumed(self, spec: NodeSpec) -> None:
+        """Have nothing brought or started on the cells of a node until `declared` follows what it says is there."""
+        node = self._state.nodes.get(spec.name)
+        if node is not None:
+            node.heard = spec.services is None
+
+    def gone(self, node: str, services: frozenset[str] | None) -> list[str]:
+        """Take note of what a node declares; return the services that it did before and that are known no longer.
+
+        A node that is away may come back, so what it declared counts until it does.
+        """
+        before, self._declared[node] = self._declared.get(node), services
+        if before is None or services is None:
+            return []
+        others = [declared for other, declared in self._declared.items() if other != node]
+        gone = [name for name in sorted(before - services) if not any(declared is None or name in declared for declared in others)]
+        for name in gone:
+            self._state.services.pop(name, None)
+        return gone
+
+    def declared(self, event: ServicesDeclared, now: float) -> list[str]:
+        """Have a node run what it declares from now on; return the services that are known no longer."""
+        node = self._state.nodes.get(event.node)
+        if node is None:
+            return []
+        gone = self.gone(event.node, event.services)
+        node.spec, node.heard = replace(node.spec, services=event.services), True
+        self._as_declared(node)
+        self._state.touch(node.cells)
+        self.joined(event.node, now)
+        return gone
+
+    def _as_declared(self, node: Node) -> None:
+        """Have the instances of a node be as their services are declared now: the worker starts them anew under their actions."""
+        if self._state.policy.pod_cores():
+            return
+        for instance in node.cells.instances:
+            spec = self._state.services.get(instance.service)
+            if spec is not None:
+                instance.places, instance.pinned = spec.max_concurrency, spec.pinned
+                instance.memory_mb = node.cells.need_mb(spec)
+
+    def next_warm(self) -> float | None:
+        """Return when warm services are to be brought; None where there are none."""
+        return min(self._to_warm.values(), default=None)
+
+    def warm_up(self, now: float) -> None:
+        """Bring the warm services of the nodes that have joined."""
+        names, self._to_warm = list(self._to_warm), {}
+        for node in [self._state.nodes[name] for name in names if name in self._state.nodes]:
+            for spec in self._state.services.values():
+                wanted = spec.warm and node.offers("gpu", ()) and node.serves(spec.name)
+                if wanted and all(one.service != spec.name for one in node.cells.instances):
+                    self._bring(node, spec, now)
+
+    def _bring(self, node: Node, spec: ServiceSpec, now: float) -> None:
+        """Bring a service onto cells with room for it, where there are any."""
+        if spec.memory_mb > node.cells.cell_memory_mb:
+            return
+        plan = node.cells.plan(spec, spec.cells[0], ())
+        if plan is None:
+            return
+        instance = node.cells.bring(spec, plan)
+        instance.restoring = True
+        instance.last_used = instance.since = now
+        self._state.out.append(Restore(node=node.spec.name, service=spec.name, cell_ids=instance.cell_ids))
+
+    def changed(self, event: ServiceChanged, now: float) -> None:
+        """Take note of the state of an instance. What is said of a node that is not up, or of a service nobody knows, is dropped."""
+        node = self._state.nodes.get(event.node)
+        if node is None:
+            return
+        group, cell_ids = node.cells, tuple(sorted(event.cell_ids))
+        instance = group.instance_on(event.service, cell_ids)
+        if instance is not None:
+            changed = self._known(event, group, instance)
+        else:
+            changed = event.state in ("resident", "starting", "restoring") and self._adopt(event, group, cell_ids, now)
+        if changed:
+            self._state.touch(group)
+
+    @staticmethod
+    def _known(event: ServiceChanged, group: CellGroup, instance: Instance) -> bool:
+        if event.state == "resident":
+            was, instance.restoring = instance.restoring, False
+            return was
+        gone = ("failed",) if instance.restoring else ("absent", "host", "failed")
+        if event.state not in gone or instance.active:
+            return False
+        group.drop(instance)
+        return True
+
+    def _adopt(self, event: ServiceChanged, group: CellGroup, cell_ids: tuple[int, ...], now: float) -> bool:
+        spec = self._state.services.get(event.service)
+        if spec is None or not cell_ids or self._state.policy.pod_cores() or not group.has_room_on(spec, cell_ids):
+            return False
+        instance = group.adopt(spec, cell_ids)
+        instance.restoring = event.state != "resident"
+        instance.last_used = instance.since = now
+        return True

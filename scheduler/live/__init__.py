@@ -1,0 +1,1 @@
+"""The driver with a clock: between a broker, a journal and the core."""

@@ -1,0 +1,289 @@
+"""Carries out the core's commands: what is written down, and what is sent to whom.
+
+The order in which things become true is fixed here, in `commit`: first the journal, then the messages, last the
+acknowledgement of what was received. When the process dies in between, what was not acknowledged comes again and is
+known by its task id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from scheduler.core.core import Core
+from scheduler.live.entries import (
+    ActionEnded,
+    ActionGranted,
+    ActionReceived,
+    ActionRequeued,
+    ActionResized,
+    EndsTold,
+    Entry,
+    EnvironmentChanged,
+    Journal,
+    NodeChanged,
+    UntoldEnd,
+)
+from scheduler.live.transport import Received, Transport
+from scheduler.model import Evicted, Grant, commands
+from scheduler.quotas.answers import may_wait_again
+from tangram.action import Action
+from tangram.wire import BLOB_KEY_PREFIX, WireEvicted, WireRegrant
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_ENDS = 100_000
+"""Ended actions whose ids are remembered, so that a message that comes twice is not run twice."""
+
+
+class Orders:
+    """Messages of unfinished actions, entries to be committed, and counts of what was ordered."""
+
+    def __init__(self, core: Core, transport: Transport, journal: Journal, epoch: int) -> None:
+        self._core = core
+        self._transport = transport
+        self._journal = journal
+        self._epoch = epoch
+        self._entries: list[Entry] = []
+        self._untold: list[str] = []
+        self._regrants: dict[str, list[WireRegrant]] = {}
+        self._serial = 0
+        self.messages: dict[str, str] = {}
+        self.submitted_at: dict[str, float] = {}
+        self._blobs: dict[str, list[str]] = {}
+        self.granted: dict[str, int] = {}
+        self.ended: OrderedDict[str, None] = OrderedDict()
+        self.descriptions: dict[str, Mapping[str, Any]] = {}
+        self.resizes = 0
+        self.restores = 0
+
+    def knows(self, action_id: str) -> bool:
+        """Say whether the action came in before."""
+        return action_id in self.messages or action_id in self.ended
+
+    def keep(self, action_id: str, message: str, submitted_at: float, blobs: Iterable[object] = ()) -> None:
+        """Keep an action's message, and the blobs that it refers to, until the action has ended."""
+        self.messages[action_id] = message
+        self.submitted_at[action_id] = submitted_at
+        keys = [key for key in blobs if isinstance(key, str) and key.startswith(BLOB_KEY_PREFIX)]
+        if keys:
+            self._blobs[action_id] = keys
+
+    def keep_blobs(self) -> None:
+        """Have the blobs live on that messages refer to."""
+        if self._blobs:
+            self._transport.keep_blobs([key for keys in self._blobs.values() for key in keys])
+
+    def note_received(self, action_id: str, action: Action, now: float) -> None:
+        """Write down that an action came in whose message is kept."""
+        self._entries.append(
+            ActionReceived(
+                id=action_id,
+                header=action.to_header(),
+                message=self.messages[action_id],
+                submitted_at=self.submitted_at[action_id],
+                received_at=now,
+            )
+        )
+
+    def note(self, entry: Entry) -> None:
+        """Write down what follows from no command."""
+        self._entries.append(entry)
+
+    def commit(self, batch: Sequence[Received]) -> None:
+        """Write the entries as one group, then send, then acknowledge `batch`."""
+        self.write()
+        for node in list(self._regrants):
+            self._send_regrants(node)
+        self._transport.flush()
+        told = len(self._untold) - self._transport.ends_to_store
+        if told:
+            self._entries.append(EndsTold(ids=tuple(self._untold[:told])))
+            del self._untold[:told]
+        if batch:
+            self._transport.acknowledge(batch)
+
+    def write(self) -> None:
+        """Write the entries as one group."""
+        entries, self._entries = self._entries, []
+        if entries:
+            self._journal.write(entries)
+
+    def carry_out(self, command: commands.Command, now: float) -> None:
+        """Turn a command into journal entries and messages; they go out with the next `commit`."""
+        match command:
+            case commands.Start():
+                self._start(command, now)
+            case commands.Finish():
+                self._finish(command, now)
+            case commands.Resize():
+                self._resize(command, now)
+            case commands.Stop():
+                arguments = {"id": command.id, "attempt": command.attempt, "reason": command.reason}
+                self._transport.send_control(command.node, "tangram.stop", arguments)
+            case commands.Restore():
+                self.restores += 1
+                arguments = {"service": command.service, "cell_ids": list(command.cell_ids), "evict": wire_evictions(command.evict)}
+                self._transport.send_control(command.node, "tangram.restore", arguments)
+            case commands.CloseEnvironment():
+                arguments = {"id": command.id, "attempt": 0, "reason": command.reason}
+                self._transport.send_control(command.node, "tangram.close_environment", arguments)
+            case commands.Requeue():
+                log.warning("action %s waits again: %s", command.id, command.reason)
+                self._transport.disown(command.id, self.granted.pop(command.id))
+                self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now))
+            case commands.NoteEnvironment():
+                self._note_environment(command, now)
+            case commands.NoteNode():
+                self._note_node(command, now)
+
+    def _note_node(self, command: commands.NoteNode, now: float) -> None:
+        log.log(logging.WARNING if command.state == "lost" else logging.INFO, "node %s is %s", command.name, _because(command))
+        description = self.descriptions.get(command.name, {})
+        self._entries.append(NodeChanged(name=command.name, state=command.state, description=description, at=now, reason=command.reason))
+
+    def _start(self, command: commands.Start, now: float) -> None:
+        grant = command.grant
+        self.restores += grant.restore
+        self.granted[command.id] = grant.attempt
+        self._entries.append(
+            ActionGranted(
+                id=command.id,
+                attempt=grant.attempt,
+                node=grant.node,
+                units=grant.units,
+                core_ids=grant.core_ids,
+                cell_ids=grant.cell_ids,
+                granted_at=now,
+                background=grant.background,
+            )
+        )
+        self._send_regrants(grant.node)
+        self._transport.send_action(grant.node, self.messages[command.id], self.grant_header(command.id, grant, now))
+
+    def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
+        """Return what a message for a node carries of its grant (`tangram.wire.WireGrant`)."""
+        running = self._core.state.running.get(action_id)
+        return {
+            "node": grant.node,
+            "attempt": grant.attempt,
+            "epoch": self._epoch,
+            "incarnation": str(self.descriptions.get(grant.node, {}).get("incarnation", "")),
+            "units": grant.units,
+            "most_units": self._most_units(action_id, grant),
+            "core_ids": list(grant.core_ids),
+            "background": grant.background,
+            "cell_ids": list(grant.cell_ids),
+            "evict": wire_evictions(grant.evict),
+            "restore": grant.restore,
+            "submitted_at": self.submitted_at[action_id],
+            "received_at": running.waiting.received_at if running is not None else granted_at,
+            "granted_at": granted_at,
+            **(self._api_words(running.waiting.action, grant) if running is not None and running.waiting.action.cost.quotas else {}),
+        }
+
+    def _api_words(self, action: Action, grant: Grant) -> dict[str, Any]:
+        """Return what only the grant of an action that draws on quotas says."""
+        words: dict[str, Any] = {"may_wait_again": may_wait_again(action, grant)}
+        if grant.not_before:
+            words["not_before"] = grant.not_before
+        headers = [header for name in action.cost.quotas if (header := self._core.state.usage_headers.get(name))]
+        if headers:
+            words["usage_header"] = headers[0]
+        hosts = [hosts for name in action.cost.quotas if (hosts := self._core.state.hosts.get(name))]
+        if hosts:
+            words["hosts"] = list(hosts[0])
+        return words
+
+    def _most_units(self, action_id: str, grant: Grant) -> int:
+        """Return what a grant may grow to on its node."""
+        state = self._core.state
+        running, node = state.running.get(action_id), state.nodes.get(grant.node)
+        grows = state.policy.resizes and bool(grant.core_ids or grant.background)
+        if running is None or node is None or not grows or not running.waiting.action.preemptible:
+            return grant.units
+        waiting = running.waiting
+        return max((amount for amount in waiting.units if amount <= min(waiting.best, node.spec.cores)), default=grant.units)
+
+    def _resize(self, command: commands.Resize, now: float) -> None:
+        self.resizes += 1
+        self._entries.append(
+            ActionResized(
+                id=command.id,
+                attempt=command.attempt,
+                core_ids=command.core_ids,
+                units=command.units,
+                background=command.background,
+                at=now,
+            )
+        )
+        self.regrant(command.node, command.id, command)
+
+    def regrant(self, node: str, action_id: str, grant: Grant | commands.Resize) -> None:
+        """Have a node told which cores a running action has; telling it twice is harmless.
+
+        All that a node is to be told goes out in one message: before the next action that starts there, which may get cores that
+        others lose, or with the next `commit`.
+        """
+        self._regrants.setdefault(node, []).append((action_id, grant.attempt, list(grant.core_ids), grant.background))
+
+    def _send_regrants(self, node: str) -> None:
+        grants = self._regrants.pop(node, None)
+        if grants:
+            self._serial += 1
+            self._transport.send_control(node, "tangram.regrant", {"epoch": self._epoch, "serial": self._serial, "grants": grants})
+
+    def _finish(self, command: commands.Finish, now: float) -> None:
+        message = self.messages.pop(command.id, "")
+        self._blobs.pop(command.id, None)
+        self.submitted_at.pop(command.id, None)
+        granted = self.granted.pop(command.id, None)
+        self.ended[command.id] = None
+        if len(self.ended) > REMEMBERED_ENDS:
+            self.ended.popitem(last=False)
+        self._entries.append(ActionEnded(end=command, at=now))
+        if not command.by_worker:
+            if granted is not None:
+                self._transport.disown(command.id, granted)
+            self.tell(
+                UntoldEnd(
+                    id=command.id,
+                    message=message,
+                    status=command.status,
+                    reason=command.reason,
+                    environment_lost_on=command.environment_lost_on,
+                )
+            )
+
+    def tell(self, end: UntoldEnd) -> None:
+        """Have the result of an action stored that ends without a worker, and note when that is done."""
+        self._transport.store_end(end.id, end.message, end.status, end.reason, end.environment_lost_on)
+        self._untold.append(end.id)
+
+    def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
+        self._entries.append(
+            EnvironmentChanged(
+                id=command.id,
+                state=command.state,
+                node=command.node,
+                job=command.job,
+                trajectory=command.trajectory,
+                memory_mb=command.memory_mb,
+                pod_cores=len(command.pod_core_ids),
+                at=now,
+                reason=command.reason,
+                client=command.client,
+                used_at=command.used_at,
+            )
+        )
+
+
+def wire_evictions(evicted: Sequence[Evicted]) -> list[WireEvicted]:
+    """Return the instances that are to be thrown off their cells, as messages name them."""
+    return [{"service": one.service, "cell_ids": list(one.cell_ids)} for one in evicted]
+
+
+def _because(command: commands.NoteNode) -> str:
+    return f"{command.state}: {command.reason}" if command.reason else command.state

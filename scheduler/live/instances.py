@@ -1,0 +1,125 @@
+"""What workers say of the instances of services on their nodes: for the journal, and as events for the core.
+
+A worker tells of each change; its beats repeat what there is. So when it joins, what was known of it before is forgotten and all
+that it has is taken in; after that a beat changes only what a lost message has left wrong. The life cycle is in `lifecycle.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
+
+from scheduler.live.entries import InstanceChanged, InstancesForgotten
+from scheduler.model import events
+from scheduler.model.lifecycle import ServiceState
+
+log = logging.getLogger(__name__)
+
+Name = tuple[str, tuple[int, ...]]
+
+_STATES: Mapping[str, ServiceState] = {state: state for state in get_args(ServiceState)}
+_SETTLED = ("absent", "host", "resident", "failed")
+"""States that a beat is believed about: the others pass, and the end of each is reported."""
+
+
+class Instances:
+    """Keeps what each node said last. `handle` takes an event to the core, `note` an entry to the journal."""
+
+    def __init__(self, handle: Callable[[events.Event, float], None], note: Callable[[InstanceChanged | InstancesForgotten], None]) -> None:
+        self._handle = handle
+        self._note = note
+        self._said: dict[str, dict[Name, str]] = {}
+
+    def joined(self, node: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Take in all that a node has which has joined; nothing else is there."""
+        self._said[node] = {}
+        self._note(InstancesForgotten(node=node, at=now, reason="its worker has not spoken of it since it joined"))
+        for one in said:
+            self.changed(node, one, now)
+
+    def resumed(self, node: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Take in what is on its way on a node of which an earlier scheduler heard that; the end of each is still to be reported."""
+        for one in said:
+            if one.get("state") in ("starting", "restoring"):
+                self.changed(node, one, now)
+
+    def changed(self, node: str, said: Mapping[str, Any], now: float) -> None:
+        """Take in what a worker says of one instance. Raises `ValueError` or `LookupError` for what makes no sense."""
+        entry = entry_of(node, said, now)
+        known = self._said.setdefault(node, {})
+        name = (entry.service, entry.cell_ids)
+        if entry.state == "absent":
+            known.pop(name, None)
+        else:
+            known[name] = entry.state
+        self._note(entry)
+        self._tell(entry, now)
+
+    def beat(self, node: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Compare what a beat says with what is known, and take in what differs."""
+        known = self._said.setdefault(node, {})
+        there = {(str(one["service"]), _cells(one["cell_ids"])): one for one in said}
+        for name, one in there.items():
+            if one.get("state") in _SETTLED and known.get(name) != one["state"]:
+                self.changed(node, one, now)
+        for name, state in [(name, state) for name, state in known.items() if name not in there]:
+            if state == "failed":
+                # It never came to be; the journal keeps why.
+                del known[name]
+                self._tell(InstanceChanged(node=node, service=name[0], cell_ids=name[1], state="absent", at=now), now)
+            elif state in _SETTLED:
+                self.changed(node, {"service": name[0], "cell_ids": name[1], "state": "absent"}, now)
+
+    def forget(self, nodes: Iterable[str]) -> None:
+        """Drop what was kept of nodes that are gone."""
+        for node in nodes:
+            self._said.pop(node, None)
+
+    def nodes(self) -> list[str]:
+        """Return the nodes of which something is kept."""
+        return list(self._said)
+
+    def _tell(self, entry: InstanceChanged, now: float) -> None:
+        changed = events.ServiceChanged(
+            node=entry.node, service=entry.service, cell_ids=entry.cell_ids, state=_STATES[entry.state], reason=entry.reason
+        )
+        self._handle(changed, now)
+
+
+def sensible(node: str, said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return what makes sense of what a node says is there: one instance that does not must not hide the others."""
+    kept = []
+    for one in said:
+        try:
+            entry_of(node, one, 0.0)
+        except (ValueError, LookupError, TypeError) as error:
+            log.warning("node %s says of an instance what makes no sense: %s", node, error)
+        else:
+            kept.append(one)
+    return kept
+
+
+def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
+    """Return what a worker says of one instance. Raises `ValueError`, `LookupError` or `TypeError` for what makes no sense."""
+    state = str(said["state"])
+    if state not in _STATES:
+        raise ValueError(f"no such state of a service: {state!r}")
+    return InstanceChanged(
+        node=node,
+        service=str(said["service"]),
+        cell_ids=_cells(said["cell_ids"]),
+        state=state,
+        at=now,
+        reason=str(said.get("reason", "")),
+        memory_mb=float(said.get("memory_mb", 0.0)),
+        host_mb=float(said.get("host_mb", 0.0)),
+        starts=int(said.get("starts", 0)),
+        restores=int(said.get("restores", 0)),
+        evictions=int(said.get("evictions", 0)),
+        leaks=int(said.get("leaks", 0)),
+    )
+
+
+def _cells(said: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(sorted(int(cell) for cell in said))

@@ -1,0 +1,157 @@
+"""Poison messages: those on which the scheduler fails, and how they are known again.
+
+An exception while a message is dealt with leaves the core half changed, so the scheduler stops, and the one after it gets the
+message again. It is written down on which message each of them failed. From the second failure on, the message is *set aside*:
+no core is given it again, and the action that it is about ends as `failed`.
+
+| message | known by |
+|---|---|
+| an action, a report of it, a cancel of it alone; its reload from the journal | the action's id |
+| a beat or the goodbye of a worker; the reload of its node | the node's name and its worker's incarnation, so until that worker restarts |
+| the reload of an environment | the environment's id |
+| any other | its content, for `CONTENT_S`: what says the same much later is another message |
+
+What fails without a message, such as a tick, cannot be set aside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scheduler.live import reports
+from scheduler.live.entries import Journal, MessageFailed, SetAside
+
+log = logging.getLogger(__name__)
+
+FAILURES_ALLOWED: Final = 1
+"""Failures after which a message is still given to the next scheduler."""
+
+CONTENT_S: Final = 3600.0
+"""Time for which a message that is known by its content alone stays set aside."""
+
+_CONTENT: Final = "content "
+
+
+class CoreBroken(RuntimeError):
+    """Raised when the core fails on an event, or what it decided cannot be carried out: its state is not to be trusted any more.
+
+    What was received is not acknowledged, so the scheduler that takes over begins with the journal and gets it again.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What the scheduler deals with as one: `key` tells it from others, `action` is the action that it is about."""
+
+    key: str
+    kind: str
+    action: str | None = None
+
+
+def of_action(action_id: str, kind: str) -> Message:
+    """Return the message of an action, or one about it."""
+    return Message(key=f"action {action_id}", kind=kind, action=action_id)
+
+
+def of_node(name: str, description: Mapping[str, Any], kind: str) -> Message:
+    """Return a message of a node's worker about the node; `description` is what the worker says of it."""
+    return Message(key=f"node {name} {description.get('incarnation', '')}", kind=kind)
+
+
+def of_environment(environment_id: str) -> Message:
+    """Return the reload of an environment."""
+    return Message(key=f"environment {environment_id}", kind="reload")
+
+
+def of_content(kind: str, content: object) -> Message:
+    """Return a message that nothing else tells from others."""
+    text = json.dumps(content, sort_keys=True, default=str)
+    return Message(key=f"{_CONTENT}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}", kind=kind)
+
+
+def of_cancel(wish: reports.Wish) -> Message:
+    """Return a trainer's cancel."""
+    if len(wish.ids) == 1 and wish.job is None:
+        return of_action(wish.ids[0], "cancel")
+    return of_content("cancel", wish.model_dump())
+
+
+def of_report(said: reports.Report, descriptions: Mapping[str, Mapping[str, Any]]) -> Message:
+    """Return a worker's report; `descriptions` are those of the nodes that are up, by name."""
+    match said:
+        case reports.Beat():
+            return of_node(str(said.node["name"]), said.node, said.type)
+        case reports.Left():
+            return of_node(said.name, descriptions.get(said.name, {}), said.type)
+        case reports.ServiceChanged():
+            return of_content(said.type, said.model_dump())
+        case _:
+            return of_action(said.id, said.type)
+
+
+class Quarantine:
+    """Knows what is set aside, and has written down on what this scheduler, of this `epoch`, fails."""
+
+    def __init__(self, journal: Journal, epoch: int) -> None:
+        self._journal = journal
+        self._epoch = epoch
+        self._set_aside: dict[str, SetAside] = {}
+
+    def load(self, set_aside: Sequence[SetAside]) -> None:
+        """Take in what the journal says is set aside."""
+        self._set_aside = {one.message: one for one in set_aside}
+        if set_aside:
+            log.warning("%d messages are set aside, see `tangram status`", len(set_aside))
+
+    def deal(self, message: Message, now: float, take: Callable[[], None], instead: Callable[[SetAside], None] | None = None) -> None:
+        """Have a message taken; where it is set aside, have done what is to be done `instead`."""
+        found = self._set_aside.get(message.key)
+        if found is not None and message.key.startswith(_CONTENT) and now - found.failed_at > CONTENT_S:
+            found = None
+        if found is None:
+            with self._watch(message, now):
+                take()
+            return
+        log.debug("%s %s is set aside", found.kind, found.message)
+        if instead is not None:
+            instead(found)
+
+    @contextmanager
+    def _watch(self, message: Message, now: float) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._note(message, error, now)
+            raise
+
+    def _note(self, message: Message, error: Exception, now: float) -> None:
+        # `CoreBroken` says only on what event; what went wrong is its cause.
+        cause = error.__cause__ if isinstance(error, CoreBroken) and error.__cause__ is not None else error
+        failed = MessageFailed(
+            message=message.key,
+            kind=message.kind,
+            action=message.action,
+            epoch=self._epoch,
+            traceback="".join(traceback.format_exception(cause)),
+            at=now,
+        )
+        try:
+            self._journal.write([failed])
+        except Exception as problem:
+            # The scheduler stops with the error itself, which says more than this one.
+            log.error("the failure on %s %s could not be written down: %s", message.kind, message.key, problem)
+
+
+def reason_of(found: SetAside) -> str:
+    """Return what the end of an action says whose message is set aside."""
+    return (
+        f"the scheduler failed on it {found.failures} times, at last on its message {found.kind!r} with {found.error!r}; it was set aside, "
+        f"and the traceback is in the journal's table failed_messages, under {found.message!r}"
+    )

@@ -1,0 +1,203 @@
+"""What workers report (`tangram.wire`), one class per report. Each is read whole before any of it counts, and refused on its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from scheduler.live.descriptions import node_spec, services_of
+from scheduler.live.instances import entry_of
+from scheduler.model import events
+from scheduler.model.lifecycle import End
+
+log = logging.getLogger(__name__)
+
+Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 60)]
+Word = Annotated[str, Field(strict=True, min_length=1)]
+Text = Annotated[str, Field(strict=True)]
+
+
+class ReportRefused(ValueError):
+    """Raised for a report that makes no sense; says in one line what is wrong with it."""
+
+
+class _Report(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class _OfTry(_Report):
+    """A report of one try of an action."""
+
+    id: Word
+    attempt: Count
+
+
+class Started(_OfTry):
+    """The worker has claimed an action and runs it since `at`."""
+
+    type: Literal["started"]
+    at: Seconds
+
+
+class Sent(_OfTry):
+    """The request to an outside API went out at `at`."""
+
+    type: Literal["sent"]
+    at: Seconds
+
+
+class Used(_OfTry):
+    """The core-seconds that a command has got in the background so far."""
+
+    type: Literal["used"]
+    background_cpu_s: Seconds
+
+
+class Answer(_Report):
+    """What an outside API answered."""
+
+    status: Count
+    retry_after_s: Seconds | None = None
+    tokens: Count | None = None
+    requests: Count = 1
+
+
+class Finished(_OfTry):
+    """An action has ended. Seconds, `waited_s` those in the background."""
+
+    type: Literal["finished"]
+    status: End
+    reason: Text = ""
+    started_at: Seconds | None = None
+    execution_s: Seconds = 0.0
+    cpu_s: Seconds = 0.0
+    waited_s: Seconds = 0.0
+    answer: Answer | None = None
+    waits_again: Annotated[bool, Field(strict=True)] = False
+
+    def event(self) -> events.Finished:
+        """Return this as the core's event."""
+        answer = None if self.answer is None else events.Answer(**self.answer.model_dump())
+        said = self.model_dump(exclude={"type", "answer"})
+        return events.Finished(**said, answer=answer)
+
+
+class Unknown(_OfTry):
+    """The worker never got this try, or no longer knows how it ended."""
+
+    type: Literal["unknown"]
+
+
+class Left(_Report):
+    """The worker was stopped."""
+
+    type: Literal["left"]
+    name: Word
+
+
+class _Described(BaseModel):
+    """What the roll call reads of a description beside the node itself."""
+
+    name: Word
+    running: list[Word]
+    environments: list[Word]
+    incarnation: Text = ""
+    services: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    instances: list[Any] = Field(default_factory=list)
+
+
+class Beat(_Report):
+    """The worker is there, and describes its node."""
+
+    type: Literal["joined", "beat"]
+    node: dict[str, Any]
+
+    @field_validator("node")
+    @classmethod
+    def _makes_sense(cls, node: dict[str, Any]) -> dict[str, Any]:
+        _Described.model_validate(node)
+        try:
+            node_spec(node)
+            services_of(node)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        return node
+
+
+class ServiceChanged(_Report):
+    """An instance of a service on a node has come into another state."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    type: Literal["service"]
+    node: Word
+
+    @property
+    def instance(self) -> dict[str, Any]:
+        """What is said of the instance (`tangram.wire.WireInstance`)."""
+        return dict(self.model_extra or {})
+
+    def model_post_init(self, _context: object) -> None:
+        """Refuse what describes no instance."""
+        try:
+            entry_of(self.node, self.instance, 0.0)
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+Report = Started | Sent | Used | Finished | Unknown | Left | Beat | ServiceChanged
+
+
+class Wish(BaseModel):
+    """A cancel: of tasks, of one trajectory of a job, or of a whole job."""
+
+    ids: list[Word] = Field(default_factory=list)
+    job: Word | None = None
+    trajectory: Word | None = None
+
+
+class _Wishes(BaseModel):
+    cancel: Wish
+
+
+_READER: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="type")])
+
+
+def read(said: object) -> Report:
+    """Return a report. Raises `ReportRefused`."""
+    try:
+        return _READER.validate_python(said)
+    except ValidationError as error:
+        raise ReportRefused(_first_problem(error)) from error
+
+
+def read_all(body: object) -> Iterator[Report]:
+    """Return the reports of a message that make sense, and say what is wrong with the others."""
+    said = body.get("events") if isinstance(body, Mapping) else None
+    if not isinstance(said, list):
+        log.warning("a message of a worker holds no reports and is dropped")
+        return
+    for one in said:
+        try:
+            yield read(one)
+        except ReportRefused as error:
+            log.warning("a report makes no sense and is dropped: %s", error)
+
+
+def read_wish(body: object) -> Wish | None:
+    """Return what a trainer asks for; None, and a word why, where it makes no sense."""
+    try:
+        return _Wishes.model_validate(body).cancel
+    except ValidationError as error:
+        log.warning("a wish makes no sense and is dropped: %s", _first_problem(error))
+        return None
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where or 'message'}: {first['msg']}, not {first['input']!r:.80}"

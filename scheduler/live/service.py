@@ -1,0 +1,371 @@
+"""The live driver: the same `Core` as in simulation, between a broker, a journal and a clock.
+
+One thread, one loop, a batch at a time:
+
+1. Receive what is there: actions, reports of workers, wishes of trainers.
+2. Hand each to the core as an event; its commands become journal entries and outgoing messages.
+3. Commit the entries as one group; only then send; acknowledge what was received last.
+
+So an action that was acknowledged is in SQL, and an action that was started is in SQL as started. The busier the
+system, the larger the batches, the fewer the commits. When the process dies between two of these steps, the broker
+hands out what was not acknowledged again, and duplicates are known by their task id.
+
+Of this package only this module reads a clock; the broker, Celery and SQL are behind the protocols `Transport` and
+`Journal`. What follows from the core's commands is in `orders.py`, what follows from the nodes' beats in `roll_call.py`, and what
+becomes of a message on which schedulers fail in `poison.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from scheduler.core.core import Core
+from scheduler.live import poison, reports
+from scheduler.live.clients import Clients
+from scheduler.live.command_executor import REMEMBERED_ENDS, Orders
+from scheduler.live.entries import EnvironmentChanged, Journal, NodeChanged, SetAside, SpentAction, Unfinished, UnfinishedAction
+from scheduler.live.event_log import EventLog
+from scheduler.live.heartbeats import HOUSEKEEPING_S, RollCall
+from scheduler.live.poison import CoreBroken, Quarantine
+from scheduler.live.transport import Received, Transport
+from scheduler.model import Grant, commands, events
+from scheduler.model.lifecycle import End
+from scheduler.model.stats import summary
+from tangram.action import Action
+from tangram.errors import InvalidAction
+from tangram.wire import ACTION_HEADER, BLOB_TTL_S
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = Action(kind="unreadable")
+"""What stands in the journal for an action whose header cannot be understood."""
+
+REMEMBERED_DECISIONS = 20_000
+"""Decisions over which the percentiles of their times are taken."""
+
+
+class Service:
+    """One active scheduler."""
+
+    def __init__(
+        self,
+        core: Core,
+        transport: Transport,
+        journal: Journal,
+        *,
+        epoch: int = 1,
+        clock: Callable[[], float] = time.time,
+        still_leading: Callable[[], bool] = lambda: True,
+        orphan_s: float = 0.0,
+        event_log: EventLog | None = None,
+    ) -> None:
+        self._core = core
+        self._transport = transport
+        self._journal = journal
+        self._epoch = epoch
+        self._clock = clock
+        self._still_leading = still_leading
+        self._orders = Orders(core, transport, journal, epoch)
+        self._event_log = event_log
+        now = clock()
+        self._roll_call = RollCall(core, transport, self._orders, self._handle, now)
+        self._clients = Clients(core.state, transport, self._handle, orphan_s, now)
+        self._quarantine = Quarantine(journal, epoch)
+        self._next_housekeeping = self._keep_blobs_at = 0.0
+        self._decision_us: deque[float] = deque(maxlen=REMEMBERED_DECISIONS)
+
+    def recover(self) -> int:
+        """Go on where the scheduler before this one stopped; return the number of unfinished actions."""
+        unfinished, now = self._journal.unfinished(), self._clock()
+        deal = self._quarantine.deal
+        self._quarantine.load(unfinished.set_aside)
+        self._orders.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
+        for end in unfinished.untold:
+            self._orders.tell(end)
+        for gone in unfinished.gone:
+            self._handle(gone, now)
+        for node in unfinished.nodes:
+            resume = partial(self._roll_call.resume, node.name, node.description, now)
+            deal(poison.of_node(node.name, node.description, "reload"), now, resume, partial(self._lose_node, node, now))
+        self._resume_environments(unfinished, now)
+        for spent in unfinished.spent:
+            deal(poison.of_content("reload", [spent.granted_at, spent.header]), now, partial(self._resume_spent, spent, now))
+        # What holds units already takes them up before what waits could be given them.
+        close_requested = {kept.id: kept.reason for kept in unfinished.environments if kept.state == "opening"}
+        for kept in sorted(unfinished.actions, key=lambda one: one.grant is None):
+            instead = partial(self._end_unfinished, kept, unfinished, now)
+            deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, close_requested, now), instead)
+        self._handle(events.Tick(), now)
+        self._roll_call.repeat_orders()  # the journal knows what the one before decided, which may have died before it told anybody
+        self._commit([])
+        return len(unfinished.actions)
+
+    def _resume_spent(self, spent: SpentAction, now: float) -> None:
+        self._handle(events.Spent(action=Action.from_header(spent.header), at=spent.granted_at), now)
+
+    def _lose_node(self, node: NodeChanged, now: float, found: SetAside) -> None:
+        """Write down that a node is lost whose worker's messages are set aside; the core never hears of it."""
+        reason = poison.reason_of(found)
+        self._orders.note(NodeChanged(name=node.name, state="lost", description=node.description, at=now, reason=reason))
+
+    def _resume_environments(self, unfinished: Unfinished, now: float) -> None:
+        lost = {node.name for node in unfinished.nodes} - set(self._core.state.nodes)
+        for kept in unfinished.environments:
+            if kept.node is None or kept.state not in ("open", "closing"):
+                continue
+            if kept.node in lost:
+                self._lose_environment(kept, f"node {kept.node} was lost", now)
+                continue
+            opened = events.EnvironmentOpened(
+                id=kept.id,
+                node=kept.node,
+                job=kept.job,
+                trajectory=kept.trajectory,
+                memory_mb=kept.memory_mb,
+                pod_core_ids=unfinished.pods.get(kept.id, ()),
+                client=kept.client,
+                used_at=kept.used_at,
+                closing=kept.reason if kept.state == "closing" else "",
+            )
+            message, take = poison.of_environment(kept.id), partial(self._handle, opened, now)
+            self._quarantine.deal(message, now, take, partial(self._set_environment_aside, kept, now))
+
+    def _set_environment_aside(self, kept: EnvironmentChanged, now: float, found: SetAside) -> None:
+        self._lose_environment(kept, poison.reason_of(found), now)
+
+    def _lose_environment(self, kept: EnvironmentChanged, reason: str, now: float) -> None:
+        """Write down that an environment is lost; a node that beats with one that the core does not know is told to close it."""
+        self._orders.note(replace(kept, state="lost", at=now, reason=reason))
+        self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
+
+    def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, str], now: float) -> None:
+        self._orders.keep(kept.id, kept.message, kept.submitted_at, _blobs_of(kept.message))
+        action, grant = Action.from_header(kept.header), kept.grant
+        if grant is None:
+            submitted = events.Submitted(
+                id=kept.id, action=action, submitted_at=kept.submitted_at, received_at=kept.received_at, attempt=kept.attempts
+            )
+            self._handle(submitted, now)
+            return
+        self._orders.granted[kept.id] = grant.attempt
+        resumed = events.Resumed(
+            id=kept.id,
+            action=action,
+            submitted_at=kept.submitted_at,
+            received_at=kept.received_at,
+            granted_at=grant.granted_at,
+            grant=Grant(
+                node=grant.node,
+                attempt=grant.attempt,
+                units=grant.units,
+                core_ids=grant.core_ids,
+                background=grant.background,
+                cell_ids=grant.cell_ids,
+            ),
+            resized_at=kept.resized_at,
+            close_requested=close_requested.get(action.environment or "", "") if action.kind == "cpu.open" else "",
+        )
+        self._handle(resumed, now)
+
+    def _end_unfinished(self, kept: UnfinishedAction, unfinished: Unfinished, now: float, found: SetAside) -> None:
+        """End an action whose message is set aside, and have its node stop it. A result that its worker has stored stands."""
+        action_id, grant, kind = kept.id, kept.grant, str(kept.header["kind"])
+        self._orders.keep(action_id, kept.message, kept.submitted_at)
+        stored = next(iter(self._transport.stored_ends({action_id: kind})), None) if grant is not None else None
+        if grant is not None and stored is None:
+            self._orders.granted[action_id] = grant.attempt
+            arguments = {"id": action_id, "attempt": grant.attempt, "reason": poison.reason_of(found)}
+            self._transport.send_control(grant.node, "tangram.stop", arguments)
+        queue_s = (now if grant is None else grant.granted_at) - kept.received_at
+        execution_s = stored.execution_s if stored is not None else 0.0
+        end = commands.Finish(
+            id=action_id,
+            status="failed" if stored is None else stored.status,
+            reason=poison.reason_of(found) if stored is None else stored.reason,
+            by_worker=stored is not None,
+            started_at=None,
+            queue_s=queue_s,
+            overhead_s=max(0.0, now - kept.submitted_at - queue_s - execution_s),
+            execution_s=execution_s,
+            cpu_s=stored.cpu_s if stored is not None else 0.0,
+            dop=0 if grant is None else grant.units,
+            unit_s=0.0 if grant is None else len(grant.core_ids + grant.cell_ids) * (now - grant.granted_at),
+        )
+        self._orders.carry_out(end, now)
+        for environment in unfinished.environments:
+            if kind == "cpu.open" and environment.id == kept.header.get("environment"):
+                self._lose_environment(environment, poison.reason_of(found), now)
+
+    def step(self) -> bool:
+        """Deal with one batch; return False once another scheduler leads."""
+        now = self._clock()
+        wake = self._core.next_wake(now)
+        until = min(self._next_housekeeping, wake if wake is not None else self._next_housekeeping)
+        batch = self._transport.receive(max(0.0, min(until - now, HOUSEKEEPING_S)))
+        now = self._clock()
+        housekeeping = now >= self._next_housekeeping
+        if housekeeping and not self._still_leading():
+            return False
+        # Wishes last: a cancel that came with the submissions it is about, or overtook them, must find them.
+        for received in sorted(batch, key=lambda one: one.sort == "control"):
+            self._take(received, now)
+        if housekeeping or (wake is not None and wake <= now):
+            self._roll_call.excuse(now)
+            self._roll_call.lose_the_silent(now)
+            self._handle(events.Tick(), now)
+        if housekeeping:
+            self._next_housekeeping = now + HOUSEKEEPING_S
+            self._roll_call.forget_the_gone()
+            self._clients.look(now)
+            if now >= self._keep_blobs_at:
+                self._keep_blobs_at = now + BLOB_TTL_S / 4
+                self._orders.keep_blobs()
+            self._show()
+        self._commit(batch)
+        return True
+
+    def finish(self) -> None:
+        """Write down what was told last, so that the next scheduler does not tell it once more, and send its callbacks twice."""
+        self._orders.write()
+
+    def _commit(self, batch: Sequence[Received]) -> None:
+        self._orders.commit(batch)
+        if self._event_log is not None:
+            self._event_log.flush()
+
+    def _take(self, received: Received, now: float) -> None:
+        """Read a message, and hand over what makes sense of it. What does not is refused; what fails after that is ours."""
+        if received.sort == "action":
+            if received.id and not self._orders.knows(received.id):
+                take, end = partial(self._take_action, received, now), partial(self._end_received, received, now)
+                self._quarantine.deal(poison.of_action(received.id, "action"), now, take, end)
+        elif received.sort == "events":
+            for said in reports.read_all(received.body):
+                message = poison.of_report(said, self._orders.descriptions)
+                self._quarantine.deal(message, now, partial(self._take_report, said, now))
+        elif (wish := reports.read_wish(received.body)) is not None:
+            cancelled = events.Cancelled(ids=tuple(wish.ids), job=wish.job, trajectory=wish.trajectory)
+            self._quarantine.deal(poison.of_cancel(wish), now, partial(self._handle, cancelled, now))
+
+    def _take_action(self, received: Received, now: float) -> None:
+        self._keep(received, now)
+        try:
+            action = _action_of(received)
+        except (InvalidAction, TypeError) as error:
+            self._end_unscheduled(received.id, UNREADABLE, "rejected", f"header {ACTION_HEADER}: {error}", now)
+            return
+        self._orders.note_received(received.id, action, now)
+        self._handle(events.Submitted(id=received.id, action=action, submitted_at=self._orders.submitted_at[received.id]), now)
+
+    def _keep(self, received: Received, now: float) -> None:
+        """Keep the message of an action, with what its header says beside the action itself."""
+        header = received.header if isinstance(received.header, Mapping) else {}
+        submitted_at, blobs = header.get("submitted_at", now), header.get("blobs", ())
+        if isinstance(submitted_at, bool) or not isinstance(submitted_at, (int, float)) or not now - 86_400 <= submitted_at <= now:
+            submitted_at = now
+        self._orders.keep(received.id, received.message, submitted_at, blobs if isinstance(blobs, list) else ())
+
+    def _end_received(self, received: Received, now: float, found: SetAside) -> None:
+        """End an action whose message is set aside."""
+        self._keep(received, now)
+        try:
+            action = _action_of(received)
+        except Exception:  # this may be what the schedulers before this one failed on
+            action = UNREADABLE
+        self._end_unscheduled(received.id, action, "failed", poison.reason_of(found), now)
+
+    def _end_unscheduled(self, action_id: str, action: Action, status: End, reason: str, now: float) -> None:
+        """End an action of which the core never hears, with all the ceremony of one of which it does."""
+        self._orders.note_received(action_id, action, now)
+        end = commands.Finish(
+            id=action_id,
+            status=status,
+            reason=reason,
+            by_worker=False,
+            started_at=None,
+            queue_s=0.0,
+            overhead_s=now - self._orders.submitted_at[action_id],
+            execution_s=0.0,
+            cpu_s=0.0,
+            dop=0,
+        )
+        self._orders.carry_out(end, now)
+
+    def _take_report(self, said: reports.Report, now: float) -> None:
+        match said:
+            case reports.Finished():
+                self._handle(said.event(), now)
+            case reports.Started():
+                self._handle(events.Started(id=said.id, attempt=said.attempt, at=said.at), now)
+            case reports.Sent():
+                self._handle(events.Sent(id=said.id, attempt=said.attempt, at=said.at), now)
+            case reports.Used():
+                self._handle(events.Used(id=said.id, attempt=said.attempt, background_cpu_s=said.background_cpu_s), now)
+            case reports.Beat():
+                self._roll_call.take_beat(said.node, now)
+            case reports.ServiceChanged():
+                self._roll_call.instances.changed(said.node, said.instance, now)
+            case reports.Unknown():
+                self._roll_call.answer_unknown(said.id, said.attempt, now)
+            case reports.Left():
+                self._roll_call.lose(said.name, "its worker was stopped", now, left=True)
+
+    def _handle(self, event: events.Event, now: float) -> None:
+        before, began = self._core.decisions, time.perf_counter()
+        try:
+            out = self._core.handle(event, now)
+        except Exception as error:
+            raise CoreBroken(f"the core failed on {type(event).__name__}") from error
+        if self._core.decisions != before:
+            self._decision_us.append((time.perf_counter() - began) * 1e6)
+        if self._event_log is not None:
+            self._event_log.handled(event, now, out)
+        try:
+            for command in out:
+                self._orders.carry_out(command, now)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CoreBroken(f"what the core decided on {type(event).__name__} could not be carried out") from error
+
+    def _show(self) -> None:
+        state, orders = self._core.state, self._orders
+        decision_us, error = summary(self._decision_us), state.durations.error()
+        self._transport.show(
+            {
+                "policy": state.policy.name,
+                "epoch": self._epoch,
+                "waiting": len(state.waiting),
+                "running": len(state.running),
+                "decisions": self._core.decisions,
+                "resizes": orders.resizes,
+                "restores": orders.restores,
+                "decision_us_p50": decision_us.p50,
+                "decision_us_p99": decision_us.p99,
+                "predictions": error.predictions,
+                "prediction_factor_p50": error.factor_p50,
+                "prediction_factor_p90": error.factor_p90,
+            }
+        )
+
+
+def _action_of(received: Received) -> Action:
+    """Return the action that a message describes. Raises `InvalidAction` or `TypeError` where it describes none."""
+    if not isinstance(received.header, Mapping):
+        raise InvalidAction(received.task, "the message does not describe its action: send it with `tangram.Client` or `app.routing`")
+    header = {name: value for name, value in received.header.items() if name not in ("submitted_at", "blobs")}
+    if header.get("kind") != received.task:
+        raise InvalidAction("kind", f"the message is for the task {received.task!r}, its header says {header.get('kind')!r}")
+    return Action.from_header(header)
+
+
+def _blobs_of(message: str) -> Sequence[object]:
+    """Return the blobs that a kept message refers to."""
+    if '"blobs"' not in message:
+        return ()
+    blobs = json.loads(message).get("headers", {}).get(ACTION_HEADER, {}).get("blobs", ())
+    return blobs if isinstance(blobs, list) else ()

@@ -1,0 +1,299 @@
+"""The nouns of the core: nodes, grants, actions waiting and running, environments.
+
+Frozen values cross the border of the core; the slotted classes below them are the core's own, changed only by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.learning.durations import Estimate, speed_on
+from scheduler.learning.work_left import Life
+from scheduler.model.lifecycle import EnvironmentState
+from tangram.action import Action
+from tangram.elasticity import FLAT
+
+UNKNOWN = Estimate(1.0, FLAT)
+
+UNLIMITED = 1 << 60
+"""Memory of a node that declares none, in MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What a node offers. `pools` are among `cpu`, `gpu`, `api`; memory is in MB, per cell for `cell_memory_mb`.
+
+    `domains` are the ids of its cores by what they share, neighbours next to each other; with none, nothing is known of
+    where they lie, and the ids are 0 to `cores` - 1. `services` are the names of those that it declares, None where it runs
+    whatever is known.
+    """
+
+    name: str
+    pools: tuple[str, ...] = ("cpu",)
+    cores: int = 0
+    memory_mb: int = UNLIMITED
+    cells: int = 0
+    cell_memory_mb: int = UNLIMITED
+    labels: frozenset[str] = frozenset()
+    domains: tuple[tuple[int, ...], ...] = ()
+    services: frozenset[str] | None = None
+
+    def core_domains(self) -> tuple[Sequence[int], ...]:
+        """Return the ids of its cores by domain."""
+        return self.domains or (range(self.cores),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """A model that can be resident on GPU cells.
+
+    `cells` are the acceptable numbers of cells, ascending; `memory_mb` what it occupies on each of them; `restore_s`
+    the expected seconds from host memory to resident; `max_concurrency` how many actions an instance runs at once;
+    `instances_per_node` how many instances a node can hold, None for as many as are worth it; `sizes` the only numbers of cells
+    that its engine can run on, None where an action may name any. Once resident, a `pinned` service is never evicted;
+    a `warm` one is brought onto free cells when its node joins.
+    """
+
+    name: str
+    cells: tuple[int, ...] = (1,)
+    memory_mb: int = 0
+    restore_s: float = 0.0
+    max_concurrency: int = 1
+    instances_per_node: int | None = None
+    sizes: tuple[int, ...] | None = None
+    pinned: bool = False
+    warm: bool = False
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSpec:
+    """The limits of an outside API: requests per second, at once, and in one burst, and tokens per minute; None for no limit.
+
+    Quotas of one `account` share its limits; without one a quota is an account of its own. `margin` is the part of the
+    rates that is left unused, `lead_s` how much ahead of its time a request may be granted (`scheduler/quotas/account.py`).
+    `usage_header` names the header of an answer that says how many tokens it cost, `hosts` the hosts that requests may
+    reach; both are for the worker that sends them.
+    """
+
+    name: str
+    rate_per_s: float | None = None
+    concurrency: int | None = None
+    burst: int | None = None
+    tokens_per_min: float | None = None
+    account: str | None = None
+    usage_header: str | None = None
+    hosts: tuple[str, ...] = ()
+    margin: float = 0.0
+    lead_s: float = 0.0
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    @property
+    def limits(self) -> bool:
+        """Whether it says a limit itself."""
+        return self.rate_per_s is not None or self.concurrency is not None or self.tokens_per_min is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of the system. None means no bound; times are seconds.
+
+    `weights` are the jobs' parts of the system, 1 where a job has none; `window_s` is what a class of priority is worth in the
+    queues for cells and quotas.
+    """
+
+    queue_limit: int = 1 << 60
+    lease_s: float | None = None
+    beat_s: float | None = None
+    starting_limit: int = 1 << 60
+    starts_per_s: float | None = None
+    weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+    window_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """An instance that is thrown off its cells."""
+
+    service: str
+    cell_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a running action holds.
+
+    `units` is its degree of parallelism. In the `background` it has no core of its own, and gets what the kernel finds idle on
+    the node; `units` is then what its program was told last. `evict` names the instances to be thrown off their cells first, in order;
+    `restore` says that the action's own service must be brought onto the cells before it runs. A request to an outside API
+    goes out at `not_before`, the scheduler's time, where that is later than its arrival.
+    """
+
+    node: str
+    attempt: int = 1
+    units: int = 1
+    core_ids: tuple[int, ...] = ()
+    background: bool = False
+    cell_ids: tuple[int, ...] = ()
+    evict: tuple[Evicted, ...] = ()
+    restore: bool = False
+    not_before: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
+
+    `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`); `estimate` is what is expected
+    of it beyond durations; `refused` counts the tries that an API refused or that never arrived. `life` is the work that it has
+    had. What is `preemptible` may go to the background. `contends_since` is since when its wait for a turn counts: less than a turn
+    on cores does not end it. `reserved_on` is the node whose cores are kept for it, where it may run on any.
+    """
+
+    id: str
+    action: Action
+    seq: int
+    submitted_at: float
+    received_at: float
+    units: tuple[int, ...]
+    durations_s: tuple[float, ...]
+    key: tuple[float, ...] = ()
+    attempt: int = 0
+    refused: int = 0
+    unit_s: float = 0.0
+    steps: tuple[tuple[float, int, int], ...] = ()
+    estimate: Estimate = UNKNOWN
+    life: Life = field(default_factory=Life)
+    preemptible: bool = False
+    contends_since: float = 0.0
+    reserved_on: str = ""
+    alike: tuple[object, ...] = ()
+    """What actions for models have in common that can take each other's place (gpu/elastic.py); empty until that is asked for."""
+    least: int = field(init=False)
+    """The smallest amount that it can use."""
+    best: int = field(init=False)
+    """The smallest amount on which it is expected to be fastest."""
+
+    def __post_init__(self) -> None:
+        """Work out what every decision asks for."""
+        self.least = self.units[0]
+        self.best = self.units[self.steps[-1][1]] if self.steps else self.least
+
+    def duration_s(self, units: int) -> float:
+        """Return the estimate on `units`, which must be one of its amounts."""
+        return self.durations_s[self.units.index(units)]
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """An action that holds a grant. `done_s` is the work, in seconds on one unit, done until `since`.
+
+    It was in the background for `background_s` before its present grant, and has got `background_cpu_s` core-seconds
+    there, as its worker said last. It has had cores of its own since `on_cores_since`.
+    """
+
+    waiting: Waiting
+    grant: Grant
+    granted_at: float
+    expected_end: float
+    started_at: float | None = None
+    stopping: str = ""
+    unseen_beats: int = 0
+    done_s: float = 0.0
+    since: float = 0.0
+    held_since: float = 0.0
+    background_s: float = 0.0
+    background_cpu_s: float = 0.0
+    on_cores_since: float = 0.0
+    sent_at: float | None = None
+    units: int = field(init=False)
+    """Its present degree of parallelism."""
+    speed: float = field(init=False)
+    """Its speed-up on these units."""
+
+    def __post_init__(self) -> None:
+        """Work out what every decision asks for."""
+        self._note_units()
+
+    def _note_units(self) -> None:
+        self.units = self.grant.units
+        self.speed = 0.0 if self.grant.background else speed_on(self.waiting.estimate.curve, self.units)
+
+    @property
+    def goes_at(self) -> float:
+        """When its requests went out or, as far as nobody has told, are to go out."""
+        return self.sent_at if self.sent_at is not None else max(self.granted_at, self.grant.not_before)
+
+    def done_at(self, now: float) -> float:
+        """Return the work done by `now`, in seconds on one unit."""
+        return self.done_s + max(0.0, now - self.since) * self.speed
+
+    def background_s_at(self, now: float) -> float:
+        """Return the seconds for which it has been in the background by `now`."""
+        return self.background_s + (max(0.0, now - self.since) if self.grant.background else 0.0)
+
+    def left_s(self, now: float) -> float:
+        """Return the work that is expected to be left, in seconds on one unit."""
+        return self.waiting.estimate.left_s(self.done_at(now))
+
+    def held(self, now: float) -> None:
+        """Add what the grant held until now to the action's unit-seconds."""
+        if self.grant.core_ids or self.grant.cell_ids:
+            self.waiting.unit_s += self.grant.units * max(0.0, now - self.held_since)
+        self.held_since = now
+
+    def regrant(self, grant: Grant, now: float) -> None:
+        """Go on under another grant of the same action."""
+        self.done_s = self.done_at(now)
+        self.background_s = self.background_s_at(now)
+        self.since = now
+        self.held(now)
+        self.grant = grant
+        self._note_units()
+        self.expected_end = now + self.left_s(now) / self.speed if self.speed else math.inf
+
+    def note_background(self, cpu_s: float) -> None:
+        """Take in the core-seconds that it has got in the background so far."""
+        self.done_s += max(0.0, cpu_s - self.background_cpu_s)
+        self.background_cpu_s = max(self.background_cpu_s, cpu_s)
+
+
+@dataclass(slots=True, eq=False)
+class Environment:
+    """A sandbox of a trajectory.
+
+    `parked` are its actions that wait for something other than units: for the environment to open, or for an earlier
+    action of the same shell session. `sessions` name the action that each session is busy with. `close_requested` says why it is
+    being closed, or is to be as soon as it stands; `over` why it is closed as soon as the last of its actions
+    has ended. It is `lost` where its node was lost or it ended by itself.
+
+    It goes with its `client`, unless that is empty. Its use was written down last as of `use_noted`.
+
+    `life` is the work that its actions have had, `ended_work_s` that of those that have ended. It is `cut_short` where its
+    trainer gave it up, or its node was lost.
+    """
+
+    id: str
+    job: str
+    trajectory: str
+    memory_mb: int
+    open_id: str
+    state: EnvironmentState = "waiting"
+    node: str | None = None
+    pod_core_ids: tuple[int, ...] = ()
+    since: float = 0.0
+    last_used: float = 0.0
+    parked: deque[Waiting] = field(default_factory=deque)
+    sessions: dict[str, str] = field(default_factory=dict)
+    actions: dict[str, None] = field(default_factory=dict)
+    close_requested: str = ""
+    over: str = ""
+    life: Life = field(default_factory=Life)
+    ended_work_s: float = 0.0
+    cut_short: bool = False
+    client: str = ""
+    lost: bool = False
+    use_noted: float = 0.0

@@ -1,0 +1,1 @@
+"""Quotas: who may call which outside API now."""

@@ -1,0 +1,207 @@
+"""Accounts: how many requests and tokens per time, and requests at once, an outside API allows, and what was taken of it.
+
+The account is what is limited: several quotas may name the same one, and share its queue, places and rates.
+
+1. A rate is the generic cell rate algorithm (ITU-T I.371): one theoretical arrival time instead of a bucket that must
+   be refilled. A request conforms when it is at most `burst - 1` intervals early; without a declared burst requests
+   are evenly spaced. Tokens are the same with an amount: an action starts once the tokens of those before it are paid
+   off, so a stretch of time sees its part of the rate and at most one action's tokens more.
+2. What tokens really cost is known afterwards. The difference to what was declared moves the arrival time: debts are
+   paid off before the next action starts.
+3. With `lead_s` an action may be granted so much ahead of its time and is told when to go (`Grant.not_before`): what
+   happens on the way, commit, broker, a busy thread, then makes nothing late.
+4. What is late all the same is told by its worker (`events.Sent`). A server that counts a sliding window sees it with
+   those after it, so `Window` counts requests when they went out: no stretch as long as the rate takes for them sees
+   more than `most`. What nobody has told of yet counts as going out on time.
+5. With `margin` both are kept a little below the declared rate, since a server counts arrivals and a worker what it
+   sends. A margin m makes up for travelling times that differ by less than m / (1 - m) seconds, whatever the rate.
+6. What the server says is in `throttle.py`: its factor lowers both rates, or the places where there is no rate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scheduler.model import QuotaSpec
+from scheduler.model.queue import WaitQueue
+from scheduler.quotas.throttle import Throttle
+
+WINDOW_S = 1.0
+"""What a rate per second is usually counted over; longer where a request takes longer."""
+
+_ROUNDING_S = 1e-9
+
+
+class Pace:
+    """Amounts at a rate; `next_s` is when all that was taken is paid off."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        self.rate_per_s = rate_per_s
+        self.next_s = float("-inf")
+
+    def take(self, now: float, amount: float, factor: float) -> None:
+        """Take an amount at `now`."""
+        self.next_s = max(self.next_s, now) + amount / (self.rate_per_s * factor)
+
+    def charge(self, amount: float, now: float) -> None:
+        """Add to what is to be paid off, or take away from it."""
+        if amount > 0:  # what was paid off by now has made no credit for what comes on top
+            self.next_s = max(self.next_s, now)
+        self.next_s += amount / self.rate_per_s
+
+
+class Window:
+    """When requests went out: at most `most` in any stretch of `period_s`.
+
+    That is what the declared rate lets in within `WINDOW_S`, or one, in the time that the rate less the margin takes for it.
+    """
+
+    def __init__(self, rate_per_s: float, margin: float, burst: int) -> None:
+        in_time = max(1, int(rate_per_s * WINDOW_S + _ROUNDING_S))
+        self.most = in_time + burst - 1
+        self.period_s = in_time / (rate_per_s * (1.0 - margin))
+        self._out: list[float] = []
+
+    def opens_at(self) -> float:
+        """Return when one more may go out. An action of several goes with the first, or small ones would pass it for ever."""
+        return self._out[-self.most] + self.period_s if len(self._out) >= self.most else float("-inf")
+
+    def count(self, at: float, requests: int) -> None:
+        """Count requests that go out at `at`; more than fill the window count as that many. What is long gone is forgotten."""
+        for _ in range(min(requests, self.most)):
+            insort(self._out, at)
+        del self._out[: bisect_left(self._out, self._out[-1] - 2 * self.period_s)]
+
+    def move(self, from_s: float, to_s: float, requests: int) -> None:
+        """Have requests that were to go out at one time, and may be forgotten since, count as gone out at a later one."""
+        first = bisect_left(self._out, from_s)
+        found = sum(at == from_s for at in self._out[first : first + min(requests, self.most)])
+        del self._out[first : first + found]
+        self.count(to_s, requests)
+
+
+class Rate:
+    """A rate of requests: its pace, which they are granted at, and its window, which counts them when they went out."""
+
+    def __init__(self, rate_per_s: float, margin: float, burst: int) -> None:
+        self._pace = Pace(rate_per_s * (1.0 - margin))
+        self._window = Window(rate_per_s, margin, burst)
+        self._burst = burst
+
+    def due(self, requests: int, factor: float) -> float:
+        """Return when so many requests may go: as a burst only while no server refuses any."""
+        burst = self._burst if factor == 1.0 else 1
+        paced = self._pace.next_s - max(0, burst - requests) / self._pace.rate_per_s
+        return max(paced, self._window.opens_at())
+
+    def take(self, at: float, requests: int, factor: float) -> None:
+        """Count requests that go out at `at`."""
+        self._pace.take(at, requests, factor)
+        self._window.count(at, requests)
+
+    def move(self, from_s: float, to_s: float, requests: int) -> None:
+        """Have requests that were to go out at one time count as gone out at a later one; the pace stays, as they were granted by it."""
+        self._window.move(from_s, to_s, requests)
+
+    def charge(self, requests: int, now: float) -> None:
+        """Count requests that went out besides those that were taken."""
+        self._pace.charge(requests, now)
+        self._window.count(now, requests)
+
+
+class QuotaState:
+    """One account, its queue and what runs under it."""
+
+    def __init__(self, spec: QuotaSpec) -> None:
+        self.spec = spec
+        self.queue = WaitQueue()
+        self.running = 0
+        self.throttle = Throttle()
+        self._requests = None if spec.rate_per_s is None else Rate(spec.rate_per_s, spec.margin, spec.burst or 1)
+        self._tokens = None if spec.tokens_per_min is None else Pace(spec.tokens_per_min / 60.0 * (1.0 - spec.margin))
+
+    @property
+    def account(self) -> str:
+        """The account's name."""
+        return self.spec.account or self.spec.name
+
+    def opens_at(self, now: float, requests: int = 1, lead_s: float = 0.0) -> float | None:
+        """Return when so many requests may start at once: `now` or later; None while all places are taken."""
+        places = self._places()
+        if places is not None and self.running and self.running + requests > places:
+            return None
+        earliest = max(self._due(requests) - lead_s, self.throttle.until_s)
+        return now if earliest <= now + _ROUNDING_S else earliest
+
+    def _places(self) -> int | None:
+        places, factor = self.spec.concurrency, self.throttle.factor
+        if places is None or factor == 1.0 or self._requests is not None:
+            return places
+        return max(1, int(places * factor))
+
+    def _due(self, requests: int) -> float:
+        """Return when the rates allow so many requests."""
+        due = float("-inf") if self._requests is None else self._requests.due(requests, self.throttle.factor)
+        return due if self._tokens is None else max(due, self._tokens.next_s)
+
+    def goes_at(self, now: float, requests: int = 1) -> float:
+        """Return when so many requests that are granted now may go: `now`, or later where they are granted ahead of time."""
+        due = self._due(requests)
+        return due if due > now + _ROUNDING_S else now
+
+    def take(self, at: float, requests: int = 1, tokens: int = 0) -> None:
+        """Start so many requests, which go at `at`."""
+        self.running += requests
+        self.spend(at, requests, tokens)
+
+    def spend(self, at: float, requests: int, tokens: int) -> None:
+        """Count what goes, or went, at `at`."""
+        if self._requests is not None:
+            self._requests.take(at, requests, self.throttle.factor)
+        if self._tokens is not None and tokens:
+            self._tokens.take(at, tokens, self.throttle.factor)
+
+    def went_out(self, planned_s: float, at: float, requests: int) -> None:
+        """Count requests that were to go at `planned_s` as gone at `at`."""
+        if self._requests is not None and at > planned_s:
+            self._requests.move(planned_s, at, requests)
+
+    def charge(self, requests: int, tokens: int, now: float) -> None:
+        """Correct what was taken by what it really was: by more requests, and by more tokens or, below 0, fewer."""
+        if self._requests is not None and requests:
+            self._requests.charge(requests, now)
+        if self._tokens is not None and tokens:
+            self._tokens.charge(tokens, now)
+
+    def give_back(self, requests: int = 1) -> None:
+        """End so many requests."""
+        self.running -= requests
+
+
+def by_quota(specs: Sequence[QuotaSpec]) -> dict[str, QuotaState]:
+    """Return the account of each quota. The limits of an account are those of the first of its quotas that has any."""
+    accounts: dict[str, QuotaState] = {}
+    for spec in sorted(specs, key=lambda spec: not spec.limits):  # stable: those with limits first
+        accounts.setdefault(spec.account or spec.name, QuotaState(spec))
+    return {spec.name: accounts[spec.account or spec.name] for spec in specs}
+
+
+def clash(specs: Sequence[QuotaSpec]) -> tuple[str, str] | None:
+    """Return the first quota that cannot share its account, and why; None where all can."""
+    known: dict[str, QuotaSpec] = {}
+    for spec in specs:
+        if spec.limits:
+            first = known.setdefault(spec.account or spec.name, spec)
+            if _limits_of(first) != _limits_of(spec):
+                return spec.name, f"account {spec.account!r} has other limits in quota {first.name!r}"
+    for spec in specs:
+        if not spec.limits and (spec.account is None or spec.account not in known):
+            return spec.name, "must limit something: give rate_per_s, concurrency or tokens_per_min, or the account of a quota that does"
+    return None
+
+
+def _limits_of(spec: QuotaSpec) -> QuotaSpec:
+    """Return a quota without what quotas of one account need not share."""
+    return replace(spec, name="", account=None, usage_header=None, hosts=(), extra={})

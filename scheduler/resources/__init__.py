@@ -1,1 +1,0 @@
-"""The kinds of resource and how each is held: cores and pods, GPU cells and services, quotas."""

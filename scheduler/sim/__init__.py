@@ -1,0 +1,1 @@
+"""The driver in virtual time: traces, progress and figures."""

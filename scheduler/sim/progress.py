@@ -1,0 +1,251 @@
+"""How far the actions of a simulation are: the duration model behind virtual time.
+
+An action runs at the speed-up of its units, on cores of its own. It keeps them busy for a part of its time (`cpu_s / work_s` of
+the recording; all of it where the recording does not say).
+
+An action in the background gets what is idle on its node: cores that nobody holds, and the time in which a holder does not keep
+its own busy. The kernel divides that evenly, so each gets the same part f of a core while it needs one. What it waits for otherwise
+(a network, a timer) goes on as ever: with a need r of its own time its work takes `(1 - r) + r / f` times as long. That is a mean
+over moments that do not know of each other, not a model of single slices. It uses one core at most.
+
+Actions that need alike (to a sixteenth) share a clock, so a change of what is idle costs the same however many there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from scheduler.learning.durations import speed_on
+from scheduler.model import Grant
+from scheduler.sim.trace import TraceAction
+from tangram.elasticity import Table
+
+PARTS: Final = 16
+"""Parts of a core by which needs are told apart in the background."""
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """An action that has been submitted and has no result yet. `turn` counts the ends that were planned for it."""
+
+    id: str
+    recorded: TraceAction
+    submitted_at: float
+    carried_queue_s: float
+    attempt: int = 0
+    units: int = 0
+    core_ids: tuple[int, ...] = ()
+    background: bool = False
+    node: str = ""
+    restore_s: float = 0.0
+    began_at: float = 0.0
+    done_s: float = 0.0
+    since: float = 0.0
+    turn: int = 0
+    unit_seconds: float = 0.0
+    cpu_s: float = 0.0
+    waited_s: float = 0.0
+    background_cpu_s: float = 0.0
+    told_cpu_s: float = 0.0
+    clock_s: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """The part of its time in which it needs its core."""
+        return self.recorded.busy
+
+    @property
+    def speed(self) -> float:
+        """Its speed on cores of its own, in seconds of work a second."""
+        return speed_on(self.recorded.elasticity.curve, self.units)
+
+    @property
+    def burning(self) -> float:
+        """The cores of its own that it keeps busy: by Amdahl's law some wait for the serial part; a table's losses are burnt."""
+        return self.busy * (self.units if isinstance(self.recorded.elasticity.curve, Table) else self.speed)
+
+    @property
+    def left_s(self) -> float:
+        """The work that is left."""
+        return max(0.0, self.recorded.work_s - self.done_s)
+
+    def begin(self, grant: Grant, now: float, restore_s: float) -> None:
+        """Take up a grant; work begins after the restore."""
+        self.attempt, self.node = grant.attempt, grant.node
+        self.units, self.core_ids, self.background = grant.units, grant.core_ids, grant.background
+        self.restore_s = restore_s
+        self.began_at = self.since = now + restore_s
+
+    def regrant(self, core_ids: tuple[int, ...], *, background: bool) -> None:
+        """Go on under another grant; what was done must be settled."""
+        self.units, self.core_ids, self.background = len(core_ids) or self.units, core_ids, background
+
+    def settle(self, now: float) -> None:
+        """Count what was done on cores of its own until now."""
+        ran_s = max(0.0, now - self.since)
+        self.done_s += ran_s * self.speed
+        self.unit_seconds += ran_s * self.units
+        self.cpu_s += ran_s * self.burning
+        self.since = max(now, self.since)
+
+    def got_on(self, work_s: float, now: float) -> None:
+        """Count work that was done in the background until now."""
+        cpu_s = work_s * self.busy
+        self.done_s += work_s
+        self.cpu_s += cpu_s
+        self.background_cpu_s += cpu_s
+        self.waited_s += max(0.0, now - self.since - cpu_s)
+        self.since = now
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Actions in the background that need the same part `need` of their time. `clock_s` is the work that each has done since the start."""
+
+    need: float
+    clock_s: float = 0.0
+    speed: float = 0.0
+    count: int = 0
+    ends: list[tuple[float, int, int, Live]] = field(default_factory=list)
+
+    def next_end_s(self) -> float:
+        """Return the seconds until the first of them ends."""
+        while self.ends and self.ends[0][2] != self.ends[0][3].turn:
+            heapq.heappop(self.ends)
+        if not self.ends:
+            return math.inf
+        left_s = max(0.0, self.ends[0][0] - self.clock_s)
+        if left_s <= 1e-12:
+            return 0.0
+        return left_s / self.speed if self.speed > 0 else math.inf
+
+
+class NodeCores:
+    """The cores of one node: who keeps them busy, and who gets what is idle.
+
+    `plan(at, call)` has `call(at)` called when that time has come.
+    """
+
+    def __init__(self, capacity: int, ended: Callable[[Live, float], None], plan: Callable[[float, Callable[[float], None]], None]) -> None:
+        self._capacity, self._ended, self._plan = capacity, ended, plan
+        self._lines: dict[int, _Line] = {}
+        self._busy = 0.0
+        self._since = 0.0
+        self._order = 0
+        self._planned = 0
+        self.background: dict[str, Live] = {}
+
+    def enter(self, live: Live, now: float) -> None:
+        """Let an action go on under its present grant."""
+        live.turn += 1
+        if live.background:
+            self._advance(now)
+            self._join(live, now)
+        else:
+            self._busy += live.burning
+            self._plan(live.since + live.left_s / live.speed, self._at_end_of(live))
+        self._pace(now)
+
+    def leave(self, live: Live, now: float) -> None:
+        """Settle an action that ends or changes its grant."""
+        live.turn += 1
+        if live.background:
+            self._advance(now)
+            line = self._lines[round(live.busy * PARTS)]
+            line.count -= 1
+            del self.background[live.id]
+            live.got_on(line.clock_s - live.clock_s, now)
+            live.clock_s = line.clock_s
+        else:
+            live.settle(now)
+            self._busy -= live.burning
+        self._pace(now)
+
+    def settle_background(self, now: float) -> None:
+        """Count what those in the background have done until now."""
+        self._advance(now)
+        for live in self.background.values():
+            clock_s = self._lines[round(live.busy * PARTS)].clock_s
+            live.got_on(clock_s - live.clock_s, now)
+            live.clock_s = clock_s
+
+    def _at_end_of(self, live: Live) -> Callable[[float], None]:
+        turn = live.turn
+
+        def end(now: float) -> None:
+            if live.turn == turn:
+                self._ended(live, now)
+
+        return end
+
+    def _join(self, live: Live, now: float) -> None:
+        parts = round(live.busy * PARTS)
+        line = self._lines.setdefault(parts, _Line(parts / PARTS))
+        line.count += 1
+        live.clock_s, live.since = line.clock_s, now
+        self._order += 1
+        heapq.heappush(line.ends, (line.clock_s + live.left_s, self._order, live.turn, live))
+        self.background[live.id] = live
+
+    def _advance(self, now: float) -> None:
+        """Move the clocks on to now."""
+        for line in self._lines.values():
+            line.clock_s += line.speed * (now - self._since)
+        self._since = now
+
+    def _pace(self, now: float) -> None:
+        """Divide anew what is idle, and plan the next end in the background."""
+        if not self.background:
+            return
+        self._advance(now)
+        part = self._part_of_a_core(max(0.0, self._capacity - self._busy))
+        for line in self._lines.values():
+            line.speed = _speed(line.need, part)
+        next_s = min(line.next_end_s() for line in self._lines.values())
+        self._planned += 1
+        if next_s < math.inf:
+            planned = self._planned
+
+            def end(now: float) -> None:
+                if planned == self._planned:
+                    self._end_first(now)
+
+            self._plan(now + next_s, end)
+
+    def _part_of_a_core(self, idle: float) -> float:
+        """Return the part of a core that each gets while it needs one, so that all together get what is idle."""
+        needy = [line for line in self._lines.values() if line.count and line.need]
+        if idle <= 1e-9:
+            return 0.0
+        if sum(line.count * line.need for line in needy) <= idle:
+            return 1.0
+        if len(needy) == 1 and needy[0].need == 1.0:
+            return idle / needy[0].count
+        low, high = 0.0, 1.0
+        for _ in range(16):
+            middle = (low + high) / 2
+            if sum(line.count * line.need * _speed(line.need, middle) for line in needy) > idle:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def _end_first(self, now: float) -> None:
+        self._advance(now)
+        line = min(self._lines.values(), key=lambda line: line.next_end_s())
+        if line.next_end_s() > 1e-9:  # rounding
+            self._pace(now)
+            return
+        live = line.ends[0][3]
+        self._ended(live, now)
+
+
+def _speed(need: float, part: float) -> float:
+    """Return the work a second of what needs a core for a part of its time, and then gets a part of one."""
+    if part <= 0.0:
+        return 0.0 if need else 1.0
+    return part / ((1.0 - need) * part + need)

@@ -1,0 +1,374 @@
+"""The virtual-time driver: replays a trace against the same `Core` that the live service drives.
+
+Trajectories are little state machines: arrive, get an environment, think, submit a step's actions, wait for all of
+them, think again. Workers are a duration model: an action runs `work_s / (E(m)·m)` seconds on the m units of its
+grant, after a restore where the grant asks for one. Nothing else takes time here, so `overhead_s` is restoring.
+What real cells would not allow ends the replay: it keeps books of them of its own (cell_books.py).
+
+Only the time a decision takes is measured with a clock; it changes nothing that is simulated.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from scheduler.core.core import Core
+from scheduler.learning.durations import Observation
+from scheduler.model import UNLIMITED, Limits, NodeSpec, commands, events
+from scheduler.policies.abstract import Policy
+from scheduler.sim.cell_books import CellBooks
+from scheduler.sim.progress import Live, NodeCores
+from scheduler.sim.recorded import action_of, opening_of
+from scheduler.sim.summary import ActionRecord, Capacity, RunRecord
+from scheduler.sim.trace import Step, Trace, Trajectory
+from tangram.action import Action
+
+_T = TypeVar("_T")
+
+USAGE_S = 1.0
+"""Seconds between two reports of what actions in the background have got there."""
+
+LEAST_TOLD_S, LEAST_TOLD_PART = 0.05, 0.2
+"""What must be new in a report: core-seconds, and a part of those that were reported before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The simulated machines: `nodes` alike ones, with cores, memory in MB and GPUs each."""
+
+    nodes: int = 1
+    cores: int = 1
+    memory_mb: int = UNLIMITED
+    gpus: int = 0
+    gpu_memory_mb: int = 80_000
+    labels: tuple[str, ...] = ()
+
+    def specs(self) -> list[NodeSpec]:
+        """Return the nodes by name, in order."""
+        return [
+            NodeSpec(
+                name=f"n{number}",
+                pools=("cpu", "gpu", "api") if self.gpus else ("cpu", "api"),
+                cores=self.cores,
+                memory_mb=self.memory_mb,
+                cells=self.gpus,
+                cell_memory_mb=self.gpu_memory_mb,
+                labels=frozenset(self.labels),
+            )
+            for number in range(self.nodes)
+        ]
+
+
+@dataclass(slots=True, eq=False)
+class _Rollout:
+    """A trajectory on its way: which step it is at and how many of that step's actions still run."""
+
+    trajectory: Trajectory
+    number: int
+    environment: str | None = None
+    step: int = 0
+    open_actions: int = 0
+    carried_queue_s: float = 0.0
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the cyclic garbage collector out of what is timed: nothing here is cyclic, and it would walk all that lives."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Simulation:
+    """One replay in virtual time. Use once: `run()`.
+
+    `told` says whether the scheduler is told the recorded durations of what comes in; by default as the policy is
+    (`Policy.told`). `history` are actions that ended before, of which it has learned.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Policy,
+        cluster: Cluster,
+        *,
+        speed: float = 1.0,
+        limits: Limits | None = None,
+        told: bool | None = None,
+        history: Sequence[Observation] = (),
+    ) -> None:
+        self._trace = trace
+        self._cluster = cluster
+        self._policy = policy
+        self._speed = speed
+        self._told = policy.told if told is None else told
+        services, quotas = tuple(trace.services.values()), tuple(trace.quotas.values())
+        self._core = Core(policy, limits=limits, services=services, quotas=quotas, history=history)
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = 0
+        self._live: dict[str, Live] = {}
+        self._cores: dict[str, NodeCores] = {}
+        self._reporting: dict[str, None] = {}
+        self._granted = 0
+        self._cores_granted: list[tuple[float, float]] = []
+        self._opening: dict[str, _Rollout] = {}
+        self._rollouts: dict[str, _Rollout] = {}
+        self._records: list[ActionRecord] = []
+        self._decision_us: list[float] = []
+        self._cells = CellBooks(trace.services, preloaded=bool(policy.pod_cores()))
+        self._restores = 0
+        self._resizes = 0
+        self._wake: float | None = None
+        self._now = 0.0
+
+    def run(self) -> RunRecord:
+        """Replay to the last result."""
+        with _no_collections():
+            return self._run()
+
+    def _run(self) -> RunRecord:
+        for spec in self._cluster.specs():
+            self._cells.join(spec)
+            self._cores[spec.name] = NodeCores(spec.cores, self._done, self._at)
+            self._handle(events.NodeJoined(node=spec), 0.0)
+        for number, trajectory in enumerate(self._trace.trajectories):
+            self._at(trajectory.arrival_s, _bind(self._arrive, _Rollout(trajectory, number)))
+        while self._heap:
+            self._now, _, happen = heapq.heappop(self._heap)
+            happen(self._now)
+        self._end_starved()
+        first_arrival_s = min((trajectory.arrival_s for trajectory in self._trace.trajectories), default=0.0)
+        return RunRecord(
+            policy=self._policy.name,
+            trajectories=len(self._trace.trajectories),
+            actions=self._records,
+            first_arrival_s=first_arrival_s,
+            last_result_s=max((record.ended_at for record in self._records), default=first_arrival_s),
+            capacity=Capacity(cores=self._cluster.nodes * self._cluster.cores, cells=self._cluster.nodes * self._cluster.gpus),
+            resizes=self._resizes,
+            restores=self._restores,
+            decisions=self._core.decisions,
+            decision_us=self._decision_us,
+            cores_granted=self._cores_granted,
+            prediction=self._core.state.durations.error(),
+        )
+
+    def _at(self, when: float, happen: Callable[[float], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (when, self._order, happen))
+
+    def _handle(self, event: events.Event, now: float) -> None:
+        before, began = self._core.decisions, time.perf_counter()
+        out = self._core.handle(event, now)
+        if self._core.decisions != before:
+            self._decision_us.append((time.perf_counter() - began) * 1e6)
+        for command in out:
+            if isinstance(command, commands.Start):
+                self._start(command, now)
+            elif isinstance(command, commands.Finish):
+                self._finish(command, now)
+            elif isinstance(command, commands.Resize):
+                self._resize(command, now)
+            elif isinstance(command, commands.Restore):
+                self._restore(command, now)
+            elif isinstance(command, commands.CloseEnvironment):
+                self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
+        wake = self._core.next_wake(now)
+        if wake is not None and (self._wake is None or wake < self._wake):
+            self._wake = wake
+            self._at(wake, self._tick)
+
+    def _tick(self, now: float) -> None:
+        if self._wake is None or now < self._wake:
+            return  # something else came first, and the core has said since when it wants to be woken
+        self._wake = None
+        self._handle(events.Tick(), now)
+
+    def _arrive(self, rollout: _Rollout, now: float) -> None:
+        environment = f"e{rollout.number}"
+        opening = opening_of(rollout.trajectory, environment)
+        if opening is None:
+            self._think(rollout, now)
+            return
+        rollout.environment = environment
+        self._opening[f"{rollout.number}.open"] = rollout
+        self._handle(events.Submitted(id=f"{rollout.number}.open", action=opening, submitted_at=now), now)
+
+    def _think(self, rollout: _Rollout, now: float) -> None:
+        """Begin the next step's thinking, or end the trajectory."""
+        if rollout.step < len(rollout.trajectory.steps):
+            step = rollout.trajectory.steps[rollout.step]
+            self._at(now + step.think_s / self._speed, _bind(self._act, rollout))
+        elif rollout.environment is not None:
+            closing = Action(kind="cpu.close", environment=rollout.environment, job=rollout.trajectory.job)
+            self._handle(events.Submitted(id=f"{rollout.number}.close", action=closing, submitted_at=now), now)
+
+    def _act(self, rollout: _Rollout, now: float) -> None:
+        step: Step = rollout.trajectory.steps[rollout.step]
+        number = rollout.step
+        rollout.step += 1
+        rollout.open_actions = len(step.actions)
+        for index, recorded in enumerate(step.actions):
+            action_id = f"{rollout.number}.{number}.{index}"
+            carried, rollout.carried_queue_s = rollout.carried_queue_s, 0.0
+            self._live[action_id] = Live(action_id, recorded, now, carried)
+            self._rollouts[action_id] = rollout
+            action = action_of(recorded, rollout.trajectory, environment=rollout.environment, told=self._told)
+            self._handle(events.Submitted(id=action_id, action=action, submitted_at=now), now)
+
+    def _start(self, command: commands.Start, now: float) -> None:
+        live = self._live.get(command.id)
+        if live is None:
+            done = events.Finished(id=command.id, attempt=command.grant.attempt, status="succeeded", started_at=now)
+            self._at(now, _bind(self._handle, done))
+            return
+        if command.grant.cell_ids:
+            self._cells.start(command.id, live.recorded.service or "", command.grant)
+        restore_s = 0.0
+        if command.grant.restore:
+            self._restores += 1
+            restore_s = self._trace.services[live.recorded.service or ""].restore_s
+        live.begin(command.grant, now, restore_s)
+        self._enter(live, now)
+
+    def _restore(self, command: commands.Restore, now: float) -> None:
+        """Bring an instance onto cells, which are busy with it for as long as a restore takes."""
+        self._restores += 1
+        name = self._cells.restore(command)
+        there = events.ServiceChanged(node=command.node, service=command.service, cell_ids=command.cell_ids, state="resident")
+        self._at(now + self._trace.services[command.service].restore_s, _bind(self._restored, (name, there)))
+
+    def _restored(self, restored: tuple[str, events.ServiceChanged], now: float) -> None:
+        name, there = restored
+        self._cells.finish(name)
+        self._handle(there, now)
+
+    def _resize(self, command: commands.Resize, now: float) -> None:
+        """Let the rest of the work go on at the pace of other units; the end that was planned is void."""
+        live = self._live[command.id]
+        self._resizes += 1
+        self._leave(live, now)
+        live.regrant(command.core_ids, background=command.background)
+        self._enter(live, now)
+
+    def _enter(self, live: Live, now: float) -> None:
+        """Let an action go on under its grant."""
+        self._count_cores(len(live.core_ids), now)
+        if live.core_ids or live.background:
+            self._cores[live.node].enter(live, now)
+        else:
+            self._at(live.since + live.left_s / live.speed, _bind(self._done, live))
+        if live.background and live.node not in self._reporting:
+            self._reporting[live.node] = None
+            self._at(now + USAGE_S, _bind(self._report_usage, live.node))
+
+    def _leave(self, live: Live, now: float) -> None:
+        """Settle an action that ends or changes its grant."""
+        self._count_cores(-len(live.core_ids), now)
+        if live.core_ids or live.background:
+            self._cores[live.node].leave(live, now)
+        else:
+            live.settle(now)
+
+    def _report_usage(self, node: str, now: float) -> None:
+        """Report, like a worker, what actions in the background have got since the last time."""
+        cores = self._cores[node]
+        if not cores.background:
+            del self._reporting[node]
+            return
+        cores.settle_background(now)
+        for live in list(cores.background.values()):
+            if live.background_cpu_s - live.told_cpu_s >= max(LEAST_TOLD_S, LEAST_TOLD_PART * live.told_cpu_s):
+                live.told_cpu_s = live.background_cpu_s
+                self._handle(events.Used(id=live.id, attempt=live.attempt, background_cpu_s=live.background_cpu_s), now)
+        self._at(now + USAGE_S, _bind(self._report_usage, node))
+
+    def _count_cores(self, cores: int, now: float) -> None:
+        self._granted += cores
+        if cores:
+            self._cores_granted.append((now, self._granted))
+
+    def _done(self, live: Live, now: float) -> None:
+        self._leave(live, now)
+        self._cells.finish(live.id)
+        finished = events.Finished(
+            id=live.id,
+            attempt=live.attempt,
+            status="succeeded",
+            started_at=live.began_at,
+            execution_s=now - live.began_at - live.waited_s,
+            cpu_s=live.cpu_s,
+            waited_s=live.waited_s,
+        )
+        self._handle(finished, now)
+
+    def _finish(self, command: commands.Finish, now: float) -> None:
+        rollout = self._opening.pop(command.id, None)
+        if rollout is not None:
+            if command.status != "succeeded":
+                rollout.environment = None
+                self._refuse_all(rollout, command.reason, now)
+                return
+            rollout.carried_queue_s = now - rollout.trajectory.arrival_s
+            self._think(rollout, now)
+            return
+        live = self._live.pop(command.id, None)
+        if live is None:
+            return
+        rollout = self._rollouts.pop(command.id)
+        self._record(live, rollout, command.status, command.reason, command.queue_s, command.execution_s, now)
+        rollout.open_actions -= 1
+        if rollout.open_actions == 0:
+            self._think(rollout, now)
+
+    def _record(self, live: Live, rollout: _Rollout, status: str, reason: str, queue_s: float, execution_s: float, now: float) -> None:
+        self._records.append(
+            ActionRecord(
+                id=live.id,
+                job=rollout.trajectory.job,
+                trajectory=rollout.trajectory.trajectory,
+                kind=live.recorded.kind,
+                status=status,
+                submitted_at=live.submitted_at - live.carried_queue_s,
+                ended_at=now,
+                queue_s=queue_s + live.carried_queue_s,
+                overhead_s=live.restore_s,
+                execution_s=execution_s,
+                units=live.units,
+                unit_seconds=live.unit_seconds,
+                floor_s=live.recorded.floor_s,
+                reason=reason,
+            )
+        )
+
+    def _refuse_all(self, rollout: _Rollout, reason: str, now: float) -> None:
+        """Count every action that a trajectory has not submitted, and never will, as rejected."""
+        for number in range(rollout.step, len(rollout.trajectory.steps)):
+            for index, recorded in enumerate(rollout.trajectory.steps[number].actions):
+                live = Live(f"{rollout.number}.{number}.{index}", recorded, now, 0.0)
+                self._record(live, rollout, "rejected", reason, 0.0, 0.0, now)
+
+    def _end_starved(self) -> None:
+        """Count what nothing will ever start as failed: no node could run it and nothing is left to happen."""
+        now = self._now
+        for live in self._live.values():
+            waited_s = now - live.submitted_at
+            self._record(live, self._rollouts[live.id], "failed", "nothing can ever run it here", waited_s, 0.0, now)
+        for rollout in {id(rollout): rollout for rollout in self._rollouts.values()}.values():
+            self._refuse_all(rollout, "an action before it can never run here", now)
+        for rollout in self._opening.values():
+            self._refuse_all(rollout, "no node has room for its environment", now)
+
+
+def _bind(call: Callable[[_T, float], None], value: _T) -> Callable[[float], None]:
+    return lambda now: call(value, now)

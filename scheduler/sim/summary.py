@@ -1,0 +1,140 @@
+"""What a run comes to: one record per action, and the figures over all of them.
+
+The same record and the same arithmetic serve the simulator and the live replay, so that their figures can be
+compared. Seconds throughout, microseconds where the name says `us`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum
+from typing import Any
+
+from scheduler.learning.durations import PredictionError
+from scheduler.model.stats import summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRecord:
+    """One action of a replay: what it was, how it ended, where its time went.
+
+    `floor_s` is its duration on its best units with no queue; `units` what it was granted last, `unit_seconds` its
+    units times the seconds it held them while it ran. `task_id` is the Celery task behind it, live only.
+    """
+
+    id: str
+    job: str
+    trajectory: str
+    kind: str
+    status: str
+    submitted_at: float
+    ended_at: float
+    queue_s: float
+    overhead_s: float
+    execution_s: float
+    units: int
+    floor_s: float
+    unit_seconds: float = 0.0
+    cpu_s: float = 0.0
+    reason: str = ""
+    task_id: str = ""
+
+    @property
+    def act_s(self) -> float:
+        """Submission to result."""
+        return self.queue_s + self.overhead_s + self.execution_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a run had: cores and GPU cells over all nodes."""
+
+    cores: int
+    cells: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A whole run.
+
+    `decision_us` holds the time of each scheduling decision, in the order taken; `cores_granted` pairs of a time and
+    the cores granted from then on, simulated runs only.
+    """
+
+    policy: str
+    trajectories: int
+    actions: Sequence[ActionRecord]
+    first_arrival_s: float
+    last_result_s: float
+    capacity: Capacity
+    resizes: int = 0
+    restores: int = 0
+    decisions: int = 0
+    decision_us: Sequence[float] = field(default_factory=tuple)
+    cores_granted: Sequence[tuple[float, float]] = field(default_factory=tuple)
+    prediction: PredictionError | None = None
+
+
+def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
+    """Return the ACT keys over some actions; zeros where there are none."""
+    spread = summary(record.act_s for record in records)
+    count = max(1, len(records))
+    mean_queue = fsum(record.queue_s for record in records) / count
+    mean_execution = fsum(record.execution_s for record in records) / count
+    mean_overhead = fsum(record.overhead_s for record in records) / count
+    return {
+        "mean_act": mean_queue + mean_execution + mean_overhead,
+        "p50_act": spread.p50,
+        "p95_act": spread.p95,
+        "p99_act": spread.p99,
+        "mean_queue": mean_queue,
+        "mean_execution": mean_execution,
+        "mean_overhead": mean_overhead,
+    }
+
+
+def summarise(run: RunRecord) -> dict[str, Any]:
+    """Return the JSON document of a replay, with the keys that the command line promises."""
+    records = run.actions
+    duration_s = max(0.0, run.last_result_s - run.first_arrival_s)
+    decision_us = summary(run.decision_us)
+    return {
+        "policy": run.policy,
+        "trajectories": run.trajectories,
+        "actions": len(records),
+        "failed": sum(record.status != "succeeded" for record in records),
+        **act_figures(records),
+        "floor_act": fsum(record.floor_s for record in records) / max(1, len(records)),
+        "step_duration": duration_s,
+        "cpu_utilisation": _utilisation(records, "cpu.", run.capacity.cores * duration_s),
+        "gpu_utilisation": _utilisation(records, "gpu.", run.capacity.cells * duration_s),
+        "resizes": run.resizes,
+        "restores": run.restores,
+        "decisions": run.decisions,
+        "decision_us_p50": decision_us.p50,
+        "decision_us_p99": decision_us.p99,
+        **_prediction(run.prediction),
+        "by_kind": _by(records, "kind"),
+        "by_job": _by(records, "job"),
+    }
+
+
+def _prediction(error: PredictionError | None) -> dict[str, float]:
+    """Return within which factor half, and nine in ten, of the expected durations were right; nothing where unknown."""
+    if error is None or not error.predictions:
+        return {}
+    return {"prediction_factor_p50": error.factor_p50, "prediction_factor_p90": error.factor_p90}
+
+
+def _utilisation(records: Sequence[ActionRecord], prefix: str, offered_s: float) -> float:
+    """Return the share of the offered unit-seconds in which an action ran."""
+    used = sum(record.unit_seconds for record in records if record.kind.startswith(prefix))
+    return used / offered_s if offered_s > 0 else 0.0
+
+
+def _by(records: Sequence[ActionRecord], name: str) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[ActionRecord]] = {}
+    for record in records:
+        groups.setdefault(getattr(record, name), []).append(record)
+    return {key: {"actions": len(groups[key]), **act_figures(groups[key])} for key in sorted(groups)}
