@@ -4,17 +4,20 @@ Two rules of what may live here and in the modules it is made of. No input or ou
 network, no SQL, no threads; `now` comes in and commands go out. And no order that is not the order of events: the
 live service and the simulator drive this same object, and a recorded list of events leads to the same decisions.
 
-Theory of operation:
+The way of an action:
 
-1. An event changes the `State` (state.py). What it changed marks its *group* of units as dirty.
-2. When the event is dealt with, the `Dispatcher` (dispatch.py) looks at each dirty group, asks the policy
-   (policies/) what starts, takes the units (resources/) and emits `Start`.
-3. `Environments` (environments.py) places sandboxes and parks actions that could not run anyway.
-4. An action's units come back with `Finished`, which a worker sends when the processes are gone, not before
-   (ends.py); a node that is lost gives back all of its own (nodes.py). What an outside API answered is in answers.py.
-5. Time enters by `Tick`. `next_wake` says when one would change something.
-6. What a worker says of the models on its cells is compared with what is known of them (residency.py).
-7. After a restart the driver tells what the journal knew (recovery.py).
+1. **Submission.** `Submitted` makes it a `Waiting`, counted for its job.
+2. **Admission** (admission.py). What could never run, or is one too many of its job, is refused at once.
+3. **Pool** (pools.py). It waits in the pool of what it needs: cores, GPU cells or quotas. An action of an environment that is not open
+   yet, or of a busy shell session, is *parked* with its environment first (environments.py).
+4. **Decision.** When the event is dealt with, each pool holds a round over what has changed. Its dispatcher, which is the policy's,
+   says what starts or is resized.
+5. **Command.** The decisions leave as `Start` and `Resize`, and the driver carries them out.
+6. **End** (ends.py). What the action held comes back with `Finished`, which a worker sends when the processes are gone, not before. A
+   node that is lost gives back all of its own (nodes.py).
+
+Time enters by `Tick`; `next_wake` says when one would change something. After a restart the driver tells what the journal knew
+(recovery.py).
 """
 
 from __future__ import annotations
@@ -22,20 +25,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 
-from scheduler.core.dispatch import Dispatcher
+from scheduler.core.admission import Admission
 from scheduler.core.ends import Ends
 from scheduler.core.environments import CLOSED, Environments
 from scheduler.core.nodes import Nodes
+from scheduler.core.pools import Pools
 from scheduler.core.recovery import Recovery
-from scheduler.core.refusal import refusal
-from scheduler.core.residency import Residency
-from scheduler.core.state import State, wants_cells, wants_cores
 from scheduler.learning.durations import Observation
 from scheduler.model import Environment, Limits, QuotaSpec, Running, ServiceSpec, Waiting, events
 from scheduler.model.commands import Command, Requeue, Stop
 from scheduler.model.lifecycle import End
-from scheduler.policies.abstract import Policy
-from scheduler.quotas.answers import may_wait_again, note_answer, note_sent, only_calls
+from scheduler.model.state import State, wants_cells
+from scheduler.policies import Policy
+from scheduler.quotas.answers import may_wait_again, only_calls
 from tangram.action import Action
 
 
@@ -51,14 +53,16 @@ class Core:
         quotas: tuple[QuotaSpec, ...] = (),
         history: Sequence[Observation] = (),
     ) -> None:
-        self.state = State(policy, limits or Limits(), services, quotas, history)
+        self.policy = policy
+        self.state = State(policy.rules, limits or Limits(), services, history)
+        self.pools = Pools(self.state, policy, quotas, history)
         self.decisions = 0
-        self._dispatcher = Dispatcher(self.state)
-        self._environments = Environments(self.state)
-        self._ends = Ends(self.state, self._dispatcher)
-        self._nodes = Nodes(self.state, self._dispatcher, self._environments, self._ends, self._enqueue)
-        self._residency = Residency(self.state)
-        self._recovery = Recovery(self.state, self._environments, self._nodes)
+        self._out: list[Command] = []
+        self._ends = Ends(self.state, self.pools, self._out)
+        self._environments = Environments(self.state, self.pools, self._ends, self._out)
+        self._admission = Admission(self.state, self.pools, self._environments.ended)
+        self._nodes = Nodes(self.state, self.pools, self._environments, self._ends, self._enqueue, self._out)
+        self._recovery = Recovery(self.state, self.pools, self._environments, self._nodes)
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Take in one event at time `now`, in seconds on the driver's clock, and return what is to be done, in order."""
@@ -70,7 +74,7 @@ class Core:
             case events.Started():
                 self._started(event)
             case events.Sent():
-                note_sent(self.state, event, now)
+                self._sent(event, now)
             case events.Used():
                 self._used(event, now)
             case events.NodeBeat():
@@ -82,27 +86,27 @@ class Core:
             case events.NodeJoined():
                 self._nodes.joined(event.node, now)
                 if event.resumed:
-                    self._residency.resumed(event.node)
+                    self.pools.gpu.residency.resumed(event.node)
                 else:
-                    self._residency.joined(event.node.name, now)
+                    self.pools.gpu.residency.joined(event.node.name, now)
                 if event.node.cells:
-                    self._end_gone(self._residency.gone(event.node.name, event.node.services), now)
+                    self._end_gone(self.pools.gpu.residency.gone(event.node.name, event.node.services), now)
             case events.NodeLost():
                 self._nodes.lost(event.name, event.reason, now, left=event.left, ended=event.ended)
             case events.ServiceDescribed():
                 self.state.services[event.service.name] = event.service
             case events.ServicesDeclared():
-                self._end_gone(self._residency.declared(event, now), now)
+                self._end_gone(self.pools.gpu.residency.declared(event, now), now)
             case events.ServiceChanged():
-                self._residency.changed(event, now)
+                self.pools.gpu.residency.changed(event, now)
             case events.Spent():
-                self._recovery.spent(event)
+                self.pools.quotas.spent(event.action, event.at)
             case events.NeverArrived():
                 self._never_arrived(event, now)
             case events.EnvironmentOpened():
                 self._recovery.environment_opened(event, now)
             case events.EnvironmentGone():
-                self.state.gone.add(event)
+                self._environments.ended.add(event)
             case events.ClientGone():
                 self._client_gone(event, now)
             case events.EnvironmentClosed():
@@ -111,29 +115,23 @@ class Core:
                 self._recovery.resumed(event, now)
         # What an earlier scheduler knew is taken up whole before anything is shared out anew.
         if not isinstance(event, events.Resumed) and not (isinstance(event, events.Submitted) and event.received_at is not None):
-            self._share_out(now)
-        out, self.state.out = self.state.out, []
+            self._allocate(now)
+        out = self._out.copy()
+        self._out.clear()
         return out
 
-    def _share_out(self, now: float) -> None:
-        """Start what can start since something changed."""
-        looked = self._dispatcher.run(now)
-        while self.state.room_returned:
-            self.state.room_returned = False
-            self._environments.place(now)
-            self._dispatcher.start_unplaced(now)
-            looked = self._dispatcher.run(now) or looked
-        if looked:
-            self.decisions += 1
+    def _allocate(self, now: float) -> None:
+        """Give out what has come free or is asked for since the last event: memory to environments first, then units to actions."""
+        self._environments.allocate(now)
+        self.decisions += self.pools.changed
+        self._out += self.pools.allocate(now)
 
     def next_wake(self, now: float) -> float | None:
         """Return when a `Tick` would change something by itself; None where nothing waits for time.
 
         Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
         """
-        times = [self._dispatcher.holds.next_opening(now), self._environments.next_start(now), self._environments.next_lease(now)]
-        times += [self._dispatcher.next_look(), self._residency.next_warm()]
-        times.append(self.state.next_look())
+        times = [self.pools.next_wake(now), self._environments.next_start(now), self._environments.next_lease(now)]
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][1] not in self.state.waiting:
             heapq.heappop(deadlines)
@@ -148,9 +146,9 @@ class Core:
         waiting = state.make_waiting(event.id, event.action, event.submitted_at, now if event.received_at is None else event.received_at)
         waiting.attempt = event.attempt
         state.enter(waiting)
-        refused = refusal(state, waiting.action, now)
+        refused = self._admission.refusal(waiting.action, now)
         if refused is not None:
-            state.finish_waiting(waiting, refused.status, refused.reason, now, environment_lost_on=refused.environment_lost_on)
+            self._ends.end_waiting(waiting, refused.status, refused.reason, now, environment_lost_on=refused.environment_lost_on)
             return
         self._enqueue(waiting, now)
 
@@ -164,25 +162,9 @@ class Core:
         elif environment is not None:
             self._environments.admit(waiting, environment, now)
         elif wants_cells(action) and action.service not in state.services:
-            state.finish_waiting(waiting, "rejected", f"no node declares service {action.service!r} any more", now)
-        elif wants_cells(action):
-            state.floating_cells.add(waiting)
-            self._dispatcher.came(waiting, now)
-            for node in state.nodes.values():
-                if node.cells.capacity:
-                    state.touch(node.cells)
-        elif wants_cores(action):
-            state.contend(waiting, state.floating_cores, now)
-            for node in state.nodes.values():
-                if node.offers("cpu", action.requires):
-                    state.touch(node.cores)
-        elif action.cost.quotas:
-            quota = state.quotas[action.cost.quotas[0]]
-            quota.queue.add(waiting)
-            state.touch(quota)
+            self._ends.end_waiting(waiting, "rejected", f"no node declares service {action.service!r} any more", now)
         else:
-            state.unplaced.add(waiting)
-            self._dispatcher.start_unplaced(now)
+            self.pools.of(action).enqueue(waiting, now)
 
     def _end_gone(self, gone: Sequence[str], now: float) -> None:
         """End the actions that wait for services that no node declares any more."""
@@ -192,11 +174,9 @@ class Core:
     def _close(self, waiting: Waiting, environment: Environment, now: float) -> None:
         if environment.state == "waiting":
             opener = self.state.waiting[environment.open_id]
-            self.state.opens.remove(opener)
-            self.state.finish_waiting(opener, "cancelled", "closed before it was opened", now)
-            self._environments.forget(environment, "closed before it was opened", now)
-            self.state.finish_waiting(waiting, "succeeded", "", now)
-            self._environments.place(now)
+            self._ends.end_waiting(opener, "cancelled", "closed before it was opened", now)
+            self._environments.withdraw(opener, environment, "closed before it was opened", now)
+            self._ends.end_waiting(waiting, "succeeded", "", now)
             return
         if environment.state == "opening":
             environment.actions[waiting.id] = None
@@ -204,7 +184,7 @@ class Core:
             return
         environment.close_requested = CLOSED
         self._environments.closing(environment, "its environment was closed", now)
-        self._dispatcher.start_without_units(waiting, self.state.nodes[environment.node or ""], now)
+        self._environments.start_on_its_node(waiting, environment, now)
 
     def _started(self, event: events.Started) -> None:
         running = self.state.running.get(event.id)
@@ -214,29 +194,24 @@ class Core:
                 running.since = max(running.since, event.at)
             running.started_at = event.at
 
+    def _sent(self, event: events.Sent, now: float) -> None:
+        running = self.state.running.get(event.id)
+        if running is not None and running.grant.attempt == event.attempt:
+            self.pools.quotas.went_out(running, min(event.at, now))
+
     def _used(self, event: events.Used, now: float) -> None:
-        """Take in what an action has got in the background, and rank it anew."""
-        state, running = self.state, self.state.running.get(event.id)
-        if running is None or running.grant.attempt != event.attempt:
-            return
-        node = state.nodes.get(running.grant.node)
-        most_s = (now - running.granted_at) * (node.spec.cores if node is not None else 1)
-        running.note_background(min(event.background_cpu_s, most_s))
-        environment = state.environments.get(running.waiting.action.environment or "")
-        group = state.core_group(environment) if environment is not None else None
-        if group is not None and event.id in group.background:
-            state.note_work(running, now)
-            state.rank_again(running.waiting, group.queue)
-            state.touch(group)
+        running = self.state.running.get(event.id)
+        if running is not None and running.grant.attempt == event.attempt:
+            self.pools.cpu.used(running, event.background_cpu_s, now)
 
     def _finished(self, event: events.Finished, now: float) -> None:
         running = self.state.running.get(event.id)
         if running is None or running.grant.attempt != event.attempt:
             return
-        note_answer(self.state, running, event, now)
+        self.pools.quotas.answered(running, event, now)
         if event.told_by == "worker" and (in_background_s := running.background_s_at(now)):
             running.note_background(in_background_s - event.waited_s)
-        self.state.end_work(running, now, counts=event.status not in ("cancelled", "lost"))
+        self.pools.cpu.ranking.ended(running, now, counts=event.status not in ("cancelled", "lost"))
         self._ends.release(running, now)
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
             self._wait_again(running, event.reason or "the API refused it", now)
@@ -256,11 +231,9 @@ class Core:
             return
         action = running.waiting.action
         if not only_calls(action):
-            for account, requests, _ in self.state.draws(action):
-                account.charge(requests, 0, now)
+            self.pools.quotas.made_now(running, now)
             return
-        for account, _, tokens in self.state.draws(action):
-            account.charge(0, -tokens, now)
+        self.pools.quotas.never_made(running, now)
         self._ends.release(running, now)
         self._wait_again(running, f"node {running.grant.node} never got it", now)
 
@@ -272,7 +245,7 @@ class Core:
         waiting = running.waiting
         waiting.refused += 1
         self.state.enter(waiting)
-        self.state.out.append(Requeue(id=waiting.id, reason=reason))
+        self._out.append(Requeue(id=waiting.id, reason=reason))
         self._enqueue(waiting, now)
 
     def _after_end(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
@@ -300,7 +273,7 @@ class Core:
         if closers:
             self._close(closers[0], environment, now)
         for other in closers[1:]:
-            self.state.finish_waiting(other, "failed", f"environment {environment.id} is being closed", now)
+            self._ends.end_waiting(other, "failed", f"environment {environment.id} is being closed", now)
 
     def _closed(self, event: events.EnvironmentClosed, now: float) -> None:
         """Do what follows from an environment's end on its node: its actions end too, its room is free."""
@@ -348,7 +321,7 @@ class Core:
             elif running is not None and not running.stopping and running.waiting.action.kind != "cpu.close":
                 running.stopping = reason
                 self._close_once_opened(running, reason)
-                state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
+                self._out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
 
     def _close_once_opened(self, running: Running, reason: str) -> None:
         """Have an environment closed whose open is being stopped, should the node have opened it before it hears of that."""
@@ -361,27 +334,14 @@ class Core:
         state, action = self.state, waiting.action
         environment = state.environments.get(action.environment or "")
         if action.kind == "cpu.open" and environment is not None:
-            state.opens.remove(waiting)
-            state.finish_waiting(waiting, status, reason, now)
-            self._environments.forget(environment, reason, now)
-            self._environments.place(now)
+            self._ends.end_waiting(waiting, status, reason, now)
+            self._environments.withdraw(waiting, environment, reason, now)
             return
         if environment is not None:
             self._environments.unqueue(waiting, environment, now)
         else:
-            removed = any(queue.remove(waiting) for queue in (state.floating_cells, state.floating_cores, state.unplaced))
-            if not removed and action.cost.quotas:
-                state.quotas[action.cost.quotas[0]].queue.remove(waiting)
-        self._touch_queue_of(waiting, environment)
-        state.finish_waiting(waiting, status, reason, now)
-
-    def _touch_queue_of(self, waiting: Waiting, environment: Environment | None) -> None:
-        """Look again at the groups that the action may have held up from the head of a queue."""
-        if environment is not None and environment.node in self.state.nodes:
-            self.state.touch(self.state.core_group(environment))
-        elif environment is None:
-            for node in self.state.nodes.values():
-                self.state.touch(node.cells if wants_cells(waiting.action) else node.cores)
+            self.pools.of(action).withdraw(waiting)
+        self._ends.end_waiting(waiting, status, reason, now)
 
     def _tick(self, now: float) -> None:
         state, limits = self.state, self.state.limits
@@ -393,9 +353,5 @@ class Core:
                 self._drop_waiting(waiting, "timed_out", waited, now)
         if limits.beat_s is not None:
             self._nodes.miss(limits.beat_s, now)
-        state.take_looks(now)
-        self._residency.warm_up(now)
-        self._environments.end_leases(now)
-        self._environments.place(now)
-        self._dispatcher.holds.open(now)
-        self._dispatcher.look_again(now)
+        self.pools.wake(now)
+        self._environments.wake(now)

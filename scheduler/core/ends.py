@@ -1,61 +1,58 @@
-"""How a running action ends: out of every index, its units given back, its end noted.
-
-What is not pretty: an end touches four indexes (running, its group, its node, its environment), and they are kept
-by hand, here.
-"""
+"""How an action ends: out of every index, what it held given back, its end noted."""
 
 from __future__ import annotations
 
-from scheduler.core.dispatch import Dispatcher
-from scheduler.core.state import State, own_memory, wants_cores
-from scheduler.cpu.cores import CoreGroup
-from scheduler.gpu.cells import CellGroup
+from scheduler.core.pools import Pools
 from scheduler.learning.durations import MEASURED
-from scheduler.model import Running, events
-from scheduler.model.commands import Finish
+from scheduler.model import Running, Waiting, events
+from scheduler.model.commands import Command, Finish
 from scheduler.model.lifecycle import End
+from scheduler.model.state import State, own_memory
 
 
 class Ends:
-    """Takes grants back."""
+    """Takes grants back, and notes ends in `out`."""
 
-    def __init__(self, state: State, dispatcher: Dispatcher) -> None:
+    def __init__(self, state: State, pools: Pools, out: list[Command]) -> None:
         self._state = state
-        self._dispatcher = dispatcher
+        self._pools = pools
+        self._out = out
 
     def release(self, running: Running, now: float) -> None:
-        """Take a running action out of every index and give its units back."""
-        state, action, grant = self._state, running.waiting.action, running.grant
+        """Take a running action out of every index and give what it held back."""
+        state, pools, waiting = self._state, self._pools, running.waiting
         running.held(now)
-        del state.running[running.waiting.id]
+        del state.running[waiting.id]
+        pools.quotas.release(running, now)
         state.count(running, -1)
-        node = state.nodes.get(grant.node)
-        for account, requests, _ in state.draws(action):
-            account.give_back(requests)
-        if action.cost.quotas:
-            self._dispatcher.holds.open(now)
+        node = state.nodes.get(running.grant.node)
         if node is None:
             return
-        node.running.pop(running.waiting.id, None)
-        state.give_memory(node, own_memory(action))
-        if grant.cell_ids:
-            self._release_cells(running, node.cells)
-        elif wants_cores(action) and action.kind != "cpu.open":  # even without any: another grant may have named the same ones
-            environment = state.environments.get(action.environment or "")
-            self._release_cores(running, state.core_group(environment) if environment else node.cores, now)
+        node.running.pop(waiting.id, None)
+        pools.give_memory(node, own_memory(waiting.action))
+        pool = pools.of(waiting.action)
+        if pool is not pools.quotas:
+            pool.release(running, now)
 
-    def _release_cells(self, running: Running, group: CellGroup) -> None:
-        group.running.pop(running.waiting.id, None)
-        instance = group.instance_of(running.waiting.id)
-        if instance is not None:
-            del instance.active[running.waiting.id]
-        self._state.touch(group)
-
-    def _release_cores(self, running: Running, group: CoreGroup, now: float) -> None:
-        group.leave(running)
-        self._state.touch(group)
-        if self._state.policy.pod_cores():
-            self._state.room_returned = True
+    def end_waiting(self, waiting: Waiting, status: End, reason: str, now: float, *, environment_lost_on: str = "") -> None:
+        """End an action that held nothing; it must be out of its queue."""
+        self._state.leave(waiting)
+        self._out.append(
+            Finish(
+                id=waiting.id,
+                status=status,
+                reason=reason,
+                by_worker=False,
+                started_at=None,
+                queue_s=max(0.0, now - waiting.received_at),
+                overhead_s=waiting.received_at - waiting.submitted_at,
+                execution_s=0.0,
+                cpu_s=0.0,
+                dop=0,
+                unit_s=waiting.unit_s,
+                environment_lost_on=environment_lost_on,
+            )
+        )
 
     def learn(self, running: Running, finished: events.Finished) -> None:
         """Have the durations learn from an action that succeeded."""
@@ -80,7 +77,7 @@ class Ends:
         queue_s = running.granted_at - waiting.received_at + waited_s
         execution_s = min(finished.execution_s, held_s - waited_s) if finished else 0.0
         overhead_s = max(0.0, now - waiting.submitted_at - queue_s - execution_s)
-        self._state.out.append(
+        self._out.append(
             Finish(
                 id=waiting.id,
                 status=status,

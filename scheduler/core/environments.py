@@ -10,15 +10,26 @@ from __future__ import annotations
 import heapq
 from typing import Final, Literal
 
+from scheduler.core.ends import Ends
+from scheduler.core.gone import GoneEnvironments
 from scheduler.core.open_order import OpenOrder
-from scheduler.core.refusal import cores_refusal
-from scheduler.core.state import STARTS, Node, State, memory_of, wants_cores
-from scheduler.model import Environment, Grant, Waiting
-from scheduler.model.commands import CloseEnvironment, Stop
+from scheduler.core.open_queue import OpenQueue
+from scheduler.core.pools import Pools
+from scheduler.model import Environment, Grant, NodeSpec, Running, Waiting
+from scheduler.model.commands import CloseEnvironment, Command, NoteEnvironment, Start, Stop
 from scheduler.model.events import EnvironmentGone
 from scheduler.model.lifecycle import End
+from scheduler.model.shares import Shares
+from scheduler.model.state import Node, State, memory_of, wants_cores
+from tangram.action import MEMORY_MB
 
 CLOSED: Final = "its trainer closed it"
+
+STARTS: Final = "starts"
+"""Start slots as a resource: the environments that may be opening at once."""
+
+LEAST_MEMORY_MB: Final = 1
+"""Memory, in MB, that an environment counts for in the shares where it declares none: many of those are more than few, too."""
 
 NOTED_PART: Final = 0.1
 """Part of a lease after which another use of an environment is written down."""
@@ -27,9 +38,20 @@ NOTED_PART: Final = 0.1
 class Environments:
     """Opens, places, closes and loses environments."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, pools: Pools, ends: Ends, out: list[Command]) -> None:
         self._state = state
-        self._order = OpenOrder(state)
+        self._pools = pools
+        self._cpu = pools.cpu
+        self._ends = ends
+        self._out = out
+        self.ended = GoneEnvironments()
+        self.opens = OpenQueue(state.rules.pod_cores or 0)
+        self.places = Shares(state.limits.weights)
+        """What jobs hold of the memory of nodes, and of start slots, by their environments; a job is active while it has any."""
+        self.places.offer(STARTS, state.limits.starting_limit)
+        self._order = OpenOrder(state, pools.cpu, self.opens, self.places)
+        self._changed = False
+        self._returns_seen = (0, 0)
         self._opening = 0
         self._next_start_s = float("-inf")
         self._leases: list[tuple[float, int, Environment]] = []
@@ -49,51 +71,105 @@ class Environments:
             last_used=now,
             client="" if action.detached else action.client,
         )
-        self._state.keep_environment(environment)
-        self._state.opens.add(waiting)
-        self._state.note(environment)
-        self._state.room_returned = True
+        self._keep(environment)
+        self.opens.add(waiting)
+        self._note(environment)
+        self._changed = True
 
-    def place(self, now: float) -> None:
-        """Begin to open waiting environments, in the order of `OpenOrder`, as far as there is room and the caps on starting allow."""
+    def joined(self, spec: NodeSpec) -> None:
+        """Count the memory of a node that has come."""
+        self._offer(spec, 1)
+
+    def node_gone(self, spec: NodeSpec) -> None:
+        """Count the memory of a node no longer."""
+        self._offer(spec, -1)
+
+    def _offer(self, spec: NodeSpec, sign: int) -> None:
+        if "cpu" in spec.pools:
+            self.places.offer(MEMORY_MB, sign * spec.memory_mb)
+        self._changed = True
+
+    def wait_again(self, waiting: Waiting, environment: Environment) -> None:
+        """Let an environment open elsewhere whose node is gone before it stood."""
+        self._count_opening(environment, -1)
+        self._cpu.end_pod(environment, None)
+        if environment.node is not None:
+            self._count_place(environment, -1)
+        environment.state, environment.node, environment.pod_core_ids = "waiting", None, ()
+        self._note(environment)
+        self.opens.add(waiting)
+
+    def withdraw(self, waiting: Waiting, environment: Environment, reason: str, now: float) -> None:
+        """Forget an environment that waits to be opened; the caller ends the action."""
+        self.opens.remove(waiting)
+        self.forget(environment, reason, now)
+        self._changed = True
+
+    def wake(self, now: float) -> None:
+        """Take note of the time."""
+        self.end_leases(now)
+        self._changed = True
+
+    def allocate(self, now: float) -> None:
+        """Begin to open waiting environments, if there may be room since the last time.
+
+        They go in the order of `OpenOrder`, as far as there is room and the caps on starting allow.
+        """
+        returns = (self._pools.memory_returns, self._cpu.cores_returned if self._state.rules.pod_cores else 0)
+        if not self._changed and returns == self._returns_seen:
+            return
+        self._changed, self._returns_seen = False, returns
         state = self._state
-        while len(state.opens) and self._opening < state.limits.starting_limit and now >= self._next_start_s:
+        while len(self.opens) and self._opening < state.limits.starting_limit and now >= self._next_start_s:
             chosen = self._order.next(now)
             if chosen is None:
                 return
             waiting, node = chosen
             environment = state.environments[waiting.action.environment or ""]
-            pod_cores = state.opens.needs_of(waiting).pod_cores
-            state.opens.remove(waiting)
+            pod_cores = self.opens.needs_of(waiting).pod_cores
+            self.opens.remove(waiting)
             self._put(environment, node, pod_cores)
             self._count_opening(environment, 1)
             if state.limits.starts_per_s:
                 self._next_start_s = max(now, self._next_start_s) + 1.0 / state.limits.starts_per_s
             grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, units=max(1, pod_cores), core_ids=environment.pod_core_ids)
-            state.start(waiting, grant, now, waiting.durations_s[0])
-            state.note(environment)
+            self._start(waiting, grant, now)
+            self._note(environment)
+
+    def _start(self, waiting: Waiting, grant: Grant, now: float) -> Running:
+        self._out.append(Start(id=waiting.id, grant=grant))
+        return self._state.start(waiting, grant, now, waiting.durations_s[0])
+
+    def start_on_its_node(self, waiting: Waiting, environment: Environment, now: float) -> None:
+        """Start an action that needs no units of its own."""
+        assert environment.node is not None, "an open environment has a node"
+        self._start(waiting, Grant(node=environment.node, attempt=waiting.attempt + 1), now)
 
     def _count_opening(self, environment: Environment, sign: int) -> None:
         self._opening += sign
-        self._state.places.hold(environment.job, STARTS, sign)
+        self.places.hold(environment.job, STARTS, sign)
+
+    def _count_place(self, environment: Environment, sign: int) -> None:
+        """Count what an environment that has a node holds of its memory, or holds no longer."""
+        self.places.hold(environment.job, MEMORY_MB, sign * max(environment.memory_mb, LEAST_MEMORY_MB))
+
+    def _keep(self, environment: Environment) -> None:
+        """Take in an environment."""
+        self._state.environments[environment.id] = environment
+        self.places.enter(environment.job)
 
     def next_start(self, now: float) -> float | None:
         """Return when the cap on starts per second lets the next environment begin; None where it does not matter."""
-        return self._next_start_s if len(self._state.opens) and self._next_start_s > now else None
+        return self._next_start_s if len(self.opens) and self._next_start_s > now else None
 
     def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
         environment.node = node.spec.name
         environment.state = "opening"
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
-        self._state.count_place(environment, 1)
+        self._count_place(environment, 1)
         if pod_cores:
-            environment.pod_core_ids = node.cores.take(pod_cores)
-            self._make_pod(environment, node)
-
-    def _make_pod(self, environment: Environment, node: Node) -> None:
-        node.cores.resize(-len(environment.pod_core_ids))
-        self._state.pods[environment.id] = node.cores.pod(environment.pod_core_ids)
+            self._cpu.take_pod(environment, node, pod_cores)
 
     def opened(self, environment: Environment, now: float) -> None:
         """Note that an environment stands: what was parked for it may go on, unless it is to be closed again."""
@@ -101,7 +177,7 @@ class Environments:
         environment.state = "open"
         environment.last_used = now
         self._lease(environment)
-        self._state.note(environment)
+        self._note(environment)
         asked = any(waiting.action.kind == "cpu.close" for waiting in environment.parked)
         if environment.close_requested and not asked:
             self.close_unasked(environment, environment.close_requested, now)
@@ -110,7 +186,7 @@ class Environments:
             environment.parked.clear()
             for waiting in parked:
                 self.admit(waiting, environment, now)
-        self.place(now)
+        self._changed = True
 
     def adopt(self, environment: Environment, node: Node, used_at: float | None, now: float) -> None:
         """Take over an environment that an earlier scheduler had opened, and was closing where that is requested.
@@ -127,7 +203,7 @@ class Environments:
         environment.state = "closing" if environment.close_requested else "open"
         if environment.state == "open":
             self._lease(environment)
-        self._state.touch(node.cores)
+        self._cpu.groups[node.spec.name].touch()
 
     def readopt_opening(self, environment: Environment, node: Node | None) -> None:
         """Take over an environment that an earlier scheduler had begun to open; its node may be gone."""
@@ -138,35 +214,33 @@ class Environments:
         elif node is None:
             environment.state = "opening"
             environment.pod_core_ids = ()
-            self._state.keep_environment(environment)
+            self._keep(environment)
         else:
             self._occupy(environment, node)
 
     def _occupy(self, environment: Environment, node: Node) -> None:
-        self._state.keep_environment(environment)
+        self._keep(environment)
         environment.state, environment.node = "opening", node.spec.name
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
-        self._state.count_place(environment, 1)
-        if environment.pod_core_ids:
-            environment.pod_core_ids = node.cores.claim(environment.pod_core_ids)
-            self._make_pod(environment, node)
+        self._count_place(environment, 1)
+        self._cpu.resume_pod(environment, node)
 
     def not_opened(self, environment: Environment, reason: str, now: float) -> None:
         """Note that an environment could not be opened: its room is free, its actions fail, or are lost where it is."""
         self._count_opening(environment, -1)
         failed = f"it could not be opened: {reason}" if reason else "it could not be opened"
         self.forget(environment, reason if environment.lost else failed, now)
-        self.place(now)
+        self._changed = True
 
     def admit(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Queue an action of an environment for cores, or park it while it cannot run anyway."""
         session = waiting.action.session
         self._note_use(environment, now)
-        refused = cores_refusal(self._state, environment, waiting.action)
+        refused = self._cpu.refusal(waiting.action)
         if refused is not None:
             environment.actions.pop(waiting.id, None)
-            self._state.finish_waiting(waiting, refused.status, refused.reason, now)
+            self._ends.end_waiting(waiting, "rejected", refused, now)
             return
         environment.actions[waiting.id] = None
         if environment.state in ("waiting", "opening") or (session and environment.sessions.get(session, waiting.id) != waiting.id):
@@ -175,13 +249,9 @@ class Environments:
         if session:
             environment.sessions[session] = waiting.id
         if wants_cores(waiting.action):
-            group = self._state.core_group(environment)
-            self._state.contend(waiting, group.queue, now)
-            self._state.touch(group)
+            self._cpu.enqueue(waiting, now)
         else:
-            assert environment.node is not None, "an open environment has a node"
-            grant = Grant(node=environment.node, attempt=waiting.attempt + 1)
-            self._state.start(waiting, grant, now, waiting.durations_s[0])
+            self.start_on_its_node(waiting, environment, now)
 
     def action_ended(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Let the next action of the same session go on."""
@@ -210,18 +280,18 @@ class Environments:
             environment.over = reason
             return
         self.forget(environment, reason, now)
-        self.place(now)
+        self._changed = True
 
     def gone(self, environment: Environment, reason: str, now: float) -> None:
         """Note that an environment has ended by itself: what waits for it is lost, its room is free once what runs has ended."""
         environment.lost = True
         if not environment.actions:
             self.forget(environment, reason, now)
-            self.place(now)
+            self._changed = True
             return
         environment.state, environment.over = "closing", reason
         self._end_waiting(environment, f"environment {environment.id} is lost: {reason}", now)
-        self._state.note(environment, reason)
+        self._note(environment, reason)
 
     def unqueue(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Take a waiting action out, wherever in its environment it waits."""
@@ -230,7 +300,7 @@ class Environments:
             environment.actions.pop(waiting.id, None)
             return
         if environment.node is not None and wants_cores(waiting.action):
-            self._state.core_group(environment).queue.remove(waiting)
+            self._cpu.withdraw(waiting)
         self.action_ended(waiting, environment, now)
 
     def closing(self, environment: Environment, reason: str, now: float) -> None:
@@ -241,26 +311,26 @@ class Environments:
             running = self._state.running.get(action_id)
             if running is not None and not running.stopping:
                 running.stopping = reason
-                self._state.out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
-        self._state.note(environment, reason)
+                self._out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
+        self._note(environment, reason)
 
     def close_unasked(self, environment: Environment, reason: str, now: float) -> None:
         """Close an environment that no trainer will close: now if it is open, as soon as it stands if it is opening."""
         if environment.state == "opening":
             environment.close_requested = reason
-            self._state.note(environment, reason)
+            self._note(environment, reason)
         if environment.state != "open":
             return
         assert environment.node is not None, "an open environment has a node"
         self.closing(environment, reason, now)
-        self._state.out.append(CloseEnvironment(id=environment.id, node=environment.node, reason=reason))
+        self._out.append(CloseEnvironment(id=environment.id, node=environment.node, reason=reason))
 
     def _note_use(self, environment: Environment, now: float) -> None:
         """Note that an environment is in use, in the journal once per part of a lease: a restarted scheduler lets the lease go on."""
         environment.last_used = now
         lease_s = self._state.limits.lease_s
         if environment.state == "open" and lease_s is not None and now - environment.use_noted >= lease_s * NOTED_PART:
-            self._state.note(environment)
+            self._note(environment)
 
     def _lease(self, environment: Environment) -> None:
         """Note when the lease of an environment that has just opened is over, should nobody use it until then."""
@@ -298,29 +368,39 @@ class Environments:
         node = self._state.nodes.get(environment.node or "")
         if node is not None and environment.id in node.environments:
             del node.environments[environment.id]
-            self._state.give_memory(node, environment.memory_mb)
-            if environment.pod_core_ids:
-                node.cores.resize(len(environment.pod_core_ids))
-                node.cores.give_back(environment.pod_core_ids)
-            self._state.touch(node.cores)
+            self._pools.give_memory(node, environment.memory_mb)
+            self._cpu.end_pod(environment, node)
+            self._cpu.groups[node.spec.name].touch()
+        else:
+            self._cpu.end_pod(environment, None)
         if environment.node is not None:
-            self._state.count_place(environment, -1)
-        self._state.pods.pop(environment.id, None)
+            self._count_place(environment, -1)
         environment.cut_short = environment.cut_short or environment.lost
-        self._state.forget_environment(environment)
+        if self._state.environments.pop(environment.id, None) is not None:
+            self.places.leave(environment.job)
+            self._cpu.ranking.trajectory_ended(environment)
         state: Literal["closed", "lost"] = "lost" if environment.lost else "closed"
         environment.state = state
-        self._state.gone.add(EnvironmentGone(id=environment.id, state=state, node=environment.node or "", reason=reason, at=now))
-        self._state.note(environment, reason)
+        self.ended.add(EnvironmentGone(id=environment.id, state=state, node=environment.node or "", reason=reason, at=now))
+        self._note(environment, reason)
 
-    def back_to_waiting(self, environment: Environment, now: float) -> None:
-        """Let an environment open elsewhere whose node is gone before it stood."""
-        self._count_opening(environment, -1)
-        self._state.pods.pop(environment.id, None)
-        if environment.node is not None:
-            self._state.count_place(environment, -1)
-        environment.state, environment.node, environment.pod_core_ids = "waiting", None, ()
-        self._state.note(environment)
+    def _note(self, environment: Environment, reason: str = "") -> None:
+        """Ask for an environment's state to be written down."""
+        environment.use_noted = environment.last_used
+        self._out.append(
+            NoteEnvironment(
+                id=environment.id,
+                state=environment.state,
+                node=environment.node,
+                job=environment.job,
+                trajectory=environment.trajectory,
+                memory_mb=environment.memory_mb,
+                pod_core_ids=environment.pod_core_ids,
+                reason=reason,
+                client=environment.client,
+                used_at=environment.last_used,
+            )
+        )
 
     def _end_waiting(self, environment: Environment, reason: str, now: float) -> None:
         """End what waits: as lost where its environment is, else as failed."""
@@ -333,8 +413,8 @@ class Environments:
             if waiting in environment.parked:
                 environment.parked.remove(waiting)
             elif environment.node in self._state.nodes and wants_cores(waiting.action):
-                self._state.core_group(environment).queue.remove(waiting)
+                self._cpu.withdraw(waiting)
             environment.actions.pop(action_id, None)
             if environment.sessions.get(waiting.action.session or "") == action_id:
                 del environment.sessions[waiting.action.session or ""]
-            self._state.finish_waiting(waiting, status, reason, now, environment_lost_on=lost_on)
+            self._ends.end_waiting(waiting, status, reason, now, environment_lost_on=lost_on)

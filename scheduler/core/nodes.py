@@ -6,18 +6,15 @@ up what it was handed: a worker whose consumer hangs looks alive from outside.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-from scheduler.core.dispatch import Dispatcher
 from scheduler.core.ends import Ends
 from scheduler.core.environments import Environments
-from scheduler.core.state import Node, State
-from scheduler.cpu.cores import CoreGroup
-from scheduler.gpu.cells import CellGroup
+from scheduler.core.pools import Pools
 from scheduler.model import NodeSpec, Running, Waiting, events
-from scheduler.model.commands import NoteNode, Requeue
+from scheduler.model.commands import Command, NoteNode, Requeue
 from scheduler.model.lifecycle import MISSED_BEATS, MOST_TRIES
+from scheduler.model.state import Node, State
 
 SILENCE = f"{MISSED_BEATS} beats missed"
 IDLENESS = "it beats but does not run what it was handed"
@@ -41,13 +38,15 @@ class Nodes:
     def __init__(
         self,
         state: State,
-        dispatcher: Dispatcher,
+        pools: Pools,
         environments: Environments,
         ends: Ends,
         enqueue: Callable[[Waiting, float], None],
+        out: list[Command],
     ) -> None:
         self._state = state
-        self._dispatcher = dispatcher
+        self._pools = pools
+        self._out = out
         self._environments = environments
         self._ends = ends
         self._enqueue = enqueue
@@ -57,17 +56,11 @@ class Nodes:
         state = self._state
         if spec.name in state.nodes:
             self.lost(spec.name, "its worker was restarted", now, left=False)
-        cores = CoreGroup(spec.name, spec.core_domains())
-        cells = CellGroup(spec.name, spec.cells, spec.cell_memory_mb, sharing=state.policy.shares_cells)
-        state.nodes[spec.name] = Node(spec, cores, cells, spec.memory_mb, now)
+        node = state.nodes[spec.name] = Node(spec, spec.memory_mb, now)
         state.offer(spec, 1)
-        state.out.append(NoteNode(name=spec.name, state="up"))
-        self._environments.place(now)
-        self._dispatcher.start_unplaced(now)
-        state.touch(cores)
-        state.touch(cells)
-        for quota in state.quotas.values():
-            state.touch(quota)
+        self._out.append(NoteNode(name=spec.name, state="up"))
+        self._pools.joined(node)
+        self._environments.joined(spec)
 
     def beat(self, event: events.NodeBeat, now: float) -> None:
         """Note that a node lives, and count the beats in which it does not run what it was handed."""
@@ -104,7 +97,7 @@ class Nodes:
         if node is None:
             return
         state.offer(node.spec, -1)
-        state.out.append(NoteNode(name=name, state="left" if left else "lost", reason=reason))
+        self._out.append(NoteNode(name=name, state="left" if left else "lost", reason=reason))
         gone = [state.environments[environment_id] for environment_id in node.environments]
         ends = {stored.id: stored for stored in ended}
         for action_id in list(node.running):
@@ -117,9 +110,8 @@ class Nodes:
             if environment.state in ("open", "closing"):
                 environment.lost = True
                 self._environments.forget(environment, f"node {name} was lost: {reason}", now)
-        self._dispatcher.forget_node(node)
-        node.cores.look_at = math.inf  # nobody is to look at what is gone
-        self._environments.place(now)
+        self._pools.gone(node)
+        self._environments.node_gone(node.spec)
 
     def _end(self, running: Running, stored: events.StoredEnd, now: float) -> None:
         """End an action of a node that is gone as its result says; nothing is learned of it, as figures are missing."""
@@ -142,10 +134,9 @@ class Nodes:
         unwanted = running.stopping or (environment is not None and environment.close_requested)
         if (opening or (action.idempotent and action.environment is None)) and not tried and not unwanted:
             self._state.enter(waiting)
-            self._state.out.append(Requeue(id=waiting.id, reason=reason))
+            self._out.append(Requeue(id=waiting.id, reason=reason))
             if opening and environment is not None:
-                self._environments.back_to_waiting(environment, now)
-                self._state.opens.add(waiting)
+                self._environments.wait_again(waiting, environment)
             else:
                 self._enqueue(waiting, now)
             return

@@ -19,14 +19,16 @@ from scheduler.cpu.free_cores import Domains, FreeCores
 from scheduler.cpu.marginal import Candidate, MarginalQueue
 from scheduler.cpu.occupants import Occupants
 from scheduler.model import Running
+from scheduler.model.group import Group, Release
 from scheduler.model.queue import Contenders
-from scheduler.policies.abstract import Group, Release
+from scheduler.model.state import Node
 
 
 class CoreGroup(Group):
     """Interchangeable cores with a queue of the actions that are bound to them."""
 
-    def __init__(self, node: str, domains: Domains) -> None:
+    def __init__(self, node: Node, domains: Domains, changed: dict[CoreGroup, None]) -> None:
+        super().__init__(changed)
         self.node = node
         self._free = FreeCores(domains)
         self.capacity = self._free.count
@@ -36,7 +38,7 @@ class CoreGroup(Group):
         self.candidates: dict[str, Candidate] = {}
         self.occupants = Occupants()
         self.background: dict[str, Running] = {}
-        self.look_at = math.inf
+        self.next_round = math.inf
 
     @property
     def free(self) -> int:
@@ -50,7 +52,7 @@ class CoreGroup(Group):
 
     def pod(self, core_ids: Iterable[int]) -> CoreGroup:
         """Return a group of some of these cores, in which they lie as they lie here."""
-        return CoreGroup(self.node, self._free.only(core_ids))
+        return CoreGroup(self.node, self._free.only(core_ids), self._changed)
 
     def releases(self) -> Iterable[Release]:
         """Return the expected ends of what runs on these cores."""
@@ -114,7 +116,7 @@ class CoreGroup(Group):
         Raises `ValueError` where there are fewer.
         """
         if count > self._free.count:
-            raise ValueError(f"{count} cores wanted of {self._free.count} free ones on {self.node}")
+            raise ValueError(f"{count} cores wanted of {self._free.count} free ones on {self.node.spec.name}")
         return self._free.take(count, near)
 
     def shrink(self, core_ids: Sequence[int], count: int) -> tuple[int, ...]:

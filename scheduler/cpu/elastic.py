@@ -23,44 +23,41 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 
-from scheduler.core.state import Node, State, own_memory
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.fairness import Fairness
-from scheduler.cpu.in_order import could_run, unqueue
 from scheduler.cpu.marginal import Candidate
 from scheduler.cpu.occupants import Occupant
+from scheduler.cpu.pool import CpuPool, could_run
 from scheduler.cpu.round import Round
 from scheduler.cpu.tuning import TUNING
 from scheduler.learning.durations import speed_on
 from scheduler.model import Grant, Running, Waiting
-from scheduler.model.commands import Resize
 from scheduler.model.queue import Contenders, Walk
-from scheduler.policies.elastic import Elastic
-from scheduler.quotas.holds import Holds
-from tangram.action import CORES
+from scheduler.model.state import own_memory
 
 
 class ElasticCores:
-    """Hands over, grows and shrinks."""
+    """Hands over, grows and shrinks; with `shrinks` False, no action gives extra units back."""
 
-    def __init__(self, state: State, holds: Holds, policy: Elastic) -> None:
-        self._state = state
-        self._holds = holds
-        self._policy = policy
+    def __init__(self, pool: CpuPool, *, shrinks: bool = True) -> None:
+        self._pool = pool
+        self._state = pool.state
+        self._ranking = pool.ranking
+        self._rules = pool.state.rules
+        self._shrinks = shrinks
 
-    def run(self, group: CoreGroup, node: Node, now: float) -> None:
+    def run(self, group: CoreGroup, now: float) -> None:
         """Give out the cores of a group anew."""
-        fairness = Fairness(self._state.shares, counts=self._policy.shares)
-        round_ = Round(group, node, now, self._state.shares, fairness, shrinks=self._policy.shrinks)
+        fairness = Fairness(self._state.shares, counts=self._rules.shares)
+        round_ = Round(group, now, self._state.shares, fairness, shrinks=self._shrinks)
         contended = any(len(queue) for queue in self._queues(round_))
         if contended:
             self._refresh(group, now)
             self._rank_again(round_)
             self._hand_over(round_, reserved=self._give_turns(round_))
-        if self._policy.resizes or round_.entering:
+        if self._rules.resizes or round_.entering:
             self._give_what_is_left(round_)
         self._carry_out(round_)
         if contended:
@@ -72,18 +69,18 @@ class ElasticCores:
     def _refresh(self, group: CoreGroup, now: float) -> None:
         """Note anew what is expected of the occupants of which that may have changed."""
         for running in group.occupants.take_due(now):
-            self._state.note_work(running, now)
-            group.occupants.offer(running, self._state.left_s(running.waiting), now + self._state.changes_in_s(running))
+            self._ranking.note(running, now)
+            group.occupants.offer(running, self._ranking.left_s(running.waiting), now + self._ranking.changes_in_s(running))
 
     def _rank_again(self, round_: Round) -> None:
         for queue in self._queues(round_):
             if round_.now >= queue.rank_again_at:
                 queue.rank_again_at = round_.now + TUNING.rank_again_s
                 for waiting in [*queue]:
-                    self._state.rank_again(waiting, queue)
+                    self._ranking.renew(waiting, queue)
 
     def _queues(self, round_: Round) -> list[Contenders]:
-        floating = [self._state.floating_cores] if round_.group is round_.node.cores else []
+        floating = [self._pool.floating] if round_.group is self._pool.groups[round_.node.spec.name] else []
         return [round_.group.queue, *floating]
 
     # 2. Hand cores over
@@ -123,7 +120,7 @@ class ElasticCores:
         if waiting.action.environment is not None:
             return True
         node = self._state.nodes.get(waiting.reserved_on)
-        if node is None or not could_run(waiting, node, node.cores.capacity):
+        if node is None or not could_run(waiting, node, self._pool.groups[waiting.reserved_on].capacity):
             waiting.reserved_on = round_.node.spec.name
         return waiting.reserved_on == round_.node.spec.name
 
@@ -158,13 +155,13 @@ class ElasticCores:
             return False
         if own_memory(waiting.action) > round_.memory_free:
             return False
-        return not (waiting.action.cost.quotas and self._holds.held(waiting, group, round_.now))
+        return not (waiting.action.cost.quotas and self._pool.quotas.keeps_back(waiting, group, round_.now))
 
     def _begin(self, round_: Round, waiting: Waiting) -> None:
         """Give an action its least amount, which is free."""
         round_.enter(Candidate.of(waiting, round_.group.capacity))
         if waiting.id not in round_.group.background:
-            self._holds.take(waiting, round_.now)
+            self._pool.quotas.take(waiting, round_.now)
             round_.memory_free -= own_memory(waiting.action)
 
     def _find_cores(self, round_: Round, waiting: Waiting) -> bool:
@@ -219,7 +216,7 @@ class ElasticCores:
         step, job = candidate.next_step, candidate.waiting.action.job
         if round_.free >= step.extra_units:
             return True
-        if not self._policy.shrinks:
+        if not self._shrinks:
             return False
         if round_.fairness.entitled(job, step.extra_units) and self._take_back(round_, job, step.extra_units):
             return True
@@ -241,23 +238,23 @@ class ElasticCores:
             if candidate.units > before:
                 growing.append((candidate, resized))
             elif candidate.units < before:
-                self._regrant(resized, group.shrink(resized.grant.core_ids, candidate.units), round_.now)
+                self._pool.regrant(resized, group.shrink(resized.grant.core_ids, candidate.units), round_.now)
         for candidate, running in growing:
             held = running.grant.core_ids
-            self._regrant(running, held + group.take(candidate.units - running.units, near=held), round_.now)
+            self._pool.regrant(running, held + group.take(candidate.units - running.units, near=held), round_.now)
         for candidate in round_.entering:
             self._enter(round_, candidate)
 
     def _send_to_background(self, round_: Round, running: Running) -> None:
         group, now, waiting, core_ids = round_.group, round_.now, running.waiting, running.grant.core_ids
-        self._state.note_work(running, now)
-        self._regrant(running, (), now)
+        self._ranking.note(running, now)
+        self._pool.regrant(running, (), now)
         group.give_back(core_ids)
         group.to_background(running)
         had_enough = now >= running.on_cores_since + TUNING.turn_s  # the very sum at which a turn ends: a difference may round otherwise
-        self._state.contend(waiting, group.queue, now if had_enough else waiting.contends_since)
+        self._ranking.enter(waiting, group.queue, now if had_enough else waiting.contends_since)
         if now >= waiting.contends_since + TUNING.turn_after_s:
-            self._state.look_at(group, now + TUNING.soonest_s)  # its own turn may have come
+            self._pool.hold_round_at(group, now + TUNING.soonest_s)  # its own turn may have come
 
     def _enter(self, round_: Round, candidate: Candidate) -> None:
         """Give an action its first cores, or its first after a time in the background."""
@@ -266,13 +263,13 @@ class ElasticCores:
         if waiting.id in group.background:
             running = group.background[waiting.id]
             group.to_foreground(running, None)
-            self._regrant(running, group.take(candidate.units), now)
+            self._pool.regrant(running, group.take(candidate.units), now)
         else:
-            unqueue(self._state, waiting, group)
+            self._pool.unqueue(waiting, group)
             core_ids = group.take(candidate.units)
             grant = Grant(node=round_.node.spec.name, attempt=waiting.attempt + 1, units=candidate.units, core_ids=core_ids)
-            running = self._state.start(waiting, grant, now, waiting.duration_s(candidate.units))
-        elastic = bool(candidate.steps) and self._policy.resizes and waiting.action.preemptible
+            running = self._pool.start(waiting, grant, now, waiting.duration_s(candidate.units))
+        elastic = bool(candidate.steps) and self._rules.resizes and waiting.action.preemptible
         if not elastic:
             group.marginal.leave(candidate)
         running.on_cores_since = now
@@ -280,27 +277,17 @@ class ElasticCores:
         if waiting.id in round_.turns:
             group.occupants.protect(running, now + TUNING.turn_s if waiting.preemptible else math.inf)
 
-    def _regrant(self, running: Running, core_ids: tuple[int, ...], now: float) -> None:
-        before, background = running.grant, not core_ids
-        grant = replace(before, units=len(core_ids) or before.units, core_ids=core_ids, background=background)
-        running.regrant(grant, now)
-        self._state.shares.hold(running.waiting.action.job, CORES, len(core_ids) - len(before.core_ids))
-        action_id = running.waiting.id
-        self._state.out.append(
-            Resize(id=action_id, node=grant.node, attempt=grant.attempt, core_ids=core_ids, units=grant.units, background=background)
-        )
-
     def _start_in_background(self, round_: Round) -> None:
         """Start contenders without a core, so that they use what others leave idle."""
         group = round_.group
         most = min(TUNING.background_per_core * group.capacity, len(group.queue))
         room = min(most - len(group.background), TUNING.most_started // 2 - len(group.running))
-        if not self._policy.preempts or room <= 0:
+        if not self._rules.preempts or room <= 0:
             return
         contenders = self._state.in_order([group.queue], round_.now)
         for waiting in list(islice((one for one in contenders if _may_start_in_background(group, one)), room)):
             grant = Grant(node=round_.node.spec.name, attempt=waiting.attempt + 1, units=waiting.least, background=True)
-            group.to_background(self._state.start(waiting, grant, round_.now, math.inf))
+            group.to_background(self._pool.start(waiting, grant, round_.now, math.inf))
 
     def _wake_later(self, round_: Round) -> None:
         """Ask for a round when an expectation changes, or somebody's turn comes."""
@@ -310,7 +297,7 @@ class ElasticCores:
         times = [group.occupants.next_due(), *(queue.next_starving(now, TUNING.turn_after_s) for queue in queues)]
         at = min((at for at in times if at is not None), default=None)
         if at is not None and any(len(queue) for queue in queues):
-            self._state.look_at(group, max(at, now + TUNING.soonest_s))
+            self._pool.hold_round_at(group, max(at, now + TUNING.soonest_s))
 
 
 def _may_start_in_background(group: CoreGroup, waiting: Waiting) -> bool:

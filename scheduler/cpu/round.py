@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from scheduler.core.state import Node
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.fairness import Fairness
 from scheduler.cpu.marginal import Candidate, Step
@@ -36,13 +35,13 @@ class Round:
 
     """
 
-    def __init__(self, group: CoreGroup, node: Node, now: float, shares: Shares, fairness: Fairness, *, shrinks: bool) -> None:
+    def __init__(self, group: CoreGroup, now: float, shares: Shares, fairness: Fairness, *, shrinks: bool) -> None:
         self.group = group
-        self.node = node
+        self.node = group.node
         self.now = now
         self.fairness = fairness
         self.free = group.free
-        self.memory_free = node.memory_free
+        self.memory_free = group.node.memory_free
         self.entering: list[Candidate] = []
         self.turns: dict[str, None] = {}
         self.moved: dict[str, tuple[Candidate, int]] = {}

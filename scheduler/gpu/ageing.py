@@ -32,8 +32,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduler.core.state import Node
-from scheduler.gpu.cells import Instance
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.eviction import candidates
 from scheduler.gpu.round import Line, Round
 from scheduler.gpu.tuning import TUNING, Tuning
@@ -59,7 +58,7 @@ class Ageing:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._brought: dict[tuple[str, tuple[int, ...]], float] = {}
-        self._reserved: dict[Node, Reservation] = {}
+        self._reserved: dict[CellGroup, Reservation] = {}
 
     @property
     def reserves(self) -> bool:
@@ -87,25 +86,25 @@ class Ageing:
         """Forget the reservations of the last round."""
         self._reserved = {}
 
-    def may_use(self, node: Node, line: Line) -> bool:
+    def may_use(self, group: CellGroup, line: Line) -> bool:
         """Say whether a node is reserved for no other service than the line's."""
-        return node not in self._reserved or self._reserved[node].service == line.service
+        return group not in self._reserved or self._reserved[group].service == line.service
 
     def reserve(self, line: Line, round_: Round) -> None:
         """Reserve the node where an overdue line will have room soonest; one where instances are evicted for it already comes first."""
-        found: list[tuple[bool, float, Node, Reservation]] = []
-        for node in line.nodes:
-            victims = _in_the_way(node, line, round_) if node.memory_free >= line.memory_mb else None
+        found: list[tuple[bool, float, CellGroup, Reservation]] = []
+        for group in line.groups:
+            victims = _in_the_way(group, line, round_) if group.node.memory_free >= line.memory_mb else None
             if victims is not None:
                 ready_at = max((one.since + self._tuning.turn_s for one in victims if one.busy), default=round_.now)
-                elsewhere = all(one.evicting_for != line.service for one in node.cells.instances)
-                found.append((elsewhere, ready_at, node, Reservation(line.service, victims, ready_at)))
+                elsewhere = all(one.evicting_for != line.service for one in group.instances)
+                found.append((elsewhere, ready_at, group, Reservation(line.service, victims, ready_at)))
         if not found:
             return
-        _, ready_at, node, reservation = min(found, key=lambda each: each[:2])
-        if node in self._reserved:  # for another line of the service
-            reservation.victims.extend(self._reserved[node].victims)
-        self._reserved[node] = reservation
+        _, ready_at, group, reservation = min(found, key=lambda each: each[:2])
+        if group in self._reserved:  # for another line of the service
+            reservation.victims.extend(self._reserved[group].victims)
+        self._reserved[group] = reservation
         if ready_at <= round_.now:
             for victim in reservation.victims:
                 victim.evicting_for = line.service
@@ -116,8 +115,8 @@ class Ageing:
         needed = {id(victim) for reservation in self._reserved.values() for victim in reservation.victims}
         released = [
             instance
-            for node in round_.nodes
-            for instance in node.cells.instances
+            for group in round_.groups
+            for instance in group.instances
             if instance.evicting_for is not None and id(instance) not in needed
         ]
         for instance in released:
@@ -131,10 +130,10 @@ class Ageing:
         return min((at for at in times if at > now), default=None)
 
 
-def _in_the_way(node: Node, line: Line, round_: Round) -> list[Instance] | None:
+def _in_the_way(group: CellGroup, line: Line, round_: Round) -> list[Instance] | None:
     """Return the instances that must be idle for a line to have room on a node; None where it can have none."""
-    for instance in node.cells.instances:
+    for instance in group.instances:
         if instance.service == line.service and instance.size in line.units and instance.evicting_for is None:
-            return node.cells.others_on(instance)
-    plan = node.cells.plan(line.spec, line.units[0], candidates(node, line, round_))
+            return group.others_on(instance)
+    plan = group.plan(line.spec, line.units[0], candidates(group, line, round_))
     return None if plan is None else list(plan.victims)

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 
 from scheduler.gpu.placement import Placement, PlacementPlan
 from scheduler.model import UNLIMITED, Running, ServiceSpec
-from scheduler.policies.abstract import Group, Release
+from scheduler.model.group import Group, Release
+from scheduler.model.state import Node
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +66,15 @@ class Instance:
 class CellGroup(Group):
     """The GPU cells of one node."""
 
-    def __init__(self, node: str, cells: int, cell_memory_mb: int, *, sharing: bool = False) -> None:
+    def __init__(self, node: Node, changed: dict[CellGroup, None], *, sharing: bool = False) -> None:
+        super().__init__(changed)
         self.node = node
-        self.capacity = cells
-        self.cell_memory_mb = cell_memory_mb
-        self.sharing = sharing and cell_memory_mb < UNLIMITED
+        self.capacity = node.spec.cells
+        self.cell_memory_mb = node.spec.cell_memory_mb
+        self.sharing = sharing and self.cell_memory_mb < UNLIMITED
         self.instances: list[Instance] = []
         self.running: dict[str, Running] = {}
-        self._on: list[list[Instance]] = [[] for _ in range(cells)]
+        self._on: list[list[Instance]] = [[] for _ in range(self.capacity)]
 
     @property
     def free(self) -> int:

@@ -1,26 +1,32 @@
-"""What the dispatchers of GPU cells have in common: a round, and the start of an action on an instance."""
+"""What the dispatchers of GPU cells have in common: rounds, and the start of an action on an instance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scheduler.core.state import Node, State, own_memory
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.placement import PlacementPlan
+from scheduler.gpu.pool import GpuPool, can_run
 from scheduler.model import Grant, Waiting
-from scheduler.quotas.holds import Holds
+from scheduler.model.state import own_memory
 
 
 class CellDispatcher:
     """Starts waiting actions on instances, and decides which instances there are."""
 
-    def __init__(self, state: State, holds: Holds) -> None:
-        self._state = state
-        self._holds = holds
+    def __init__(self, pool: GpuPool) -> None:
+        self._pool = pool
+        self._state = pool.state
         self._started: list[Waiting] = []
 
-    def hold_round(self, group: CellGroup, node: Node, now: float) -> None:
-        """Hold a round: start what can start on the cells of a node that has changed."""
+    def hold_rounds(self, groups: list[CellGroup], now: float) -> None:
+        """Start what can start on the cells of the nodes that have changed."""
+        for group in groups:
+            if group.has_room:
+                self._start_in_order(group, now)
+                self._take_out_started()
+
+    def _start_in_order(self, group: CellGroup, now: float) -> None:
         raise NotImplementedError
 
     def arrived(self, waiting: Waiting, now: float) -> None:
@@ -33,28 +39,28 @@ class CellDispatcher:
         """Return when a round would change something though nothing else has happened."""
         return None
 
-    def _candidates(self, group: CellGroup, node: Node, now: float) -> Iterator[Waiting]:
+    def _candidates(self, group: CellGroup, now: float) -> Iterator[Waiting]:
         """Walk the waiting actions that the node could run and that neither memory nor a quota keeps back."""
-        for waiting in self._state.in_order([self._state.floating_cells], now):
-            able = can_run(waiting, node, self._state) and own_memory(waiting.action) <= node.memory_free
-            if able and not self._holds.held(waiting, group, now):
+        for waiting in self._state.in_order([self._pool.queue], now):
+            able = can_run(waiting, group, self._state) and own_memory(waiting.action) <= group.node.memory_free
+            if able and not self._pool.quotas.keeps_back(waiting, group, now):
                 yield waiting
 
-    def _bring(self, waiting: Waiting, node: Node, plan: PlacementPlan, now: float) -> Instance:
+    def _bring(self, waiting: Waiting, group: CellGroup, plan: PlacementPlan, now: float) -> Instance:
         """Have an action bring an instance of its service, and start it there."""
         spec = self._state.services[waiting.action.service or ""]
-        instance = node.cells.bring(spec, plan)
+        instance = group.bring(spec, plan)
         instance.since = now
-        self._start(waiting, node, instance, now, brought_by=plan)
+        self._start(waiting, group, instance, now, brought_by=plan)
         return instance
 
-    def _start(self, waiting: Waiting, node: Node, instance: Instance, now: float, brought_by: PlacementPlan | None = None) -> None:
+    def _start(self, waiting: Waiting, group: CellGroup, instance: Instance, now: float, brought_by: PlacementPlan | None = None) -> None:
         self._started.append(waiting)
         instance.active[waiting.id] = None
         instance.last_used = now
-        self._holds.take(waiting, now)
+        self._pool.quotas.take(waiting, now)
         grant = Grant(
-            node=node.spec.name,
+            node=group.node.spec.name,
             attempt=waiting.attempt + 1,
             units=instance.size,
             cell_ids=instance.cell_ids,
@@ -63,19 +69,10 @@ class CellDispatcher:
         )
         restore_s = self._state.services[instance.service].restore_s if brought_by is not None else 0.0
         expected_s = restore_s + waiting.duration_s(grant.units)
-        node.cells.running[waiting.id] = self._state.start(waiting, grant, now, expected_s)
+        group.running[waiting.id] = self._pool.start(waiting, grant, now, expected_s)
 
     def _take_out_started(self) -> None:
         """Take the started actions out of the queue. A walk over the queue must not see it change, so this comes after it."""
         for waiting in self._started:
-            self._state.floating_cells.remove(waiting)
+            self._pool.queue.remove(waiting)
         self._started.clear()
-
-
-def can_run(waiting: Waiting, node: Node, state: State) -> bool:
-    """Say whether a node, were it all free, could run an action on its cells."""
-    action, cells = waiting.action, node.cells
-    spec = state.services.get(action.service or "")
-    if spec is None or not (node.heard and node.serves(spec.name) and node.offers("gpu", action.requires)):
-        return False
-    return waiting.least <= cells.capacity and spec.memory_mb <= cells.cell_memory_mb and own_memory(action) <= node.spec.memory_mb

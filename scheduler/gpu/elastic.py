@@ -24,26 +24,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scheduler.core.state import Node, State
 from scheduler.gpu.ageing import Ageing
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.demand import Demands
 from scheduler.gpu.dispatcher import CellDispatcher
 from scheduler.gpu.eviction import better_later, candidates
 from scheduler.gpu.placement import PlacementPlan
+from scheduler.gpu.pool import GpuPool
 from scheduler.gpu.ranking import rank, starts_soon
 from scheduler.gpu.round import Line, Round
 from scheduler.gpu.sizing import Backlog, best_size
 from scheduler.gpu.tuning import TUNING, Tuning
 from scheduler.model import Waiting
-from scheduler.quotas.holds import Holds
 
 
 class ElasticCells(CellDispatcher):
     """Starts actions on instances, and decides which instances there are."""
 
-    def __init__(self, state: State, holds: Holds, tuning: Tuning = TUNING) -> None:
-        super().__init__(state, holds)
+    def __init__(self, pool: GpuPool, tuning: Tuning = TUNING) -> None:
+        super().__init__(pool)
         self._tuning = tuning
         self._demands = Demands(tuning.fading)
         self._ageing = Ageing(tuning)
@@ -61,33 +60,25 @@ class ElasticCells(CellDispatcher):
 
     def node_gone(self) -> None:
         """Wait for nothing where no node has cells any more."""
-        if not any(node.cells.capacity for node in self._state.nodes.values()):
+        if not any(group.capacity for group in self._pool.groups.values()):
             self._wake = None
 
-    def hold_round(self, group: CellGroup, node: Node, now: float) -> None:
-        """Hold one round for all nodes that have changed: what starts on one of them decides what is brought to another."""
-        nodes = [node, *self._others_changed()]
+    def hold_rounds(self, groups: list[CellGroup], now: float) -> None:
+        """Hold one round for all cells that have changed: what starts on one node decides what is brought to another."""
         if self._ageing.reserves:  # a reservation may end because of what happens on any node
-            nodes = list(self._state.nodes.values())
-        elif not len(self._state.floating_cells):
+            groups = list(self._pool.groups.values())
+        elif not len(self._pool.queue):
             self._overloaded, self._wake = {}, None
             return
-        self._round(nodes, now)
+        self._round(groups, now)
 
-    def _others_changed(self) -> list[Node]:
-        """Return the other nodes whose cells have changed, and take them off the list of the core."""
-        changed = [group for group in self._state.dirty if isinstance(group, CellGroup)]
-        for group in changed:
-            del self._state.dirty[group]
-        return [self._state.nodes[group.node] for group in changed if group.node in self._state.nodes]
-
-    def _round(self, nodes: list[Node], now: float) -> None:
-        round_ = Round(self._state, self._demands, self._tuning, nodes, now)
+    def _round(self, groups: list[CellGroup], now: float) -> None:
+        round_ = Round(self._pool, self._demands, self._tuning, groups, now)
         kept_idle = self._start_on_resident(round_, self._overloaded)
         self._bring_instances(round_)
         overloaded = {alike: line.best for alike, line in round_.lines.items() if line.waiting and line.largest == line.best}
         if self._ageing.release(round_) or kept_idle:
-            round_ = Round(self._state, self._demands, self._tuning, nodes, now)
+            round_ = Round(self._pool, self._demands, self._tuning, groups, now)
             self._start_on_resident(round_, {})
         self._overloaded = {alike: best for alike, best in overloaded.items() if alike in round_.lines and round_.lines[alike].waiting}
         self._wake = self._ageing.next_round(round_.lines.values(), now)
@@ -100,13 +91,13 @@ class ElasticCells(CellDispatcher):
         state, lines, now = self._state, round_.lines, round_.now
         contended, closed = state.shares.contended, False
         # Thousands may wait, and most of them only join their line: as little as can be is done for each.
-        for waiting in state.in_order([state.floating_cells], now):
+        for waiting in state.in_order([self._pool.queue], now):
             line = lines.get(waiting.alike)
             if line is None:
                 line = round_.line_of(waiting)
                 line.largest = overloaded.get(waiting.alike, line.largest)
             if line.open and not line.stuck:
-                if contended and state.comes_last(waiting, now):
+                if contended and state.deprioritised(waiting, now):
                     contended = False
                     if any(self._is_owed(each, round_) for each in lines.values()):
                         round_.close_idle()
@@ -123,30 +114,30 @@ class ElasticCells(CellDispatcher):
         """Say whether idle cells are kept for a line: its service is nowhere, could be somewhere, and it reserves no node yet."""
         if not line.waiting or self._ageing.aged(line, round_.now):
             return False
-        instances = (instance for node in self._state.nodes.values() for instance in node.cells.instances)
+        instances = (instance for group in self._pool.groups.values() for instance in group.instances)
         if any(instance.service == line.service and instance.size in line.units for instance in instances):
             return False
-        return any(node.cells.plan(line.spec, line.units[0], candidates(node, line, round_)) is not None for node in line.nodes)
+        return any(group.plan(line.spec, line.units[0], candidates(group, line, round_)) is not None for group in line.groups)
 
     def _start_one(self, waiting: Waiting, line: Line, now: float) -> bool:
         """Start an action on the best of the open instances of its service."""
         fitting = [
-            (instance, node)
-            for instance, node in line.open
+            (instance, group)
+            for instance, group in line.open
             if instance.size in line.units
-            and node in line.nodes
-            and node.memory_free >= line.memory_mb
-            and not node.cells.blocked(instance)
+            and group in line.groups
+            and group.node.memory_free >= line.memory_mb
+            and not group.blocked(instance)
         ]
         allowed = [place for place in fitting if place[0].active or place[0].size <= line.largest]
         if not allowed:
             line.stuck, line.kept_off = True, bool(fitting)
             return False
         best = max(allowed, key=lambda place: (place[0].size, bool(place[0].active), place[0].last_used))
-        instance, node = best
-        if self._holds.held(waiting, node.cells, now):
+        instance, group = best
+        if self._pool.quotas.keeps_back(waiting, group, now):
             return False
-        self._start(waiting, node, instance, now)
+        self._start(waiting, group, instance, now)
         if not instance.takes:
             line.open.remove(best)
         return True
@@ -156,7 +147,7 @@ class ElasticCells(CellDispatcher):
         self._ageing.begin()
         backlog: Backlog | None = None
         for line in rank(round_, self._ageing):
-            line.nodes = [node for node in line.nodes if self._ageing.may_use(node, line)]
+            line.groups = [group for group in line.groups if self._ageing.may_use(group, line)]
             soon, aged = starts_soon(line, round_), self._ageing.aged(line, round_.now)
             if not aged and len(line.waiting) <= soon:
                 continue
@@ -165,22 +156,22 @@ class ElasticCells(CellDispatcher):
             while (chosen := self._choose_place(line, round_)) is not None and self._bring_for(line, *chosen, round_):
                 if not line.waiting or not (aged or len(line.waiting) > starts_soon(line, round_)):
                     break
-            if line.waiting and line.nodes and self._ageing.overdue(line, round_) and not self._held(line, line.nodes[0], round_):
+            if line.waiting and line.groups and self._ageing.overdue(line, round_) and not self._held(line, line.groups[0], round_):
                 self._ageing.reserve(line, round_)
         self._take_out_started()
 
-    def _held(self, line: Line, node: Node, round_: Round) -> bool:
+    def _held(self, line: Line, group: CellGroup, round_: Round) -> bool:
         """Say whether a quota keeps back the action that is next."""
-        return self._holds.held(line.first, node.cells, round_.now)
+        return self._pool.quotas.keeps_back(line.first, group, round_.now)
 
     def _backlog(self, round_: Round) -> Backlog:
         """Count the actions on hand: those that run or wait, and those that should come within `ahead_durations` of their durations."""
-        backlog = Backlog(self._state.nodes.values())
+        backlog = Backlog(self._pool.groups.values())
         for line in round_.lines.values():
             if line.waiting:
                 backlog.spread(len(line.waiting), line.able)
         for service, load in self._demands.loads(round_.now).items():
-            able = [node for node in self._state.nodes.values() if node.heard and node.serves(service)]
+            able = [group for group in self._pool.groups.values() if group.node.heard and group.node.serves(service)]
             backlog.spread(self._tuning.ahead_durations * load, able)
         return backlog
 
@@ -191,30 +182,30 @@ class ElasticCells(CellDispatcher):
         line.best = best_size(line.units, line.first.durations_s, restore_s, per_cell)
         line.largest = line.best if overloaded else math.inf
 
-    def _choose_place(self, line: Line, round_: Round) -> tuple[Node, PlacementPlan] | None:
+    def _choose_place(self, line: Line, round_: Round) -> tuple[CellGroup, PlacementPlan] | None:
         """Return where the largest instance up to the best size can go now, with the fewest evictions."""
         plans = []
-        for node in line.nodes:
-            if node.memory_free < line.memory_mb or node.cells.idle < line.units[0]:
+        for group in line.groups:
+            if group.node.memory_free < line.memory_mb or group.idle < line.units[0]:
                 continue
-            could_go = candidates(node, line, round_)
-            plan = self._largest_plan(node, line, [instance for instance in could_go if not instance.busy])
+            could_go = candidates(group, line, round_)
+            plan = self._largest_plan(group, line, [instance for instance in could_go if not instance.busy])
             if plan is not None and (self._ageing.aged(line, round_.now) or not better_later(plan, could_go, line, round_)):
-                plans.append((node, plan))
+                plans.append((group, plan))
         return max(plans, key=lambda each: (len(each[1].cell_ids), -len(each[1].victims)), default=None)
 
     @staticmethod
-    def _largest_plan(node: Node, line: Line, idle: Sequence[Instance]) -> PlacementPlan | None:
-        sizes = (size for size in reversed(line.units) if size <= min(line.best, node.cells.idle))
-        return next((plan for size in sizes if (plan := node.cells.plan(line.spec, size, idle)) is not None), None)
+    def _largest_plan(group: CellGroup, line: Line, idle: Sequence[Instance]) -> PlacementPlan | None:
+        sizes = (size for size in reversed(line.units) if size <= min(line.best, group.idle))
+        return next((plan for size in sizes if (plan := group.plan(line.spec, size, idle)) is not None), None)
 
-    def _bring_for(self, line: Line, node: Node, plan: PlacementPlan, round_: Round) -> bool:
+    def _bring_for(self, line: Line, group: CellGroup, plan: PlacementPlan, round_: Round) -> bool:
         """Bring an instance, and start on it as many of the line as it has places; False where a quota keeps the first back."""
-        if self._held(line, node, round_):
+        if self._held(line, group, round_):
             return False
-        instance = self._bring(line.waiting.pop(0), node, plan, round_.now)
+        instance = self._bring(line.waiting.pop(0), group, plan, round_.now)
         self._ageing.note_brought(line, round_.now)
-        while line.waiting and instance.takes and node.memory_free >= line.memory_mb and not self._held(line, node, round_):
-            self._start(line.waiting.pop(0), node, instance, round_.now)
+        while line.waiting and instance.takes and group.node.memory_free >= line.memory_mb and not self._held(line, group, round_):
+            self._start(line.waiting.pop(0), group, instance, round_.now)
         round_.refresh()
         return True

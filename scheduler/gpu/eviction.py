@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.core.state import Node
-from scheduler.gpu.cells import Instance
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.placement import PlacementPlan
 from scheduler.gpu.round import Line, Round
 
 
-def candidates(node: Node, line: Line, round_: Round) -> list[Instance]:
+def candidates(group: CellGroup, line: Line, round_: Round) -> list[Instance]:
     """Return the instances that could make way for a line once they are idle, in their order."""
 
     def order(instance: Instance) -> tuple[object, ...]:
@@ -28,7 +27,7 @@ def candidates(node: Node, line: Line, round_: Round) -> list[Instance]:
         useful = instance.service == line.service and instance.size in line.units and instance.size <= line.largest
         return not useful and not instance.pinned and instance.evicting_for in (None, line.service)
 
-    return sorted(filter(may_go, node.cells.instances), key=order)
+    return sorted(filter(may_go, group.instances), key=order)
 
 
 def better_later(plan: PlacementPlan, candidates: Sequence[Instance], line: Line, round_: Round) -> bool:

@@ -28,10 +28,10 @@ def rank(round_: Round, ageing: Ageing) -> list[Line]:
         if ageing.overdue(line, round_):
             return (0, ageing.turn(line))
         places = sum(instance.places for instance, _ in round_.usable(line))
-        last = round_.state.comes_last(line.first, round_.now)
+        last = round_.state.deprioritised(line.first, round_.now)
         return (1, last, -line.first.action.priority, -len(line.waiting) / (places + round_.tuning.place_offset))
 
-    return sorted((line for line in round_.lines.values() if line.waiting and line.nodes), key=order)
+    return sorted((line for line in round_.lines.values() if line.waiting and line.groups), key=order)
 
 
 def starts_soon(line: Line, round_: Round) -> int:
@@ -41,9 +41,9 @@ def starts_soon(line: Line, round_: Round) -> int:
 
 def _starts_on(place: Place, line: Line, round_: Round) -> int:
     """Return how many of a line an instance should start within `Tuning.soon_restores`."""
-    instance, node = place
+    instance, group = place
     now, restore_s = round_.now, line.spec.restore_s
-    if not instance.busy and node.cells.blocked(instance):
+    if not instance.busy and group.blocked(instance):
         return 1
     until = now + round_.tuning.soon_restores * restore_s
     running = round_.state.running
@@ -51,7 +51,7 @@ def _starts_on(place: Place, line: Line, round_: Round) -> int:
         free_at = [now + restore_s] * instance.places
     else:
         free_at = [at for action_id in instance.active if (at := max(now, running[action_id].expected_end)) <= until]
-    if not free_at or (node.cells.sharing and node.cells.others_on(instance)):
+    if not free_at or (group.sharing and group.others_on(instance)):
         return len(free_at)
     each_s = max(LEAST_S, line.first.duration_s(instance.size))
     return sum(1 + int((until - at) / each_s) for at in free_at if at <= until)

@@ -9,15 +9,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from scheduler.core.state import Node, State, own_memory
-from scheduler.gpu.cells import Instance
+from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.demand import Demands
-from scheduler.gpu.dispatcher import can_run
+from scheduler.gpu.pool import GpuPool, can_run
 from scheduler.gpu.tuning import Tuning
 from scheduler.model import ServiceSpec, Waiting
+from scheduler.model.state import own_memory
 
-Place = tuple[Instance, Node]
-"""An instance, and the node that it is on."""
+Place = tuple[Instance, CellGroup]
+"""An instance, and the cells of its node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +26,8 @@ class Line:
 
     Attributes
     ----------
-    able, nodes
-        The nodes that could run the actions: all of them, and those of the round.
+    able, groups
+        The cells that could run the actions: of all nodes, and of those of the round.
     open
         The instances of the service that have a place free. All lines of a service share this list.
     since
@@ -47,8 +47,8 @@ class Line:
     units: tuple[int, ...]
     spec: ServiceSpec
     memory_mb: int
-    able: list[Node]
-    nodes: list[Node]
+    able: list[CellGroup]
+    groups: list[CellGroup]
     open: list[Place]
     waiting: list[Waiting] = field(default_factory=list)
     since: float = math.inf
@@ -64,18 +64,19 @@ class Line:
 
 
 class Round:
-    """What one round knows. `nodes` are those whose cells have changed; `demands` says how often services are asked for."""
+    """What one round knows. `groups` are the cells that have changed; `demands` says how often services are asked for."""
 
-    def __init__(self, state: State, demands: Demands, tuning: Tuning, nodes: list[Node], now: float) -> None:
-        self.state = state
+    def __init__(self, pool: GpuPool, demands: Demands, tuning: Tuning, groups: list[CellGroup], now: float) -> None:
+        self.state = pool.state
+        self.all_groups = pool.groups
         self.demands = demands
         self.tuning = tuning
-        self.nodes = nodes
+        self.groups = groups
         self.now = now
         self.lines: dict[tuple[object, ...], Line] = {}
         self._open: dict[str, list[Place]] = {}
         self._residents: dict[str, list[Place]] = {}
-        for place in _places(nodes):
+        for place in _places(groups):
             if place[0].takes:
                 self._open.setdefault(place[0].service, []).append(place)
         self.refresh()
@@ -83,7 +84,7 @@ class Round:
     def refresh(self) -> None:
         """Look again which instances are resident on all nodes. Those that are being evicted count as gone."""
         self._residents = {}
-        for place in _places(self.state.nodes.values()):
+        for place in _places(self.all_groups.values()):
             if place[0].evicting_for is None:
                 self._residents.setdefault(place[0].service, []).append(place)
 
@@ -95,16 +96,16 @@ class Round:
         if line is None:
             service = action.service or ""
             spec = self.state.services.get(service, ServiceSpec(name=service))
-            able = [node for node in self.state.nodes.values() if can_run(waiting, node, self.state)]
-            nodes = [node for node in self.nodes if node in able]
-            line = Line(service, waiting.units, spec, own_memory(action), able, nodes, self._open.get(service, []))
+            able = [group for group in self.all_groups.values() if can_run(waiting, group, self.state)]
+            groups = [group for group in self.groups if group in able]
+            line = Line(service, waiting.units, spec, own_memory(action), able, groups, self._open.get(service, []))
             self.lines[waiting.alike] = line
         return line
 
     def close_idle(self) -> None:
         """Have no more actions start on idle instances, except on pinned ones, which cannot be evicted."""
         for places in self._open.values():
-            places[:] = [(instance, node) for instance, node in places if instance.active or instance.pinned]
+            places[:] = [(instance, group) for instance, group in places if instance.active or instance.pinned]
 
     def residents(self, service: str) -> list[Place]:
         """Return the instances of a service."""
@@ -116,12 +117,12 @@ class Round:
 
     def shut_out(self, line: Line) -> bool:
         """Say whether a line could run on no instance, or only on idle ones on whose cells others compute."""
-        return all(not instance.busy and node.cells.blocked(instance) for instance, node in self.usable(line))
+        return all(not instance.busy and group.blocked(instance) for instance, group in self.usable(line))
 
     def asked(self, instance: Instance) -> float:
         """Return how often an instance is asked for, in actions a second."""
         return self.demands.rate(instance.service) / max(1, len(self.residents(instance.service)))
 
 
-def _places(nodes: Iterable[Node]) -> Iterator[Place]:
-    return ((instance, node) for node in nodes for instance in node.cells.instances)
+def _places(groups: Iterable[CellGroup]) -> Iterator[Place]:
+    return ((instance, group) for group in groups for instance in group.instances)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from scheduler.core.state import Node
+from scheduler.gpu.cells import CellGroup
 
 
 def best_size(sizes: Sequence[int], durations_s: Sequence[float], restore_s: float, per_cell: float) -> int:
@@ -38,18 +38,18 @@ def best_size(sizes: Sequence[int], durations_s: Sequence[float], restore_s: flo
 class Backlog:
     """The actions on hand for each cell: those that run count on their node, all others are spread over the nodes that could run them."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._per_cell = {node: len(node.cells.running) / node.cells.capacity for node in nodes if node.cells.capacity}
+    def __init__(self, groups: Iterable[CellGroup]) -> None:
+        self._per_cell = {group: len(group.running) / group.capacity for group in groups if group.capacity}
 
-    def spread(self, actions: float, nodes: Iterable[Node]) -> None:
+    def spread(self, actions: float, groups: Iterable[CellGroup]) -> None:
         """Add actions that any of these nodes could run."""
-        able = [node for node in nodes if node in self._per_cell]
-        cells = sum(node.cells.capacity for node in able)
-        for node in able:
-            self._per_cell[node] += actions / cells
+        able = [group for group in groups if group in self._per_cell]
+        cells = sum(group.capacity for group in able)
+        for group in able:
+            self._per_cell[group] += actions / cells
 
-    def per_cell(self, nodes: Iterable[Node]) -> float:
+    def per_cell(self, groups: Iterable[CellGroup]) -> float:
         """Return the actions for each cell of these nodes, in the mean."""
-        able = [node for node in nodes if node in self._per_cell]
-        cells = sum(node.cells.capacity for node in able)
-        return sum(self._per_cell[node] * node.cells.capacity for node in able) / max(1, cells)
+        able = [group for group in groups if group in self._per_cell]
+        cells = sum(group.capacity for group in able)
+        return sum(self._per_cell[group] * group.capacity for group in able) / max(1, cells)

@@ -17,9 +17,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from scheduler.core.state import State
 from scheduler.live.transport import Transport
 from scheduler.model import events
+from scheduler.model.state import State
 
 log = logging.getLogger(__name__)
 

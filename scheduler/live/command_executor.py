@@ -189,10 +189,10 @@ class Orders:
         words: dict[str, Any] = {"may_wait_again": may_wait_again(action, grant)}
         if grant.not_before:
             words["not_before"] = grant.not_before
-        headers = [header for name in action.cost.quotas if (header := self._core.state.usage_headers.get(name))]
+        headers = [header for name in action.cost.quotas if (header := self._core.pools.quotas.usage_headers.get(name))]
         if headers:
             words["usage_header"] = headers[0]
-        hosts = [hosts for name in action.cost.quotas if (hosts := self._core.state.hosts.get(name))]
+        hosts = [hosts for name in action.cost.quotas if (hosts := self._core.pools.quotas.hosts.get(name))]
         if hosts:
             words["hosts"] = list(hosts[0])
         return words
@@ -201,7 +201,7 @@ class Orders:
         """Return what a grant may grow to on its node."""
         state = self._core.state
         running, node = state.running.get(action_id), state.nodes.get(grant.node)
-        grows = state.policy.resizes and bool(grant.core_ids or grant.background)
+        grows = state.rules.resizes and bool(grant.core_ids or grant.background)
         if running is None or node is None or not grows or not running.waiting.action.preemptible:
             return grant.units
         waiting = running.waiting

@@ -174,9 +174,9 @@ class RollCall:
 
     def _look_at_restores(self, name: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
         """End restores of which the core waits to hear, and whose end must have passed it by."""
-        node = self._core.state.nodes.get(name)
+        group = self._core.pools.gpu.groups.get(name)
         states = {(one["service"], tuple(sorted(one["cell_ids"]))): one["state"] for one in said}
-        for instance in [one for one in node.cells.instances if one.restoring] if node is not None else ():
+        for instance in [one for one in group.instances if one.restoring] if group is not None else ():
             state = states.get((instance.service, instance.cell_ids))
             lost = state not in _UNDER_WAY and now - instance.since > RESTORE_UNSEEN_S
             if state != "resident" and not lost:

@@ -337,7 +337,7 @@ class Service:
         decision_us, error = summary(self._decision_us), state.durations.error()
         self._transport.show(
             {
-                "policy": state.policy.name,
+                "policy": self._core.policy.name,
                 "epoch": self._epoch,
                 "waiting": len(state.waiting),
                 "running": len(state.running),

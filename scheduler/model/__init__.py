@@ -18,6 +18,9 @@ from tangram.elasticity import FLAT
 
 UNKNOWN = Estimate(1.0, FLAT)
 
+ROUNDING = 1e-12
+"""Part of a duration that counts as rounding: saving less makes no amount the better one."""
+
 UNLIMITED = 1 << 60
 """Memory of a node that declares none, in MB."""
 
@@ -147,10 +150,9 @@ class Grant:
 class Waiting:
     """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
 
-    `steps` lead from its smallest amount to its best one (`policies.allocation.steps_of`); `estimate` is what is expected
-    of it beyond durations; `refused` counts the tries that an API refused or that never arrived. `life` is the work that it has
-    had. What is `preemptible` may go to the background. `contends_since` is since when its wait for a turn counts: less than a turn
-    on cores does not end it. `reserved_on` is the node whose cores are kept for it, where it may run on any.
+    `estimate` is what is expected of it beyond durations; `refused` counts the tries that an API refused or that never arrived.
+    `life` is the work that it has had. What is `preemptible` may go to the background. `contends_since` is since when its wait for a
+    turn counts: less than a turn on cores does not end it. `reserved_on` is the node whose cores are kept for it, where it may run on any.
     """
 
     id: str
@@ -164,7 +166,6 @@ class Waiting:
     attempt: int = 0
     refused: int = 0
     unit_s: float = 0.0
-    steps: tuple[tuple[float, int, int], ...] = ()
     estimate: Estimate = UNKNOWN
     life: Life = field(default_factory=Life)
     preemptible: bool = False
@@ -180,7 +181,8 @@ class Waiting:
     def __post_init__(self) -> None:
         """Work out what every decision asks for."""
         self.least = self.units[0]
-        self.best = self.units[self.steps[-1][1]] if self.steps else self.least
+        soon_enough = min(self.durations_s) + ROUNDING * self.durations_s[0]
+        self.best = next(units for units, duration_s in zip(self.units, self.durations_s, strict=True) if duration_s <= soon_enough)
 
     def duration_s(self, units: int) -> float:
         """Return the estimate on `units`, which must be one of its amounts."""

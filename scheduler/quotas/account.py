@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.model import QuotaSpec
+from scheduler.model.group import Changeable
 from scheduler.model.queue import WaitQueue
 from scheduler.quotas.throttle import Throttle
 
@@ -111,10 +112,11 @@ class Rate:
         self._window.count(now, requests)
 
 
-class QuotaState:
+class Account(Changeable):
     """One account, its queue and what runs under it."""
 
-    def __init__(self, spec: QuotaSpec) -> None:
+    def __init__(self, spec: QuotaSpec, changed: dict[Account, None]) -> None:
+        super().__init__(changed)
         self.spec = spec
         self.queue = WaitQueue()
         self.running = 0
@@ -123,7 +125,7 @@ class QuotaState:
         self._tokens = None if spec.tokens_per_min is None else Pace(spec.tokens_per_min / 60.0 * (1.0 - spec.margin))
 
     @property
-    def account(self) -> str:
+    def name(self) -> str:
         """The account's name."""
         return self.spec.account or self.spec.name
 
@@ -180,11 +182,11 @@ class QuotaState:
         self.running -= requests
 
 
-def by_quota(specs: Sequence[QuotaSpec]) -> dict[str, QuotaState]:
+def by_quota(specs: Sequence[QuotaSpec], changed: dict[Account, None]) -> dict[str, Account]:
     """Return the account of each quota. The limits of an account are those of the first of its quotas that has any."""
-    accounts: dict[str, QuotaState] = {}
+    accounts: dict[str, Account] = {}
     for spec in sorted(specs, key=lambda spec: not spec.limits):  # stable: those with limits first
-        accounts.setdefault(spec.account or spec.name, QuotaState(spec))
+        accounts.setdefault(spec.account or spec.name, Account(spec, changed))
     return {spec.name: accounts[spec.account or spec.name] for spec in specs}
 
 

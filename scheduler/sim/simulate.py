@@ -21,7 +21,7 @@ from typing import TypeVar
 from scheduler.core.core import Core
 from scheduler.learning.durations import Observation
 from scheduler.model import UNLIMITED, Limits, NodeSpec, commands, events
-from scheduler.policies.abstract import Policy
+from scheduler.policies import Policy
 from scheduler.sim.cell_books import CellBooks
 from scheduler.sim.progress import Live, NodeCores
 from scheduler.sim.recorded import action_of, opening_of
@@ -93,7 +93,7 @@ class Simulation:
     """One replay in virtual time. Use once: `run()`.
 
     `told` says whether the scheduler is told the recorded durations of what comes in; by default as the policy is
-    (`Policy.told`). `history` are actions that ended before, of which it has learned.
+    (`Rules.profiled`). `history` are actions that ended before, of which it has learned.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Simulation:
         self._cluster = cluster
         self._policy = policy
         self._speed = speed
-        self._told = policy.told if told is None else told
+        self._told = policy.rules.profiled if told is None else told
         services, quotas = tuple(trace.services.values()), tuple(trace.quotas.values())
         self._core = Core(policy, limits=limits, services=services, quotas=quotas, history=history)
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
@@ -125,7 +125,7 @@ class Simulation:
         self._rollouts: dict[str, _Rollout] = {}
         self._records: list[ActionRecord] = []
         self._decision_us: list[float] = []
-        self._cells = CellBooks(trace.services, preloaded=bool(policy.pod_cores()))
+        self._cells = CellBooks(trace.services, preloaded=policy.rules.owned_cells)
         self._restores = 0
         self._resizes = 0
         self._wake: float | None = None

@@ -36,6 +36,38 @@ def test_imports_run_one_way(layer: str) -> None:
         assert not imported(path) & forbidden, path
 
 
+ROOMS = ("learning", "model", "quotas choosing", "cpu gpu", "policies", "core", "sim live")
+"""The rooms of the scheduler, by floor: each may import what is on the floors below it, and nothing else but itself."""
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Return the modules that a file imports, with those of `from package import module`."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("room", " ".join(ROOMS).split())
+def test_the_rooms_of_the_scheduler_know_only_those_below(room: str) -> None:
+    floor = next(number for number, rooms in enumerate(ROOMS) if room in rooms.split())
+    allowed = {room, *" ".join(ROOMS[:floor]).split()}
+    folder = ROOT / "scheduler" / room
+    files = list(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    assert files
+    for path in files:
+        rooms = {name.split(".")[1] for name in imported_modules(path) if name.startswith("scheduler.")}
+        assert rooms <= allowed, path
+
+
+def test_every_module_of_the_scheduler_is_in_a_room() -> None:
+    there = {path.stem for path in (ROOT / "scheduler").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__"} == set(" ".join(ROOMS).split())
+
+
 def test_only_the_service_of_the_scheduler_knows_time_and_nothing_in_it_knows_celery_or_sql() -> None:
     outside = {"celery", "kombu", "sqlalchemy", "redis", "threading", "asyncio", "socket", "subprocess", "random"}
     for path in (ROOT / "scheduler").rglob("*.py"):

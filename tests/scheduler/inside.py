@@ -6,12 +6,12 @@ import math
 from collections import Counter
 
 from scheduler.core.core import Core
+from scheduler.core.environments import STARTS
 from scheduler.core.open_queue import OpenQueue
-from scheduler.core.state import STARTS, Node, State, own_memory
 from scheduler.cpu.cores import CoreGroup
 from scheduler.cpu.marginal import Candidate, MarginalQueue
 from scheduler.model.queue import WaitQueue
-from scheduler.policies.elastic import Elastic
+from scheduler.model.state import Node, State, own_memory
 from tangram.action import CORES, MEMORY_MB
 
 from .ledger import Ledger
@@ -24,27 +24,27 @@ def check_inside(core: Core, ledger: Ledger) -> None:
     assert set(state.running) == set(ledger.running())
     assert all(state.running[i].grant == book.grant for i, book in ledger.running().items())
     assert state.waiting_by_job == Counter(waiting.action.job for waiting in state.waiting.values())
-    assert state.dirty == {}
-    assert not state.room_returned
+    assert not core.pools.changed
     assert set(state.environments) == set(ledger.environments)
     assert core._environments._opening == sum(e.state == "opening" for e in state.environments.values())
-    check_places(state)
+    check_places(core)
     check_shares(state, ledger)
-    check_shares_of_places(state, ledger)
+    check_shares_of_places(core, ledger)
     for node in state.nodes.values():
-        check_node(state, node, ledger)
-    for name, quota in state.quotas.items():
+        check_node(core, node, ledger)
+    for name, quota in core.pools.quotas.accounts.items():
         assert quota.running == sum(r.waiting.action.cost.least(f"quota:{name}") for r in state.running.values())
 
 
-def check_places(state: State) -> None:
+def check_places(core: Core) -> None:
     """Every waiting action waits in exactly one place, as does one in the background; what is parked belongs to its environment."""
-    groups = [node.cores for node in state.nodes.values()] + list(state.pods.values())
-    queues: list[WaitQueue | OpenQueue] = [state.floating_cells, state.floating_cores, state.opens, state.unplaced]
-    queues += [group.queue for group in groups] + [quota.queue for quota in state.quotas.values()]
+    state, pools, opens = core.state, core.pools, core._environments.opens
+    groups = [*pools.cpu.groups.values(), *pools.cpu.pods.values()]
+    queues: list[WaitQueue | OpenQueue] = [pools.gpu.queue, pools.cpu.floating, opens, pools.cpu.unplaced]
+    queues += [group.queue for group in groups] + [quota.queue for quota in pools.quotas.accounts.values()]
     places = [waiting.id for queue in queues for waiting in queue]
     assert all(len(queue) == sum(len(line.items) for line in queue.lines.values()) for queue in queues if isinstance(queue, WaitQueue))
-    assert len(state.opens) == len(list(state.opens))
+    assert len(opens) == len(list(opens))
     for environment in state.environments.values():
         places += [waiting.id for waiting in environment.parked]
         assert {waiting.id for waiting in environment.parked} <= set(environment.actions)
@@ -70,9 +70,9 @@ def check_shares(state: State, ledger: Ledger) -> None:
         assert {name: amount for name, amount in shares._held.get(job, {}).items() if amount} == held.get(job, {})
 
 
-def check_shares_of_places(state: State, ledger: Ledger) -> None:
+def check_shares_of_places(core: Core, ledger: Ledger) -> None:
     """Jobs are active as long as they have environments, and hold the memory of those that have a node."""
-    places, environments = state.places, ledger.environments.values()
+    places, environments = core._environments.places, ledger.environments.values()
     assert places._actions == Counter(environment.job for environment in environments)
     assert places._offered.get(MEMORY_MB, 0) == sum(spec.memory_mb for spec in ledger.nodes.values() if "cpu" in spec.pools)
     memory_mb: Counter[str] = Counter()
@@ -85,22 +85,22 @@ def check_shares_of_places(state: State, ledger: Ledger) -> None:
         assert (held.get(MEMORY_MB, 0), held.get(STARTS, 0)) == (memory_mb[job], starts[job])
 
 
-def check_node(state: State, node: Node, ledger: Ledger) -> None:
+def check_node(core: Core, node: Node, ledger: Ledger) -> None:
     """Each core and each cell of a node is in one place, and its memory is what nobody holds."""
-    name = node.spec.name
+    state, cpu, name = core.state, core.pools.cpu, node.spec.name
     assert set(node.running) == {i for i, book in ledger.running().items() if book.grant.node == name}
     assert node.memory_free == node.spec.memory_mb - ledger.memory_held(name)
     assert set(node.environments) == {e.id for e in state.environments.values() if e.node == name}
-    groups = [node.cores, *(state.pods[e] for e in node.environments if e in state.pods)]
+    groups = [cpu.groups[name], *(cpu.pods[e] for e in node.environments if e in cpu.pods)]
     assert sorted(core for group in groups for core in check_cores(group)) == sorted(
         core for domain in node.spec.core_domains() for core in domain
     )
-    group = node.cells
+    group = core.pools.gpu.groups[name]
     assert [group.on(cell) for cell in range(node.spec.cells)] == [
         [instance for instance in group.instances if cell in instance.cell_ids] for cell in range(node.spec.cells)
     ]
-    assert set(node.cells.running) == {i for instance in node.cells.instances for i in instance.active}
-    check_no_idling(state, node)
+    assert set(group.running) == {i for instance in group.instances for i in instance.active}
+    check_no_idling(core, node)
 
 
 def check_cores(group: CoreGroup) -> list[int]:
@@ -174,18 +174,18 @@ def check_entries(marginal: MarginalQueue, candidate: Candidate) -> None:
     assert downs == (candidate.taken > 0)
 
 
-def check_no_idling(state: State, node: Node) -> None:
+def check_no_idling(core: Core, node: Node) -> None:
     """Under `elastic`, the first in the queue of a node waits only where even the extra units of others are too few.
 
     Who is the first may version by what happens elsewhere: by what jobs hold there, or because another node starts the
     first. A node that is busy is then looked at when next something happens on it, so only idle ones are checked. Nothing is
     said of where somebody waits for its turn, for whom cores are kept.
     """
-    policy, group = state.policy, node.cores
-    elsewhere = len(state.nodes) > 1 or (state.shares.contended and policy.shares)
-    if not isinstance(policy, Elastic) or (elsewhere and group.running):
+    state, rules, group = core.state, core.policy.rules, core.pools.cpu.groups[node.spec.name]
+    elsewhere = len(state.nodes) > 1 or (state.shares.contended and rules.shares)
+    if core.policy.name != "elastic" or (elsewhere and group.running):
         return
-    for waiting in state.in_order([group.queue, state.floating_cores], 0.0):
+    for waiting in state.in_order([group.queue, core.pools.cpu.floating], 0.0):
         action = waiting.action
         if waiting.id in group.background and group.background[waiting.id].stopping:
             continue
@@ -194,5 +194,5 @@ def check_no_idling(state: State, node: Node) -> None:
         if own_memory(action) or action.cost.quotas:
             return
         extra = sum(c.units - c.waiting.least for c in group.candidates.values() if c.running is not None and not c.running.stopping)
-        assert group.free + (extra if policy.shrinks else 0) < waiting.least, f"{waiting.id} waits beside free cores"
+        assert group.free + (extra if core.pools.cpu._dispatcher._shrinks else 0) < waiting.least, f"{waiting.id} waits beside free cores"
         return

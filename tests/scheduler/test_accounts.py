@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.model import Grant, QuotaSpec, events
-from scheduler.quotas.account import QuotaState, clash
+from scheduler.quotas.account import Account, clash
 from tangram.action import Action, Cost
 from tangram.errors import InvalidAction
 
@@ -131,7 +131,7 @@ def test_requests_are_granted_ahead_and_told_when_to_go(world: Any) -> None:
 
 @given(gaps=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=60), margin=st.sampled_from([0.0, 0.03]))
 def test_sending_times_keep_the_rate_however_late_grants_are(gaps: list[float], margin: float) -> None:
-    quota = QuotaState(QuotaSpec(name="web", rate_per_s=20.0, margin=margin, lead_s=0.05))
+    quota = Account(QuotaSpec(name="web", rate_per_s=20.0, margin=margin, lead_s=0.05), {})
     now, sent = 0.0, []
     for gap in gaps:
         now += gap
@@ -149,7 +149,7 @@ def test_sending_times_keep_the_rate_however_late_grants_are(gaps: list[float], 
 @pytest.mark.parametrize("margin", [0.0, 0.1])
 def test_no_window_sees_more_however_late_requests_go_out(late: list[float], told_s: float, burst: int | None, margin: float) -> None:
     # Given 10 requests a second, granted 0.15 s ahead, which go out late, of which the scheduler hears a little later still
-    quota = QuotaState(QuotaSpec(name="web", rate_per_s=10.0, burst=burst, lead_s=0.15, margin=margin))
+    quota = Account(QuotaSpec(name="web", rate_per_s=10.0, burst=burst, lead_s=0.15, margin=margin), {})
     now, out, untold = 0.0, list[float](), list[tuple[float, float, float]]()
     for late_s in late:
         while (opens := quota.opens_at(now, 1, 0.15)) != now:
@@ -217,7 +217,7 @@ def test_a_request_that_went_out_late_keeps_back_those_a_window_later(world: Any
 
 @given(costs=st.lists(st.tuples(st.integers(0, 30), st.floats(0.0, 20.0)), min_size=1, max_size=40))
 def test_no_stretch_of_time_sees_more_than_its_tokens_and_one_actions(costs: list[tuple[int, float]]) -> None:
-    quota = QuotaState(QuotaSpec(name="llm", tokens_per_min=60.0))
+    quota = Account(QuotaSpec(name="llm", tokens_per_min=60.0), {})
     now, taken = 0.0, []
     for tokens, gap in costs:
         now += gap

@@ -37,7 +37,7 @@ def looks(w: Any, times: int) -> list[dict[str, int]]:
     """Have the node looked at though nothing has happened; return who had how much after each look."""
     seen = []
     for _ in range(times):
-        w.core.state.touch(w.core.state.nodes["n0"].cores)
+        w.core.pools.cpu.groups["n0"].touch()
         w.tick(0.01)
         seen.append(w.units)
     return seen

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scheduler.cpu.cores import CoreGroup
 from scheduler.live.event_log import decode, encode
 from scheduler.model import NodeSpec, commands
+from scheduler.model.state import Node
 
 ROWS = ((4, 12, 5, 13, 6, 14), (0, 8, 1, 9), (20, 21, 22, 23, 24))
 """Domains as a machine with siblings has them."""
@@ -21,12 +22,14 @@ ROWS = ((4, 12, 5, 13, 6, 14), (0, 8, 1, 9), (20, 21, 22, 23, 24))
 CORES = tuple(core for row in ROWS for core in row)
 PLACE = {core: (number, place) for number, row in enumerate(ROWS) for place, core in enumerate(row)}
 
+NODE = Node(NodeSpec(name="n0"), 0, 0.0)
+
 busy_cores = st.sets(st.sampled_from(CORES), max_size=len(CORES))
 
 
 def group_with(busy: set[int]) -> CoreGroup:
     """Return the cores of these rows, of which some are taken."""
-    group = CoreGroup("n0", ROWS)
+    group = CoreGroup(NODE, ROWS, {})
     assert set(group.claim(sorted(busy))) == busy
     return group
 
@@ -104,7 +107,7 @@ def stretch_of(places: list[int], place: int) -> int:
 
 def test_siblings_go_out_together() -> None:
     # Given a domain of cores with two threads each, of which the first is half taken
-    group = CoreGroup("n0", [(0, 8, 1, 9, 2, 10)])
+    group = CoreGroup(NODE, [(0, 8, 1, 9, 2, 10)], {})
     assert group.take(1) == (0,)
     # When somebody wants one core; then it is the sibling left over, and a pair stays whole for who wants two
     assert group.take(1) == (8,)
@@ -188,7 +191,7 @@ def width(cores: tuple[int, ...]) -> int:
 @given(steps=st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(0, 99)), max_size=30))
 def test_no_core_is_ever_granted_twice(steps: list[tuple[bool, int, int]]) -> None:
     # Given the cores of a node; when they are granted, grown and given back in any order
-    group, grants = CoreGroup("n0", ROWS), list[tuple[int, ...]]()
+    group, grants = CoreGroup(NODE, ROWS, {}), list[tuple[int, ...]]()
     for grow, count, number in steps:
         if count <= group.free and grow and grants:
             grants[number % len(grants)] += group.take(count, near=grants[number % len(grants)])

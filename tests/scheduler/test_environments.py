@@ -241,7 +241,7 @@ def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:
 
     # Then its cores are free once, and once only
     assert w.grants["open-e1"].core_ids == (0, 1, 2, 3)
-    assert w.core.state.nodes["n0"].cores.free == 0
+    assert w.core.pools.cpu.groups["n0"].free == 0
 
 
 def test_an_environment_closed_while_it_opens_is_closed_once_it_stands(world: Any) -> None:

@@ -127,7 +127,7 @@ def test_an_instance_is_as_its_service_is_declared_now(world: Any) -> None:
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm"})))
 
     assert w.grants["b"].cell_ids == w.grants["a"].cell_ids
-    assert [one.pinned for one in w.core.state.nodes["n0"].cells.instances] == [True]
+    assert [one.pinned for one in w.core.pools.gpu.groups["n0"].instances] == [True]
 
 
 class Beaten(Driver):
@@ -142,7 +142,7 @@ class Beaten(Driver):
         return [service for task, service in self.wires.controls if task == "tangram.restore"]
 
     def restoring(self) -> list[bool]:
-        return [instance.restoring for instance in self.core.state.nodes["n"].cells.instances]
+        return [instance.restoring for instance in self.core.pools.gpu.groups["n"].instances]
 
 
 def hot(state: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def test_a_beat_that_shows_a_restored_instance_ends_its_restore(driver: Beaten) 
     # Given a restore of what had been resident before, as far as was said
     driver.roll_call.take_beat(driver.described(), 0.0)
     driver.roll_call.instances.changed("n", hot("resident"), 0.05)
-    driver.core.state.nodes["n"].cells.instances[0].restoring = True
+    driver.core.pools.gpu.groups["n"].instances[0].restoring = True
 
     driver.roll_call.take_beat(driver.described(hot("resident")), 2.0)
 

@@ -14,6 +14,7 @@ from scheduler.gpu.ageing import bound_s
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.tuning import TUNING
 from scheduler.model import Evicted, Grant, NodeSpec, ServiceSpec
+from scheduler.model.state import Node
 from scheduler.sim.cell_books import BrokenGrant, CellBooks
 
 from .cells_run import Ask, CellsRun
@@ -163,7 +164,7 @@ class Longest:
         self.longest_s = 0.0
 
     def __call__(self, core: Core, before: float, now: float) -> None:
-        groups = [node.cells for node in core.state.nodes.values()]
+        groups = list(core.pools.gpu.groups.values())
         for waiting in core.state.waiting.values():
             usable = [
                 instance
@@ -194,7 +195,7 @@ def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
     placed: list[tuple[str, int, tuple[int, ...], bool]], need_mb: int, count: int
 ) -> None:
     # Given instances on four cells, as far as they fit
-    group = CellGroup("n", 4, MEMORY_MB, sharing=True)
+    group = CellGroup(Node(NodeSpec(name="n", cells=4, cell_memory_mb=MEMORY_MB), 0, 0.0), {}, sharing=True)
     for service, memory_mb, cell_ids, busy in placed:
         spec = ServiceSpec(name=service, memory_mb=memory_mb)
         if group.has_room_on(spec, cell_ids) and not (busy and any(i.busy for cell in cell_ids for i in group.on(cell))):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.core import Core
-from scheduler.core.state import Node
+from scheduler.gpu.cells import CellGroup
 from scheduler.gpu.demand import Demands
 from scheduler.gpu.sizing import Backlog, best_size
 from scheduler.model import NodeSpec, ServiceSpec, Waiting, events
@@ -90,11 +90,11 @@ def test_the_load_is_how_many_would_be_running() -> None:
     assert demands.loads(1000.0)["rm"] < 0.01
 
 
-def nodes(*specs: NodeSpec) -> list[Node]:
+def cells_of(*specs: NodeSpec) -> list[CellGroup]:
     core = Core(make_policy("elastic"))
     for spec in specs:
         core.handle(events.NodeJoined(node=spec), 0.0)
-    return list(core.state.nodes.values())
+    return list(core.pools.gpu.groups.values())
 
 
 def of(name: str, cells: int, *services: str) -> NodeSpec:
@@ -103,9 +103,9 @@ def of(name: str, cells: int, *services: str) -> NodeSpec:
 
 def test_what_waits_counts_for_the_cells_that_it_could_use() -> None:
     # Given cells of one service each, and of both
-    all_nodes = nodes(of("n0", 8, "a"), of("n1", 24, "b"), of("n2", 8, "a", "b"))
-    only_a, only_b, both = all_nodes
-    backlog = Backlog(all_nodes)
+    all_cells = cells_of(of("n0", 8, "a"), of("n1", 24, "b"), of("n2", 8, "a", "b"))
+    only_a, only_b, both = all_cells
+    backlog = Backlog(all_cells)
 
     # When sixteen wait for the one, and sixty-four for the other
     backlog.spread(16, [only_a, both])

@@ -51,7 +51,8 @@ class Watch:
 
     def __call__(self, core: Core, before: float, now: float) -> None:
         state = core.state
-        there = [i for node in state.nodes.values() for i in node.cells.instances if i.evicting_for is None]
+        groups = core.pools.gpu.groups.values()
+        there = [i for group in groups for i in group.instances if i.evicting_for is None]
         overdue = False
         for waiting in state.waiting.values():
             usable = any(i.service == waiting.action.service and len(i.cell_ids) in waiting.units for i in there)
@@ -68,7 +69,7 @@ class Watch:
         if not overdue:
             for waiting in state.waiting.values():
                 if now - waiting.received_at > TUNING.aged_s:
-                    assert all(node.cells.free < waiting.least for node in state.nodes.values()), f"{waiting.id} waits beside idle cells"
+                    assert all(group.free < waiting.least for group in groups), f"{waiting.id} waits beside idle cells"
 
 
 @settings(max_examples=60, deadline=None)

@@ -423,7 +423,7 @@ class CoreMachine(RuleBasedStateMachine):
             if on_cells:
                 able = able and service is not None and service.memory_mb <= spec.cell_memory_mb and waiting.least <= spec.cells
             elif pool == "cpu":
-                pod = self.core.state.policy.pod_cores() if action.kind == "cpu.open" else 0
+                pod = (self.core.policy.rules.pod_cores or 0) if action.kind == "cpu.open" else 0
                 least = max(action.cost.least(CORES), pod, action.kind == "cpu.open")
                 able = able and least <= spec.cores
             if able:

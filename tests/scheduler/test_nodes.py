@@ -322,7 +322,7 @@ def test_a_restarted_scheduler_goes_on_exactly_as_the_old_one_would(world: Any, 
     for name, node in old.core.state.nodes.items():
         again = new.core.state.nodes[name]
         assert again.memory_free == node.memory_free
-        assert again.cores.free_ids == node.cores.free_ids
+        assert new.core.pools.cpu.groups[name].free_ids == old.core.pools.cpu.groups[name].free_ids
         assert list(again.running) == list(node.running)
 
     # When the same things happen to both
@@ -383,4 +383,4 @@ def test_cores_that_two_old_grants_name_are_free_only_once(world: Any) -> None:
     w.finish("a")
     w.finish("b")
 
-    assert w.core.state.nodes["n0"].cores.free_ids == [0, 1, 2, 3]
+    assert w.core.pools.cpu.groups["n0"].free_ids == [0, 1, 2, 3]

@@ -184,7 +184,7 @@ def test_static_pods_hold_their_cores_for_life(world: Any) -> None:
     for name in ("e0", "e1", "e2"):
         w.open(name)
     assert w.waiting == ["open-e2"]
-    assert w.core.state.nodes["n0"].cores.free == 0
+    assert w.core.pools.cpu.groups["n0"].free == 0
 
     w.close("e0")
     w.finish("close-e0")

@@ -18,7 +18,7 @@ def node(w: Any, cores: int = 1, environments: Iterable[str] = "efgh", **jobs: s
 
 
 def queued(w: Any) -> list[str]:
-    return [waiting.id for waiting in w.core.state.nodes["n0"].cores.queue]
+    return [waiting.id for waiting in w.core.pools.cpu.groups["n0"].queue]
 
 
 # Who takes cores from whom
@@ -214,7 +214,7 @@ def test_two_that_are_alike_hand_over_seldom(world: Any) -> None:
     # and looking again moves nothing
     before = len(w.out)
     for _ in range(5):
-        w.core.state.touch(w.core.state.nodes["n0"].cores)
+        w.core.pools.cpu.groups["n0"].touch()
         w.tick()
     assert len(w.out) == before
 
@@ -281,7 +281,7 @@ def test_a_stop_reaches_the_background(world: Any) -> None:
     w.finish("newcomer")
     assert w.background == ["long"], "what is being stopped gets no core any more"
     w.finish("long", "cancelled")
-    assert (w.ended("long")[0], queued(w), w.core.state.nodes["n0"].cores.running) == ("cancelled", [], {})
+    assert (w.ended("long")[0], queued(w), w.core.pools.cpu.groups["n0"].running) == ("cancelled", [], {})
 
 
 @pytest.mark.parametrize("end", ["node", "environment"])
@@ -296,7 +296,7 @@ def test_what_is_in_the_background_ends_with_its_node_and_its_environment(world:
     else:
         w.handle(events.EnvironmentClosed(id="f", reason="it is no more"))
         w.finish("behind", "failed")
-        assert (queued(w), list(w.core.state.nodes["n0"].cores.running)) == ([], ["firm"])
+        assert (queued(w), list(w.core.pools.cpu.groups["n0"].running)) == ([], ["firm"])
 
     assert "behind" in w.ends
     assert "behind" not in w.core.state.running

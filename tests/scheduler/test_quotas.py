@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.model import QuotaSpec, ServiceSpec
-from scheduler.quotas.account import QuotaState
+from scheduler.quotas.account import Account
 
 
 def test_requests_under_a_rate_are_evenly_spaced(world: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_message_for_a_node_that_came_back_is_not_started_for_its_lost_environ
 @pytest.mark.parametrize("burst", [None, 1, 4])
 @given(gaps=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40))
 def test_no_stretch_of_time_sees_more_than_the_rate_and_one_burst(burst: int | None, gaps: list[float]) -> None:
-    quota = QuotaState(QuotaSpec(name="web", rate_per_s=5.0, burst=burst))
+    quota = Account(QuotaSpec(name="web", rate_per_s=5.0, burst=burst), {})
     now, taken = 0.0, []
     for gap in gaps:
         now += gap

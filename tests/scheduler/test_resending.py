@@ -61,12 +61,12 @@ def test_requests_whose_grants_got_lost_are_spaced_as_the_quota_has_it() -> None
 def test_nothing_of_them_is_held_while_they_wait_and_a_pause_is_waited_for() -> None:
     # Given two requests of an account that takes two at a time, whose API then asks for a pause of ten seconds
     scheduler = Restarted(CALL, CALL, quota=QuotaSpec(name="web", rate_per_s=10.0, concurrency=2))
-    scheduler.core.state.quotas["web"].throttle.refused(NOW - 0.5, NOW, 10.0)
+    scheduler.core.pools.quotas.accounts["web"].throttle.refused(NOW - 0.5, NOW, 10.0)
 
     scheduler.unknown(0, 1)
 
     # Then they hold no places meanwhile, go out after it at the lowered rate, and may be given up before
-    assert (scheduler.core.state.quotas["web"].running, scheduler.wires.sent) == (0, [])
+    assert (scheduler.core.pools.quotas.accounts["web"].running, scheduler.wires.sent) == (0, [])
     scheduler.handle(events.Cancelled(ids=("c1",)), NOW + 1.0)
     assert [end.status for end in scheduler.out if isinstance(end, Finish)] == ["cancelled"]
     assert scheduler.sent_until(NOW + 20.0) == [(NOW + 10.0, "c0", 2)]

@@ -128,7 +128,7 @@ def test_whatever_runs_is_taken_up_and_comes_to_its_end(wishes: list[Any], later
         life.finish_first()
         check_books(life)
     assert {book.state for book in life.ledger.actions.values()} == {"succeeded"}
-    group = life.core.state.nodes["n0"].cores
+    group = life.core.pools.cpu.groups["n0"]
     assert (group.free, group.marginal.extra, group.running, group.background, len(group.queue)) == (8, 0, {}, {}, 0)
 
 
@@ -139,7 +139,7 @@ def check_books(life: Succession) -> None:
 
 def test_cores_that_two_grants_name_belong_to_the_first_and_are_counted_once() -> None:
     # Given a journal that missed a resize, so that two grants name the same core
-    core = Core(make_core("elastic", Limits()).state.policy)
+    core = Core(make_core("elastic", Limits()).policy)
     core.handle(events.NodeJoined(node=NODE), 0.0)
     action = Action(kind="build", cost=Cost.of(cores=(1, 2)), curve=Amdahl(0.9), job="a")
     core.handle(resumed("first", action, Grant(node="n0", units=2, core_ids=(0, 1))), 0.0)
@@ -147,7 +147,7 @@ def test_cores_that_two_grants_name_belong_to_the_first_and_are_counted_once() -
     core.handle(resumed("third", action, Grant(node="n0", core_ids=(2,))), 0.0)
 
     # Then what a job holds is what it got
-    group: CoreGroup = core.state.nodes["n0"].cores
+    group: CoreGroup = core.pools.cpu.groups["n0"]
     assert [one.grant.core_ids for one in group.running.values()] == [(0, 1), (2,), ()]
     assert core.state.shares._held["a"]["cores"] == 3.0
     core.handle(events.Submitted(id="other", action=action, submitted_at=0.0), 0.0)

@@ -97,7 +97,7 @@ def test_one_overload_that_many_notice_halves_the_rate_once(world: Any) -> None:
     for number in range(10):
         w.answer(f"c{number}", 429, retry_after_s=1.0)
 
-    assert w.core.state.quotas["web"].throttle.factor == 0.5
+    assert w.core.pools.quotas.accounts["web"].throttle.factor == 0.5
     assert len(w.waiting) == 10
 
 

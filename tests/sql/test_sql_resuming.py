@@ -13,9 +13,10 @@ from sqlalchemy import Engine
 from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
 from scheduler.core.open_order import KEPT_AFTER_S
-from scheduler.core.state import Node
+from scheduler.cpu.cores import CoreGroup
 from scheduler.live.service import Service
 from scheduler.live.transport import Received
+from scheduler.model.state import Node
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
 from tests.scheduler.driver import Wires
@@ -69,6 +70,10 @@ class Deployment:
     @property
     def node(self) -> Node:
         return self.core.state.nodes["n"]
+
+    @property
+    def cores(self) -> CoreGroup:
+        return self.core.pools.cpu.groups["n"]
 
     @property
     def pods(self) -> dict[str, tuple[int, ...]]:
@@ -141,21 +146,21 @@ def test_pods_hold_the_cores_that_they_held(begin: Callable[[str], Deployment]) 
     one.finish("again")
     one.exec("runs", "e0")
     one.submit("open-e2", "cpu.open", "e2")
-    pods, free = one.pods, one.node.cores.free_ids
+    pods, free = one.pods, one.cores.free_ids
     assert [len(pod) for pod in pods.values()] == [2, 2, 2]
 
     # When another scheduler goes on
     one.start("static:2")
 
     # Then they are as they were, and commands run inside of them
-    assert (one.pods, one.node.cores.free_ids) == (pods, free)
+    assert (one.pods, one.cores.free_ids) == (pods, free)
     one.exec("next", "taken")
     assert set(one.core.state.running["next"].grant.core_ids) <= set(pods["taken"])
     one.finish("runs")
     one.finish("next")
     one.close("taken")
     one.finish("close-taken")
-    assert one.node.cores.free_ids == sorted([*free, *pods["taken"]])
+    assert one.cores.free_ids == sorted([*free, *pods["taken"]])
 
 
 def test_a_pod_that_waits_for_cores_waits_for_those_of_the_pods_before_it(begin: Callable[[str], Deployment]) -> None:
@@ -185,7 +190,7 @@ def test_a_scheduler_without_pods_has_their_cores_for_all(begin: Callable[[str],
 
     # What runs keeps the cores that it has; that is one here
     assert one.pods == {"e0": (), "e1": ()}
-    assert (one.node.cores.capacity, one.node.cores.free) == (8, 7)
+    assert (one.cores.capacity, one.cores.free) == (8, 7)
 
 
 # What was closing

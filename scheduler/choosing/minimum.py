@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.choosing.abstract import Choice, Chooser
 from scheduler.model import Waiting
-from scheduler.policies.abstract import Choice, Group, Policy
+from scheduler.model.group import Group
 
 
-class Fcfs(Policy):
+class Minimum(Chooser):
     """Start actions in order of arrival on their smallest amounts."""
-
-    name = "fcfs"
 
     def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:
         """Start every candidate on its smallest amount."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.choosing.abstract import Choice, Chooser
 from scheduler.model import Waiting
-from scheduler.policies.abstract import Choice, Group, Policy
+from scheduler.model.group import Group
 
 
-class Fixed(Policy):
+class Fixed(Chooser):
     """Start actions in order of arrival on a fixed degree of parallelism."""
 
     def __init__(self, units: int) -> None:
-        self.units = units
-        self.name = f"fixed:{units}"
+        self._units = units
 
     def wanted(self, waiting: Waiting, capacity: int) -> int:
         """Return the largest allowed amount up to N and up to the node; the smallest where none is."""
-        limit = min(self.units, capacity)
+        limit = min(self._units, capacity)
         return max((amount for amount in waiting.units if amount <= limit), default=waiting.least)
 
     def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import Final
 
+from scheduler.choosing.abstract import Choice, Chooser
+from scheduler.choosing.programme import Demand, Programme
 from scheduler.model import Waiting
-from scheduler.policies.abstract import Choice, Group, Policy
-from scheduler.policies.allocation import Demand, Programme
+from scheduler.model.group import Group
+
+DEPTH: Final = 16
+"""Waiting actions in the estimate of the total completion time, as published."""
 
 
-class Paper(Policy):
+class Paper(Chooser):
     """The algorithm of arXiv 2603.13019, with `depth` waiting actions in the estimate."""
 
-    name = "paper"
-
-    def __init__(self, depth: int = 16) -> None:
+    def __init__(self, depth: int = DEPTH) -> None:
         self.depth = depth
         self.lookahead = depth
 

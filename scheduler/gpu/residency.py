@@ -23,26 +23,29 @@ declares any more, one that is away included, is forgotten then.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from scheduler.core.state import Node, State
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.model import NodeSpec, ServiceSpec
-from scheduler.model.commands import Restore
+from scheduler.model.commands import Command, Restore
 from scheduler.model.events import ServiceChanged, ServicesDeclared
+from scheduler.model.state import State
 
 
 class Residency:
     """Takes reports of instances, and orders those that should be there before they are asked for."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, groups: Mapping[str, CellGroup], out: list[Command]) -> None:
         self._state = state
+        self._groups = groups
+        self._out = out
         self._to_warm: dict[str, float] = {}
         self._declared: dict[str, frozenset[str] | None] = {}
 
     def joined(self, name: str, now: float) -> None:
         """Have the warm services of a node brought with the next `Tick`, when it has said what is there."""
-        if any(spec.warm for spec in self._state.services.values()) and not self._state.policy.pod_cores():
+        if any(spec.warm for spec in self._state.services.values()) and not self._state.rules.owned_cells:
             self._to_warm[name] = now
 
     def resumed(self, spec: NodeSpec) -> None:
@@ -72,20 +75,20 @@ class Residency:
             return []
         gone = self.gone(event.node, event.services)
         node.spec, node.heard = replace(node.spec, services=event.services), True
-        self._as_declared(node)
-        self._state.touch(node.cells)
+        self._as_declared(self._groups[event.node])
+        self._groups[event.node].touch()
         self.joined(event.node, now)
         return gone
 
-    def _as_declared(self, node: Node) -> None:
+    def _as_declared(self, group: CellGroup) -> None:
         """Have the instances of a node be as their services are declared now: the worker starts them anew under their actions."""
-        if self._state.policy.pod_cores():
+        if self._state.rules.owned_cells:
             return
-        for instance in node.cells.instances:
+        for instance in group.instances:
             spec = self._state.services.get(instance.service)
             if spec is not None:
                 instance.places, instance.pinned = spec.max_concurrency, spec.pinned
-                instance.memory_mb = node.cells.need_mb(spec)
+                instance.memory_mb = group.need_mb(spec)
 
     def next_warm(self) -> float | None:
         """Return when warm services are to be brought; None where there are none."""
@@ -94,37 +97,37 @@ class Residency:
     def warm_up(self, now: float) -> None:
         """Bring the warm services of the nodes that have joined."""
         names, self._to_warm = list(self._to_warm), {}
-        for node in [self._state.nodes[name] for name in names if name in self._state.nodes]:
+        for group in [self._groups[name] for name in names if name in self._groups]:
             for spec in self._state.services.values():
-                wanted = spec.warm and node.offers("gpu", ()) and node.serves(spec.name)
-                if wanted and all(one.service != spec.name for one in node.cells.instances):
-                    self._bring(node, spec, now)
+                wanted = spec.warm and group.node.offers("gpu", ()) and group.node.serves(spec.name)
+                if wanted and all(one.service != spec.name for one in group.instances):
+                    self._bring(group, spec, now)
 
-    def _bring(self, node: Node, spec: ServiceSpec, now: float) -> None:
+    def _bring(self, group: CellGroup, spec: ServiceSpec, now: float) -> None:
         """Bring a service onto cells with room for it, where there are any."""
-        if spec.memory_mb > node.cells.cell_memory_mb:
+        if spec.memory_mb > group.cell_memory_mb:
             return
-        plan = node.cells.plan(spec, spec.cells[0], ())
+        plan = group.plan(spec, spec.cells[0], ())
         if plan is None:
             return
-        instance = node.cells.bring(spec, plan)
+        instance = group.bring(spec, plan)
         instance.restoring = True
         instance.last_used = instance.since = now
-        self._state.out.append(Restore(node=node.spec.name, service=spec.name, cell_ids=instance.cell_ids))
+        self._out.append(Restore(node=group.node.spec.name, service=spec.name, cell_ids=instance.cell_ids))
 
     def changed(self, event: ServiceChanged, now: float) -> None:
         """Take note of the state of an instance. What is said of a node that is not up, or of a service nobody knows, is dropped."""
-        node = self._state.nodes.get(event.node)
-        if node is None:
+        group = self._groups.get(event.node)
+        if group is None:
             return
-        group, cell_ids = node.cells, tuple(sorted(event.cell_ids))
+        cell_ids = tuple(sorted(event.cell_ids))
         instance = group.instance_on(event.service, cell_ids)
         if instance is not None:
             changed = self._known(event, group, instance)
         else:
             changed = event.state in ("resident", "starting", "restoring") and self._adopt(event, group, cell_ids, now)
         if changed:
-            self._state.touch(group)
+            group.touch()
 
     @staticmethod
     def _known(event: ServiceChanged, group: CellGroup, instance: Instance) -> bool:
@@ -139,7 +142,7 @@ class Residency:
 
     def _adopt(self, event: ServiceChanged, group: CellGroup, cell_ids: tuple[int, ...], now: float) -> bool:
         spec = self._state.services.get(event.service)
-        if spec is None or not cell_ids or self._state.policy.pod_cores() or not group.has_room_on(spec, cell_ids):
+        if spec is None or not cell_ids or self._state.rules.owned_cells or not group.has_room_on(spec, cell_ids):
             return False
         instance = group.adopt(spec, cell_ids)
         instance.restoring = event.state != "resident"

@@ -1,0 +1,63 @@
+"""Give out the units of one group among candidates so that the sum of their durations is least: a dynamic programme.
+
+It is exact for any curve, in O(n · spare · amounts), whole rows at a time. Pure functions of numbers; nothing here knows what a unit is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One candidate: ascending `units`, and the duration in seconds on each."""
+
+    units: tuple[int, ...]
+    durations_s: tuple[float, ...]
+
+
+class Programme:
+    """The dynamic programme over demands and spare units, kept whole: every prefix of the demands is solved by it.
+
+    `totals[i][s]` is the least total duration of the first i demands with at most s spare units.
+    """
+
+    def __init__(self, demands: Sequence[Demand], spare: int) -> None:
+        """Fill the table for 0..`spare` units above the smallest amounts."""
+        self._demands = demands
+        self._spare = spare
+        row: NDArray[np.float64] = np.zeros(spare + 1)
+        self._rows = [row]
+        self._choices: list[NDArray[np.int16]] = []
+        for demand in demands:
+            best = row + demand.durations_s[0]
+            choice = np.zeros(spare + 1, dtype=np.int16)
+            for index in range(1, len(demand.units)):
+                price = demand.units[index] - demand.units[0]
+                if price > spare:
+                    break
+                candidate = row[: spare + 1 - price] + demand.durations_s[index]
+                better = candidate < best[price:] - 1e-12
+                best[price:][better] = candidate[better]
+                choice[price:][better] = index
+            row = best
+            self._rows.append(row)
+            self._choices.append(choice)
+
+    def total_s(self, count: int, spare: int) -> float:
+        """Return the least total duration of the first `count` demands with `spare` units to give out."""
+        return float(self._rows[count][min(spare, self._spare)])
+
+    def best(self, count: int, spare: int | None = None) -> list[int]:
+        """Return the amounts' indices that reach `total_s(count, spare)`."""
+        left = self._spare if spare is None else min(spare, self._spare)
+        chosen = [0] * count
+        for number in range(count - 1, -1, -1):
+            index = int(self._choices[number][left])
+            chosen[number] = index
+            left -= self._demands[number].units[index] - self._demands[number].units[0]
+        return chosen

@@ -1,0 +1,80 @@
+"""The three pools, and which of them an action belongs to.
+
+| an action needs | pool |
+|---|---|
+| GPU cells | `scheduler/gpu/pool.py` |
+| cores, or nothing that is counted | `scheduler/cpu/pool.py` |
+| quotas and nothing else | `scheduler/quotas/pool.py` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.cpu.pool import CpuPool
+from scheduler.gpu.pool import GpuPool
+from scheduler.learning.durations import Observation
+from scheduler.model import QuotaSpec
+from scheduler.model.commands import Command
+from scheduler.model.pool import Pool
+from scheduler.model.state import Node, State, wants_cells
+from scheduler.policies import Policy
+from scheduler.quotas.answers import only_calls
+from scheduler.quotas.pool import QuotaPool
+from tangram.action import Action
+
+
+class Pools:
+    """The pools of one policy."""
+
+    def __init__(self, state: State, policy: Policy, quotas: Sequence[QuotaSpec], history: Sequence[Observation]) -> None:
+        self._state = state
+        self.quotas = QuotaPool(state, quotas)
+        self.cpu = CpuPool(state, self.quotas, policy.cores, history)
+        self.gpu = GpuPool(state, self.quotas, policy.cells)
+        self._all: tuple[Pool, ...] = (self.cpu, self.gpu, self.quotas)
+        self.memory_returns = 0
+        """How often memory came back to a node: who waits for it compares this with what it was."""
+
+    def of(self, action: Action) -> Pool:
+        """Return the pool that an action waits in."""
+        if wants_cells(action):
+            return self.gpu
+        return self.quotas if only_calls(action) else self.cpu
+
+    def joined(self, node: Node) -> None:
+        """Take in the units of a node."""
+        for pool in self._all:
+            pool.joined(node)
+
+    def gone(self, node: Node) -> None:
+        """Forget a node and its units."""
+        for pool in self._all:
+            pool.gone(node)
+
+    def give_memory(self, node: Node, memory_mb: int) -> None:
+        """Give a node memory back, and have all looked at again who may have waited for it."""
+        if not memory_mb:
+            return
+        node.memory_free += memory_mb
+        self.memory_returns += 1
+        for pool in self._all:
+            pool.memory_returned(node)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a pool would hold a round."""
+        return any(pool.changed for pool in self._all)
+
+    def allocate(self, now: float) -> list[Command]:
+        """Have each pool hold its rounds; return the decisions in order."""
+        return [command for pool in self._all for command in pool.allocate(now)]
+
+    def wake(self, now: float) -> None:
+        """Take note of the time."""
+        for pool in self._all:
+            pool.wake(now)
+
+    def next_wake(self, now: float) -> float | None:
+        """Return when a round would change something though nothing else has happened."""
+        return min((at for pool in self._all if (at := pool.next_wake(now)) is not None), default=None)
