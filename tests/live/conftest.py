@@ -59,8 +59,9 @@ def own_stack(tmp_path: Path, services_file: Path) -> Iterator[Callable[..., Liv
     with contextlib.ExitStack() as stacks:
 
         def start(**plan: Any) -> Live:
+            usual: dict[str, Any] = {"nodes": 1, "cores": 2, "memory_mb": 4096, "api_nodes": 0, "services_file": services_file}
             variables = {**FAST_BEATS, **plan.pop("variables", {})}
-            whole = StackPlan(**{"nodes": 1, "cores": 2, "memory_mb": 4096, "services_file": services_file, "variables": variables, **plan})
+            whole = StackPlan(**usual | plan, variables=variables)
             return stacks.enter_context(running(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", whole))
 
         yield start
