@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,10 +39,6 @@ SMALL = replace(
     mixed=8,
 )
 """Sizes that show no more than that every part works, since simulations of more would take most of the time of these tests."""
-
-
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "bench.paper", *options], cwd=ROOT, capture_output=True, text=True)
 
 
 def outcome(mean_act: float, **changes: float) -> Outcome:
@@ -192,6 +186,10 @@ def test_numbers_are_short_and_comparisons_say_how_far_off() -> None:
         (("--seed", "x"), "--seed"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_line(options: tuple[str, ...], says: str) -> None:
-    done = bench(*options)
-    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+def test_what_cannot_be_run_is_refused_in_one_line(options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = paper.main(options)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == "" and says in captured.err and captured.err.count("\n") == 1

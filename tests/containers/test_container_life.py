@@ -26,7 +26,7 @@ from workers.cpu.opening import Opening
 
 from .conftest import NODE
 from .images import make_busybox
-from .support import box_of, containers, groups_of, processes_of
+from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker
 
 ROOT = Path(__file__).parents[2]
 NAP = f"320.2917{RUN}"
@@ -57,7 +57,7 @@ def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, imag
     # Given a worker with an environment that works and one that stands ready
     node = f"{NODE}-killed"
     with worker(tmp_path, node, image, hold) as (process, container_id):
-        assert until(lambda: len(containers(node)) == 2)
+        assert until(lambda: len(containers(node)) == 2 and all(map(waits_for_its_worker, containers(node))))
         # When it is killed
         process.send_signal(signal.SIGKILL)
         # Then both containers go, with all that ran in them

@@ -105,7 +105,6 @@ def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(own_stac
         assert env.exec("echo fine").stdout == "fine\n"
         # And what has no client goes on
         assert (status(live, "exec-plain"), state(live, "plain")[0]) == ("running", "open")
-        client.cancel(job="training")
 
 
 def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_why_after_it(own_stack: Callable[..., Live]) -> None:

@@ -306,7 +306,7 @@ def spin_until(path: str) -> str:
 @pytest.mark.alone
 def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a command in the background that sleeps for longer than it may run
-    with running(env, f"sleep 2.5; {spin_until('go')}", BACK, timeout_s=2.0, output_timeout_s=2.0) as (execution, outcomes):
+    with running(env, f"sleep 1.2; {spin_until('go')}", BACK, timeout_s=1.0, output_timeout_s=1.0) as (execution, outcomes):
         # When it has used a part of its time
         assert until(lambda: bool((usage := execution.used()) and usage.cpu_s > 0.2) or bool(outcomes))
         env.write_file("go", b"")
@@ -314,7 +314,7 @@ def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnv
     # Then it has ended by itself, and what it waited is told apart
     (outcome,) = outcomes
     assert outcome.status == "succeeded", outcome
-    assert outcome.waited_s > 2.4
+    assert outcome.waited_s > 1.1
     assert outcome.execution_s == pytest.approx(outcome.cpu_s, abs=0.1)
 
 
