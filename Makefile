@@ -46,13 +46,15 @@ demo: $(STAMP)
 # Files of tests beside each other, those that would not bear the company afterwards. In the order of the folders the long
 # files do not come last.
 BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone'
+# The files of the others, so that not all are imported once more.
+ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # One more at once than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real -m alone
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone $(ALONE)
 
 test-docker: $(STAMP)
 	@$(BIN)/python -m pytest tests/containers tests/deployment -n auto --maxprocesses 4 $(BESIDE)

@@ -94,8 +94,8 @@ def test_a_command_that_prints_nothing_times_out(client: Client) -> None:
 
 def test_queueing_does_not_eat_the_timeout(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        first = env.submit("sleep 2.2")
-        second = env.submit("echo done", timeout_s=2.0)
+        first = env.submit("sleep 1.2")
+        second = env.submit("echo done", timeout_s=1.0)
         assert first.result(20).exit_code == 0
         assert second.result(20).stdout == "done\n"
 
