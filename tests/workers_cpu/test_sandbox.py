@@ -195,9 +195,11 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     # When a sandbox takes over the folder
     with ThreadPoolExecutor() as threads:
         taking = threads.submit(ProcessSandbox, tmp_path / "box")
-        early, _ = wait([taking], timeout=0.5)
-        for pid in cleanup:
-            os.kill(pid, signal.SIGCONT)
+        try:
+            early, _ = wait([taking], timeout=0.5)
+        finally:
+            for pid in cleanup:
+                os.kill(pid, signal.SIGCONT)
         box = taking.result()
     # Then it does so only once they are done
     assert not early
