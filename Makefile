@@ -46,20 +46,18 @@ demo: $(STAMP)
 # Files of tests beside each other, those that would not bear the company afterwards. In the order of the folders the long
 # files do not come last.
 BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone'
+# The files of the others, so that not all are imported once more.
+ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # One more at once than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
 
-# In CI what fails gets a second try and is listed: machines there are shared, and one in two thousand tests is enough to turn
-# a run red. More than three second tries fail the run (tests/conftest.py).
-TRIES := $(if $(CI),--reruns 1 -rR)
-
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE) $(TRIES)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real -m alone $(TRIES)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone $(ALONE)
 
 test-docker: $(STAMP)
-	@$(BIN)/python -m pytest tests/containers tests/deployment -n auto --maxprocesses 4 $(BESIDE) $(TRIES)
+	@$(BIN)/python -m pytest tests/containers tests/deployment -n auto --maxprocesses 4 $(BESIDE)
 
 # pip picks CUDA builds of what is removed again: beside torch for CPU they fail at import, and text models do not need them.
 $(VLLM_STAMP): constraints-vllm.txt
@@ -72,7 +70,7 @@ $(VLLM_STAMP): constraints-vllm.txt
 	@touch $@
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	@$(BIN)/python -m pytest tests/vllm/real $(TRIES)
+	@$(BIN)/python -m pytest tests/vllm/real
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

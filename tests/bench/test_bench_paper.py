@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.replay.traces import write_trace
+from bench import paper
 from bench.paper_cases import BINS, QUANTILES, Case, Outcome, binned_cores, run_case
 from bench.paper_document import Origin, write_document
 from bench.paper_plan import FULL, QUICK, plan
@@ -26,8 +27,18 @@ pytestmark = pytest.mark.timeout(300)
 ORIGIN = Origin(command="python -m bench.paper", seed=1, quick=False, cases=0, processes=1, wall_s=60.0)
 
 
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "bench.paper", *options], cwd=ROOT, capture_output=True, text=True)
+SMALL = replace(
+    QUICK,
+    coding=8,
+    batches=(2, 8, 10),
+    cpu=replace(QUICK.cpu, cores=8),
+    cores_per_trajectory=tuple((ratio, replace(QUICK.cpu, cores=cores)) for ratio, cores in (("0.75", 6), ("1", 8), ("3", 24))),
+    search=12,
+    teachers=12,
+    more_teachers=18,
+    mixed=8,
+)
+"""Sizes that show no more than that every part works, since simulations of more would take most of the time of these tests."""
 
 
 def outcome(mean_act: float, **changes: float) -> Outcome:
@@ -42,13 +53,15 @@ def outcome(mean_act: float, **changes: float) -> Outcome:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The document of a quick run, with a small trace in the place of recorded rollouts."""
+    """The document of a quick run of small sizes, with a small trace in the place of recorded rollouts."""
     folder = tmp_path_factory.mktemp("bench")
     with open(folder / "rollouts.jsonl", "w", encoding="utf-8") as file:
         write_trace(ai_coding(5, 3), file)
-    done = bench("--quick", "--rollouts", str(folder / "rollouts.jsonl"), "--out", str(folder / "found.md"))
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^\[1/\d+\] ", done.stderr, re.MULTILINE)
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setattr(paper, "QUICK", SMALL)
+        assert paper.main(["--quick", "--rollouts", str(folder / "rollouts.jsonl"), "--out", str(folder / "found.md")]) == 0
+    assert re.search(r"^\[1/\d+\] ", said.getvalue(), re.MULTILINE)
     return folder / "found.md"
 
 
@@ -57,7 +70,7 @@ def test_a_quick_run_writes_every_table(quick: Path) -> None:
     text = quick.read_text(encoding="utf-8")
     # Then it says where it comes from, and has a table for all that was planned
     assert "`python -m bench.paper --seed 1 --processes 2 --quick" in text and "A quick run" in text
-    for section in plan(QUICK, 1, Path("rollouts.jsonl")):
+    for section in plan(SMALL, 1, Path("rollouts.jsonl")):
         assert f"## {section.title}\n" in text and section.tables
         for table in section.tables:
             chapter = text.split(f"### {table.heading}\n")[1] if table.heading else text
@@ -65,7 +78,7 @@ def test_a_quick_run_writes_every_table(quick: Path) -> None:
     assert all(f"| without {part} |" in text for part in PARTS)
     assert "Not carried out" not in text
     assert text.count("Lowest mean ACT: ") == sum(
-        table.kind == "policies" for section in plan(QUICK, 1, Path("rollouts.jsonl")) for table in section.tables
+        table.kind == "policies" for section in plan(SMALL, 1, Path("rollouts.jsonl")) for table in section.tables
     )
 
 
@@ -173,6 +186,10 @@ def test_numbers_are_short_and_comparisons_say_how_far_off() -> None:
         (("--seed", "x"), "--seed"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_line(options: tuple[str, ...], says: str) -> None:
-    done = bench(*options)
-    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+def test_what_cannot_be_run_is_refused_in_one_line(options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = paper.main(options)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == "" and says in captured.err and captured.err.count("\n") == 1

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ CASES = {case.name: case for case in all_cases()}
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of seven rollouts."""
+    """A trace of the first steps of seven rollouts."""
     path = tmp_path_factory.mktemp("shortage") / "rollouts.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        write_trace(Trace(trajectories=ai_coding(7, 3).trajectories), file)
+        whole = ai_coding(7, 3).trajectories
+        write_trace(Trace(trajectories=tuple(replace(each, steps=each.steps[:6]) for each in whole)), file)
     return path
 
 
@@ -118,7 +120,7 @@ def test_a_table_names_the_case_and_has_a_line_for_each_policy(recorded: Path, c
 
 def test_elastic_can_go_without_a_part(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a case in which running actions grow; when elastic goes without resizing and preemption; then none does
-    options = ("--only", "coding-1", "--seeds", "0", "--policies", "elastic")
+    options = ("--only", "rollouts-64-16", "--trace", str(recorded), "--seeds", "0", "--policies", "elastic")
     (whole,), (without,) = rows(capsys, *options), rows(capsys, *options, "--without", "resizing,preemption")
     assert whole["spreads"]["resizes_per_action"]["median"] > 0 == without["spreads"]["resizes_per_action"]["median"]
 

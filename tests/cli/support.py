@@ -30,7 +30,7 @@ def tangram(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def started(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in the background, with more variables; it is killed where the test did not end it."""
+    """Run a command in the background, with more variables; where the test did not end it, it is told to end, and its stack with it."""
     argv = [sys.executable, "-m", "tangram", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # Whoever runs these tests in the background of a shell has interrupts ignored, which a child would inherit.
@@ -42,8 +42,15 @@ def started(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.
     try:
         yield process
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()
+        process.send_signal(signal.SIGCONT)  # a test that failed may have left it stopped
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -239,8 +239,8 @@ def test_a_full_disk_is_said(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "a.traj").write_text(
         '{"trajectory": [{"action": "ls", "observation": "", "execution_time": 0.1}], "environment": "x", "info": {}}'
     )
-    assert tangram("import", "swe-agent", "a.traj", cwd=tmp_path).returncode == 0
-    refused(tangram("import", "swe-agent", "a.traj", "-o", "/dev/full", cwd=tmp_path), "No space left")
+    assert forked("import", "swe-agent", "a.traj", cwd=tmp_path).returncode == 0
+    refused(forked("import", "swe-agent", "a.traj", "-o", "/dev/full", cwd=tmp_path), "No space left")
     with open("/dev/full", "w") as full:
         for words in (
             ["import", "swe-agent", "a.traj"],

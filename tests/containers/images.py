@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import io
 import re
 import shutil
@@ -47,7 +49,7 @@ def make_busybox(
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(entry)
-        archive.add(program, "bin/busybox")
+        archive.add(program, "bin/busybox", filter=_without_time)
         taken = set(programs or ())
         for tool in TOOLS.split():
             if f"bin/{tool}" not in taken and tool not in without:
@@ -55,13 +57,28 @@ def make_busybox(
                 link.type, link.linkname = tarfile.SYMTYPE, "busybox"
                 archive.addfile(link)
         for inside, path in (programs or {}).items():
-            archive.add(path, inside)
+            archive.add(path, inside, filter=_without_time)
         _add_file(archive, "etc/passwd", USERS, 0o644)
         _add_file(archive, "etc/shadow", SHADOW, 0o640)
         for inside, path in (setuid or {}).items():
             _add_file(archive, inside, path.read_bytes(), 0o4755)
-    change = ["--change", "ENV PATH=/bin"]
-    subprocess.run(["docker", "import", *change, "-", name], input=packed.getvalue(), check=True, capture_output=True)
+    _import(packed.getvalue(), name)
+
+
+def _import(archive: bytes, name: str) -> None:
+    """Import an image, unless it is there: other tests, in this run or another, may be using it under its name."""
+    content = hashlib.sha256(archive).hexdigest()
+    with open(f"/tmp/{name.replace(':', '-')}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        asked = ["docker", "image", "inspect", "--format", '{{index .Config.Labels "content"}}', name]
+        if subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() != content:
+            change = ["--change", "ENV PATH=/bin", "--change", f"LABEL content={content}"]
+            subprocess.run(["docker", "import", *change, "-", name], input=archive, check=True, capture_output=True)
+
+
+def _without_time(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.mtime = 0
+    return entry
 
 
 def make_with_shell(shell: str, name: str) -> None:

@@ -11,13 +11,13 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 
 
 def main() -> None:
-    base, node, image, hold = sys.argv[1:]
+    base, node, image, nap, hold = sys.argv[1:]
     options = ContainerOptions(image=image, pull="never", warm={image: 1})
     sandbox = ContainerSandbox(Path(base), node=node, options=options)
     environment = sandbox.open(EnvironmentSpec(id="e1"))
     environment.start(ExecRequest(action_id="a1", command=hold)).wait()
     print(environment.container.id, flush=True)
-    environment.start(ExecRequest(action_id="a2", command="sleep 320.2917")).wait()
+    environment.start(ExecRequest(action_id="a2", command=f"sleep {nap}")).wait()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,16 @@ def containers(node: str) -> list[str]:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
 
 
+def waits_for_its_worker(container_id: str) -> bool:
+    """Say whether the container init has come to where it notices that its worker ends."""
+    argv = ["docker", "inspect", "--format", "{{.State.Pid}}", container_id]
+    pid = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0").endswith("/alive")
+    except OSError:
+        return False
+
+
 def groups_of(container_id: str) -> list[str]:
     """Return the control group folders of a container."""
     top = Path("/sys/fs/cgroup")

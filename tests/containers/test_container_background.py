@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import in_background, is_low, is_of_cpu, processes_with, running, sleepers, until, weight_of
+from tests.workers_cpu.support import RUN, in_background, is_low, is_of_cpu, processes_with, running, sleepers, until, weight_of
 from workers.cpu import weight
 from workers.cpu.abstract import ExecRequest, Holding
 from workers.cpu.docker.environment import ContainerEnvironment
@@ -53,8 +53,8 @@ def quota_of(pid: int) -> int:
 
 def test_a_command_goes_to_the_background_and_comes_back(env: ContainerEnvironment) -> None:
     # Given a command on the first core, with a child out of its session
-    with running(env, "setsid sleep 305.5 & wait; sleep 600", FIRST) as (execution, _):
-        pid = sleeper("305.5")
+    with running(env, f"setsid sleep 305.5{RUN} & wait; sleep 600", FIRST) as (execution, _):
+        pid = sleeper(f"305.5{RUN}")
         for _ in range(2):
             # When it goes to the background; then it and its container are there, on all cores
             execution.resize(BACK)
@@ -70,12 +70,12 @@ def test_a_command_goes_to_the_background_and_comes_back(env: ContainerEnvironme
 
 def test_what_a_command_left_has_the_cores_of_a_command_of_another_session(env: ContainerEnvironment) -> None:
     # Given what a command left running, parked
-    env.start(ExecRequest(action_id="a", command="sleep 305.625 >/dev/null 2>&1 &", session="server")).wait()
-    pid = sleeper("305.625")
+    env.start(ExecRequest(action_id="a", command=f"sleep 305.625{RUN} >/dev/null 2>&1 &", session="server")).wait()
+    pid = sleeper(f"305.625{RUN}")
     assert quota_of(pid) > 0
     # When a command of another session runs; then it is held by nothing but its core, and the container weighs no more
-    with running(env, "sleep 305.6875", FIRST, "test"):
-        sleeper("305.6875")
+    with running(env, f"sleep 305.6875{RUN}", FIRST, "test"):
+        sleeper(f"305.6875{RUN}")
         assert quota_of(pid) < 0
         assert os.sched_getaffinity(pid) == {HERE[0]}
         assert counts_for(container_folder(env)) == 1
@@ -86,8 +86,8 @@ def test_what_a_command_left_has_the_cores_of_a_command_of_another_session(env: 
 def test_a_container_counts_for_the_cores_of_its_commands(env: ContainerEnvironment) -> None:
     # Given two commands of one environment, on two cores and on one; then each counts for its cores, the container for all
     both = Holding(tuple(HERE[:2]))
-    with running(env, "sleep 305.0625", both) as (execution, _), running(env, "sleep 305.1875", FIRST, "other"):
-        wide, narrow = sleeper("305.0625"), sleeper("305.1875")
+    with running(env, f"sleep 305.0625{RUN}", both) as (execution, _), running(env, f"sleep 305.1875{RUN}", FIRST, "other"):
+        wide, narrow = sleeper(f"305.0625{RUN}"), sleeper(f"305.1875{RUN}")
         assert (weight_of(wide), weight_of(narrow), counts_for(container_folder(env))) == (2, 1, 3)
         # When the first gets fewer cores; then it counts for fewer
         execution.resize(FIRST)
@@ -102,8 +102,8 @@ def test_a_container_counts_for_the_cores_of_its_commands(env: ContainerEnvironm
 
 def test_a_container_is_in_the_foreground_while_one_of_its_commands_is(env: ContainerEnvironment) -> None:
     # Given two commands of one environment, one of them in the background
-    with running(env, "sleep 305.25", FIRST) as (front, _), running(env, "sleep 305.75", BACK, "other") as (back, outcomes):
-        waiting, other = sleeper("305.25"), sleeper("305.75")
+    with running(env, f"sleep 305.25{RUN}", FIRST) as (front, _), running(env, f"sleep 305.75{RUN}", BACK, "other") as (back, outcomes):
+        waiting, other = sleeper(f"305.25{RUN}"), sleeper(f"305.75{RUN}")
         # Then the container is not, and that command stays on the other's core
         assert (in_background(waiting, "cgroup"), in_background(other, "cgroup")) == (False, True)
         assert not container_is_in_background(env)
@@ -120,24 +120,24 @@ def test_a_container_is_in_the_foreground_while_one_of_its_commands_is(env: Cont
         # When the last one ends and another command begins; then nothing is
         back.kill("enough")
         assert until(lambda: bool(outcomes))
-    with running(env, "sleep 305.125", FIRST):
-        pid = sleeper("305.125")
+    with running(env, f"sleep 305.125{RUN}", FIRST):
+        pid = sleeper(f"305.125{RUN}")
         assert (in_background(pid, "cgroup"), container_is_in_background(env)) == (False, False)
 
 
 def test_what_a_command_in_the_background_leaves_behind_does_not_slow_the_next(env: ContainerEnvironment) -> None:
     # Given what a command in the background has left; when another begins; then it is not in the background
-    env.start(ExecRequest(action_id="a", command="sleep 305.875 >/dev/null 2>&1 &", holding=BACK)).wait()
-    pid = sleeper("305.875")
-    with running(env, "sleep 305.625", FIRST):
-        assert not in_background(sleeper("305.625"), "cgroup")
+    env.start(ExecRequest(action_id="a", command=f"sleep 305.875{RUN} >/dev/null 2>&1 &", holding=BACK)).wait()
+    pid = sleeper(f"305.875{RUN}")
+    with running(env, f"sleep 305.625{RUN}", FIRST):
+        assert not in_background(sleeper(f"305.625{RUN}"), "cgroup")
         assert not in_background(pid, "cgroup")
 
 
 def test_a_command_alone_is_sent_with_its_container(env: ContainerEnvironment) -> None:
     # Given a command that starts in the background; then its container is there, and it is told its DoP
-    with running(env, "echo $TANGRAM_DOP >dop; sleep 305.375", BACK, dop=2) as (execution, _):
-        sleeper("305.375")
+    with running(env, f"echo $TANGRAM_DOP >dop; sleep 305.375{RUN}", BACK, dop=2) as (execution, _):
+        sleeper(f"305.375{RUN}")
         assert container_is_in_background(env)
         assert env.read_file("dop") == b"2\n"
         # When it gets a core; then its container is not
@@ -147,18 +147,18 @@ def test_a_command_alone_is_sent_with_its_container(env: ContainerEnvironment) -
 
 def test_a_kill_reaches_a_command_in_the_background(env: ContainerEnvironment) -> None:
     # Given a command in the background; when it is killed; then that is its end
-    with running(env, "sleep 305.3125 & wait", BACK) as (execution, outcomes):
-        sleeper("305.3125")
+    with running(env, f"sleep 305.3125{RUN} & wait", BACK) as (execution, outcomes):
+        sleeper(f"305.3125{RUN}")
         execution.kill("enough")
         assert until(lambda: bool(outcomes))
     assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
-    assert not processes_with("sleep\x00305.3125\x00")
+    assert not processes_with(f"sleep\x00305.3125{RUN}\x00")
 
 
 def test_a_container_alone_counts_for_the_cores_of_its_command(env: ContainerEnvironment) -> None:
     # Given a command on two cores; then its container counts for as many
-    with running(env, "sleep 305.4375", Holding(tuple(HERE[:2]))) as (execution, _):
-        sleeper("305.4375")
+    with running(env, f"sleep 305.4375{RUN}", Holding(tuple(HERE[:2]))) as (execution, _):
+        sleeper(f"305.4375{RUN}")
         assert counts_for(container_folder(env)) == 2
         # When it gets one; then for one
         execution.resize(FIRST)

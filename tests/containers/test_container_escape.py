@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.workers_cpu.support import admit, printed, run, until
+from tests.workers_cpu.support import RUN, admit, printed, run, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
@@ -185,9 +185,9 @@ def test_process_1_leads_to_the_own_files_alone(shared: ContainerEnvironment) ->
 
 def test_processes_of_the_host_and_of_others_are_neither_seen_nor_reached(env: ContainerEnvironment, shared: ContainerEnvironment) -> None:
     # Given a process in another environment
-    printed(shared, "sleep 321.6543 & true")
+    printed(shared, f"sleep 321.6543{RUN} & true")
     # When a command looks for it, and sends signals to ids of the host
-    assert "321.6543" not in printed(env, "ps; cat /proc/[0-9]*/cmdline")
+    assert f"321.6543{RUN}" not in printed(env, "ps; cat /proc/[0-9]*/cmdline")
     outcome = run(env, f"kill -9 {os.getpid()} {shared.container.pid}")
     # Then nothing is found
     assert outcome.exit_code != 0

@@ -127,7 +127,7 @@ def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
 
 def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: ContainerOptions, tmp_path: Path) -> None:
     # Given an image that asks for a volume
-    name = "tangram-test-volume:1"
+    name = f"{NODE}-volume:1"
     description = f"FROM {image}\nUSER root\nRUN mkdir /data && chmod 777 /data\nVOLUME /data\n"
     subprocess.run(["docker", "build", "-q", "-t", name, "-"], input=description.encode(), check=True, capture_output=True)
     box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-volume", options=options)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import admit, printed, processes_with, run, until
+from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
 from tests.workers_cpu.test_hostile_commands import BY_EXIT_CODE, SURVIVED
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.docker.environment import ContainerEnvironment
@@ -25,7 +25,7 @@ from .conftest import NODE, needed
 from .images import make_with_shell
 from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, rss_mb, sandbox_threads
 
-NAP = "322.7341"
+NAP = f"322.7341{RUN}"
 """A time to sleep that no other program here sleeps."""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import admit, printed, processes_with, run, until
+from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.environment import ContainerEnvironment
@@ -26,9 +26,10 @@ from workers.cpu.opening import Opening
 
 from .conftest import NODE
 from .images import make_busybox
-from .support import box_of, containers, groups_of, processes_of
+from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker
 
 ROOT = Path(__file__).parents[2]
+NAP = f"320.2917{RUN}"
 SPIN = "i=0; while :; do i=$((i+1)); done"
 
 
@@ -40,7 +41,7 @@ def of(identity: str, memory_mb: int | None = None, image: str | None = None) ->
 @contextmanager
 def worker(tmp_path: Path, node: str, image: str, hold: str = ":") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Give a worker in a process of its own, and the id of its environment's container."""
-    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, hold]
+    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, NAP, hold]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -51,18 +52,18 @@ def worker(tmp_path: Path, node: str, image: str, hold: str = ":") -> Iterator[t
         process.stdout.close()
 
 
-@pytest.mark.parametrize("hold", [":", "sleep 320.2917 </run/tangram/alive & setsid sleep 320.2917 &"], ids=["idle", "holds alive"])
+@pytest.mark.parametrize("hold", [":", f"sleep {NAP} </run/tangram/alive & setsid sleep {NAP} &"], ids=["idle", "holds alive"])
 def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
     # Given a worker with an environment that works and one that stands ready
     node = f"{NODE}-killed"
     with worker(tmp_path, node, image, hold) as (process, container_id):
-        assert until(lambda: len(containers(node)) == 2)
+        assert until(lambda: len(containers(node)) == 2 and all(map(waits_for_its_worker, containers(node))))
         # When it is killed
         process.send_signal(signal.SIGKILL)
         # Then both containers go, with all that ran in them
         assert until(lambda: containers(node) == [])
         assert until(lambda: not processes_of(container_id) and not groups_of(container_id))
-        assert processes_with("320.2917") == []
+        assert processes_with(f"sleep\x00{NAP}") == []
     # And the folder can be had again
     with box_of(tmp_path / "box", ContainerOptions(image=image, pull="never"), node) as box:
         assert printed(box.open(of("e1")), "echo again") == "again\n"
@@ -329,15 +330,16 @@ def test_an_environment_of_a_snapshot_has_the_same_files(sandbox: ContainerSandb
 
 def test_a_fence_ends_what_was_left_and_keeps_nothing_but_the_folder(env: ContainerEnvironment) -> None:
     # Given processes that earlier commands of two sessions have left, an exported variable and a folder
-    printed(env, "mkdir -p /tmp/here; cd /tmp/here; export kept=yes; sleep 320.4321 & setsid sleep 320.4321 & (sleep 320.4321 &) ; true")
-    printed(env, "setsid sleep 320.4321 & true", session="other")
-    assert until(lambda: len(processes_with("320.4321")) == 4)
+    sleeping = f"sleep 320.4321{RUN}"
+    printed(env, f"mkdir -p /tmp/here; cd /tmp/here; export kept=yes; {sleeping} & setsid {sleeping} & ({sleeping} &) ; true")
+    printed(env, f"setsid {sleeping} & true", session="other")
+    assert until(lambda: len(processes_with(f"320.4321{RUN}")) == 4)
     # When a command comes with a fence
     request = ExecRequest(action_id="a", command="pwd; echo ${kept-no}; ps | grep -c '[3]20.4321'", fence=True, timeout_s=20)
     outcome = env.start(request).wait()
     # Then they are gone before it runs, and so is the variable
     assert outcome.stdout == b"/tmp/here\nno\n0\n", outcome
-    assert processes_with("320.4321") == []
+    assert processes_with(f"320.4321{RUN}") == []
 
 
 def test_a_fence_spares_what_another_session_is_running(env: ContainerEnvironment) -> None:

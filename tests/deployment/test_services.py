@@ -12,7 +12,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture(scope="module")
-def database_url() -> Iterator[str]:
+@contextmanager
+def empty_database() -> Iterator[str]:
     """Give the URL of an empty database."""
     name = f"tangram_deployment_{uuid4().hex[:8]}"
     server = create_engine(make_url(POSTGRES).set(database="postgres"), isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
@@ -104,21 +104,16 @@ class Deployment:
         return "\n".join(f"--- {name}\n" + "\n".join(process.log_tail(15)) for name, process in self.processes.items())
 
 
-@pytest.fixture(scope="module", params=["process", "docker"])
-def sandbox(request: pytest.FixtureRequest) -> str:
-    """Give what environments are; containers where there is an engine to have them."""
-    if request.param == "docker":
-        if busybox() is None or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
-            # Not a failure in CI, where the tests of containers have a run and an engine of their own.
-            pytest.skip("no Docker engine answers, or there is no statically linked busybox")
-        make_busybox()
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def deployment(sandbox: str, database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Run the deployment whose environments are sandboxes of processes."""
+    with deployed(tmp_path_factory.mktemp("deployment"), "process") as made:
+        yield made
+
+
+@contextmanager
+def deployed(folder: Path, sandbox: str) -> Iterator[Deployment]:
     """Run Redis, the migration and the services, each as compose would."""
-    folder = tmp_path_factory.mktemp("deployment")
     redis_port, flower_port = free_port(), free_port()
     config = services(
         REDIS_ADDRESS=f"127.0.0.1:{redis_port}",
@@ -126,14 +121,14 @@ def deployment(sandbox: str, database_url: str, tmp_path_factory: pytest.TempPat
         TANGRAM_CORES="2",
         TANGRAM_IMAGE=BUSYBOX,
     )
-    replaced = {
-        "TANGRAM_DATABASE_URL": database_url,
-        "TANGRAM_SANDBOX": sandbox,
-        "FLOWER_ADDRESS": "127.0.0.1",
-        "FLOWER_PORT": str(flower_port),
-    }
-    made = Deployment(config, folder, f"deployment-{uuid4().hex[:8]}", flower_port, {}, replaced)
-    with ExitStack() as stop:
+    with empty_database() as database_url, ExitStack() as stop:
+        replaced = {
+            "TANGRAM_DATABASE_URL": database_url,
+            "TANGRAM_SANDBOX": sandbox,
+            "FLOWER_ADDRESS": "127.0.0.1",
+            "FLOWER_PORT": str(flower_port),
+        }
+        made = Deployment(config, folder, f"deployment-{uuid4().hex[:8]}", flower_port, {}, replaced)
         stop.callback(lambda: [process.stop(10) for process in reversed(made.processes.values())])
         script = config["redis"]["command"][2].replace("$$", "$").replace("dir /data", f"dir {folder}\nport {redis_port}\nbind 127.0.0.1")
         made.start("redis", ["sh", "-c", script])
@@ -154,6 +149,10 @@ def _answers(client: Redis) -> bool:
 
 
 def test_all_become_healthy_and_the_smoke_check_passes(deployment: Deployment) -> None:
+    becomes_healthy(deployment)
+
+
+def becomes_healthy(deployment: Deployment) -> None:
     # Given services that have just been started
     # When compose's own checks are run until they pass
     for name in LONG_RUNNING:
@@ -197,6 +196,15 @@ def test_the_check_of_a_scheduler_fails_where_none_leads(deployment: Deployment)
     deployment.processes["scheduler"].stop(10)
     looked = deployment.look("scheduler")
     assert looked.returncode != 0 and "no scheduler leads" in looked.stderr
+
+
+def test_the_same_holds_where_environments_are_containers(tmp_path: Path) -> None:
+    if busybox() is None or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        # Not a failure in CI, where the tests of containers have a run and an engine of their own.
+        pytest.skip("no Docker engine answers, or there is no statically linked busybox")
+    make_busybox()
+    with deployed(tmp_path, "docker") as deployment:
+        becomes_healthy(deployment)
 
 
 def test_the_smoke_check_ends_at_the_first_thing_that_fails(redis_urls: RedisUrls) -> None:

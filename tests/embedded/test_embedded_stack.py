@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from app.journal.database import open_engine, require_latest
+from app.local import embedded
 from app.local.embedded import EmbeddedStack, Restarts, StackRunning
 from app.local.processes import Command, StackError, wait_until
 
@@ -169,7 +170,10 @@ def test_processes_end_in_reverse_order_after_restarts_too(state_dir: Path, pyth
     assert (state_dir / "ends").read_text().split() == ["second", "first"]
 
 
-def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
+def test_a_process_that_always_dies_is_given_up_and_its_last_lines_are_said(
+    state_dir: Path, python: Python, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "FIRST_PAUSE_S", 0.01)
     said: list[str] = []
     dying = python("dying", "print('loading')", "raise SystemExit('no such model: x')")
     with (

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def live(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
     """Run the stack that most tests share; none of them may harm it."""
     folder = tmp_path_factory.mktemp("live")
@@ -59,8 +62,9 @@ def own_stack(tmp_path: Path, services_file: Path) -> Iterator[Callable[..., Liv
     with contextlib.ExitStack() as stacks:
 
         def start(**plan: Any) -> Live:
+            usual: dict[str, Any] = {"nodes": 1, "cores": 2, "memory_mb": 4096, "api_nodes": 0, "services_file": services_file}
             variables = {**FAST_BEATS, **plan.pop("variables", {})}
-            whole = StackPlan(**{"nodes": 1, "cores": 2, "memory_mb": 4096, "services_file": services_file, "variables": variables, **plan})
+            whole = StackPlan(**usual | plan, variables=variables)
             return stacks.enter_context(running(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", whole))
 
         yield start
@@ -78,3 +82,50 @@ def outside() -> Iterator[OutsideApi]:
     """Run an outside API."""
     with OutsideApi() as api:
         yield api
+
+
+class _Moody(BaseHTTPRequestHandler):
+    """Refuses, breaks or answers as its path says, so many times; then answers 200."""
+
+    protocol_version = "HTTP/1.1"
+    seen: dict[str, list[float]]
+
+    def _reply(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kind, times = self.path.strip("/").split("/")[:2]
+        seen = self.seen.setdefault(self.path, [])
+        seen.append(time.monotonic())
+        if len(seen) > int(times):
+            self._send(200, {})
+        elif kind == "broken":
+            self.close_connection = True
+        elif kind == "date":
+            self._send(429, {"Retry-After": self.date_time_string(int(time.time()) + 2)})
+        elif kind == "cost":
+            self._send(200, {"X-Cost": "20"})
+        else:
+            self._send(int(kind), {})
+
+    do_GET = do_POST = _reply
+
+    def _send(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": "0", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def moody() -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """Run a server that fails as it is told to; give where it is and when each path was asked for."""
+    seen: dict[str, list[float]] = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Moody,), {"seen": seen}))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", seen
+    server.shutdown()
+    server.server_close()
+    thread.join(5)

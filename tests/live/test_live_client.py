@@ -32,8 +32,9 @@ def test_state_is_kept_between_commands(client: Client) -> None:
 
 def test_the_parts_of_the_act_add_up(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        missing_s = []
-        for _ in range(10):
+        missing_s = [1.0]
+        # A busy machine may come between the caller and the call, and not always.
+        while len(missing_s) < 50 and min(missing_s) >= 0.05:
             began = time.monotonic()
             done = env.exec("sleep 0.1")
             whole_s = time.monotonic() - began
@@ -41,7 +42,6 @@ def test_the_parts_of_the_act_add_up(client: Client) -> None:
             assert all(part >= 0 for part in parts)
             assert 0.1 <= done.act.execution_s <= sum(parts) <= whole_s
             missing_s.append(whole_s - sum(parts))
-    # A busy machine may come between the caller and the call, and not always.
     assert min(missing_s) < 0.05
 
 
@@ -94,8 +94,8 @@ def test_a_command_that_prints_nothing_times_out(client: Client) -> None:
 
 def test_queueing_does_not_eat_the_timeout(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        first = env.submit("sleep 2.2")
-        second = env.submit("echo done", timeout_s=2.0)
+        first = env.submit("sleep 1.2")
+        second = env.submit("echo done", timeout_s=1.0)
         assert first.result(20).exit_code == 0
         assert second.result(20).stdout == "done\n"
 

@@ -25,6 +25,7 @@ from tangram.wire import (
     node_queue,
 )
 from tests.live.support import Live
+from tests.workers_cpu.support import RUN
 
 INCLUDE = ("tests.live.live_tasks",)
 
@@ -195,9 +196,9 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own
     path, go = tmp_path / "marks", tmp_path / "go"
     with live.client() as client:
         env = client.open(trajectory="t")
-        command = env.submit("sleep 319.46875 & wait", idempotent=True)
+        command = env.submit(f"sleep 319.46875{RUN} & wait", idempotent=True)
         behind = env.submit("echo")
-        live.until(lambda: runs("319.46875"))
+        live.until(lambda: runs(f"319.46875{RUN}"))
         again = client.submit(mark(path, "again", go))
         never = client.submit(mark(path, "never", go, idempotent=False))
         live.until(lambda: words(path) == {"again": 1, "never": 1})
@@ -219,7 +220,7 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(own
             live.until(lambda: "scheduler" in live.stack.dead())
             live.stack.restart("scheduler")
         # And its processes have not outlived it
-        live.until(lambda: not runs("319.46875"))
+        live.until(lambda: not runs(f"319.46875{RUN}"))
         # And the rest runs when the node returns, as its second try
         live.stack.restart("cpu-0")
         live.until(lambda: words(path) == {"again": 2, "never": 1})
@@ -256,8 +257,8 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack
     path, go = tmp_path / "marks", tmp_path / "go"
     with live.client() as client:
         env = client.open(trajectory="t")
-        command = env.submit("sleep 319.484375")
-        live.until(lambda: runs("319.484375"))
+        command = env.submit(f"sleep 319.484375{RUN}")
+        live.until(lambda: runs(f"319.484375{RUN}"))
         never = client.submit(mark(path, "never", go, idempotent=False))
         live.until(lambda: words(path))
         worker = live.process("cpu-0")
@@ -273,7 +274,7 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack
         finally:
             worker.resume()
         # Then it comes back, what it still runs is stopped, and the environment is closed
-        live.until(lambda: not runs("319.484375"))
+        live.until(lambda: not runs(f"319.484375{RUN}"))
         live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("up",)])
         with pytest.raises(EnvironmentLost, match="3 beats missed"):
             env.exec("echo")

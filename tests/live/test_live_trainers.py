@@ -81,10 +81,15 @@ def in_environment(environment: str, command: str) -> Action:
     return Action(kind="cpu.exec", environment=environment, session="mine", cost=Cost.of(cores=1), arguments=arguments)
 
 
-def test_a_killed_trainer_leaves_only_what_is_detached(own_stack: Callable[..., Live]) -> None:
-    # Given two clients of one job
+def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(own_stack: Callable[..., Live]) -> None:
+    # Given two clients of one job, and an environment that was opened, and a command that was sent, by plain Celery
     live = own_stack(cores=4, variables=QUICKLY)
     with live.client("training") as client, client.open(trajectory="t") as env, training(live) as trainer:
+        publish(live, Action(kind="cpu.open", environment="plain", job="training", arguments={"environment": "plain"}), "open-plain")
+        live.until(lambda: state(live, "plain")[0] == "open")
+        command = {"environment": "plain", "command": "sleep 300"}
+        publish(live, Action(kind="cpu.exec", environment="plain", job="training", cost=Cost.of(cores=1), arguments=command), "exec-plain")
+        live.until(lambda: status(live, "exec-plain") == "running")
         # When one is killed, and the scheduler afterwards
         trainer.process.send_signal(signal.SIGKILL)
         trainer.process.wait(10)
@@ -98,6 +103,8 @@ def test_a_killed_trainer_leaves_only_what_is_detached(own_stack: Callable[..., 
         # And the detached one stands for other clients, which have lost nothing
         assert client.submit(in_environment(trainer.detached, "echo here")).result(20).stdout == "here\n"
         assert env.exec("echo fine").stdout == "fine\n"
+        # And what has no client goes on
+        assert (status(live, "exec-plain"), state(live, "plain")[0]) == ("running", "open")
 
 
 def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_why_after_it(own_stack: Callable[..., Live]) -> None:
@@ -122,23 +129,6 @@ def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_w
         assert said.startswith(f"ActionFailed: environment {trainer.environment} was closed ")
         assert said.endswith(f"its client gave no sign of life for {ORPHAN_S:g} s")
     store.connection_pool.disconnect()
-
-
-def test_messages_without_a_client_outlive_every_trainer(own_stack: Callable[..., Live]) -> None:
-    # Given an environment that was opened, and a command that was sent, by plain Celery
-    live = own_stack(cores=4, variables=QUICKLY)
-    with live.client() as client, client.open(trajectory="t"), training(live) as trainer:
-        publish(live, Action(kind="cpu.open", environment="plain", job="training", arguments={"environment": "plain"}), "open-plain")
-        live.until(lambda: state(live, "plain")[0] == "open")
-        command = {"environment": "plain", "command": "sleep 317.4375"}
-        publish(live, Action(kind="cpu.exec", environment="plain", job="training", cost=Cost.of(cores=1), arguments=command), "exec-plain")
-        live.until(lambda: status(live, "exec-plain") == "running")
-        # When a trainer of the same job is killed
-        trainer.process.kill()
-        live.until(lambda: state(live, trainer.environment)[0] == "closed")
-        # Then they go on
-        assert (status(live, "exec-plain"), state(live, "plain")[0]) == ("running", "open")
-        client.cancel(job="training")
 
 
 def publish(live: Live, action: Action, task_id: str) -> None:

@@ -98,7 +98,7 @@ def write_in_batches(engine: Engine, entries: list[Entry], cuts: set[int]) -> No
             start = cut
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_batches_leave_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:
     # Given a history, written entry by entry
@@ -114,7 +114,7 @@ def test_any_batches_leave_the_same_rows(shared_engine: Engine, make: Any, table
     assert tables.everything(shared_engine) == expected
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_batch_written_twice_leaves_the_same_rows(shared_engine: Engine, make: Any, tables: Any, data: st.DataObject) -> None:
     # Given a batch whose commit arrived, though its answer did not

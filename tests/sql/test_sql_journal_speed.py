@@ -1,4 +1,4 @@
-"""The journal is on the way of every action: bounds that only a change of order can break."""
+"""The journal is on the way of every action: bounds of its CPU time that only a change of order can break."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def test_a_commit_costs_little(sqlite_path: Path, make: Any) -> None:
         per_entry = []
         for stage in lives:
             for start in range(0, len(stage), 64):
-                began = time.perf_counter()
+                began = time.thread_time()
                 journal.write(stage[start : start + 64])
-                per_entry.append((time.perf_counter() - began) / 64)
+                per_entry.append((time.thread_time() - began) / 64)
         # And others one by one
         per_commit = []
         for number in range(100):
             for entry in (make.received(f"single-{number}"), make.granted(f"single-{number}"), make.ended(f"single-{number}")):
-                began = time.perf_counter()
+                began = time.thread_time()
                 journal.write([entry])
-                per_commit.append(time.perf_counter() - began)
+                per_commit.append(time.thread_time() - began)
     engine.dispose()
     # Then both stay within their bounds
     assert statistics.median(per_entry) < SECONDS_PER_ENTRY

@@ -1,4 +1,4 @@
-"""Fixtures: a sandbox in a temporary folder, and one environment in it, for each kind of shell.
+"""Fixtures: a sandbox of the test's own, and environments of its own in sandboxes that the tests share, for each kind of shell.
 
 Sandboxes are set apart from the host where that works. Tests that take an id which a command printed for one of the host's
 have a sandbox that is not.
@@ -7,19 +7,19 @@ have a sandbox that is not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.isolation import Wish
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
-
-from .support import open_one
 
 TAKES_IDS_FOR_THE_HOSTS = {
     "test_children_are_found_without_the_kernels_children_files",
@@ -32,32 +32,61 @@ TAKES_IDS_FOR_THE_HOSTS = {
 }
 
 
+Shared = Callable[[Wish, str | None], ProcessSandbox]
+numbers = count()
+
+
+def isolation_for(request: pytest.FixtureRequest) -> Wish:
+    """Return the isolation of a test's sandbox."""
+    return "none" if request.node.name in TAKES_IDS_FOR_THE_HOSTS else "auto"
+
+
+@pytest.fixture(scope="package")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """Return what gives the sandbox of an isolation and a shell that tests share; none of them may harm it."""
+    boxes: dict[tuple[Wish, str | None], ProcessSandbox] = {}
+
+    def find(isolation: Wish, shell: str | None) -> ProcessSandbox:
+        if (isolation, shell) not in boxes:
+            boxes[isolation, shell] = make(tmp_path_factory.mktemp("shared") / "box", isolation, shell=shell)
+        return boxes[isolation, shell]
+
+    yield find
+    for box in boxes.values():
+        box.close()
+
+
+def environment_in(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
+    """Give an environment for one test."""
+    environment = box.open(EnvironmentSpec(id=f"e{next(numbers)}"))
+    yield environment
+    environment.close()
+
+
 @pytest.fixture
 def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ProcessSandbox]:
     """Give a sandbox with the default shell."""
-    box = ProcessSandbox(tmp_path / "box", isolation="none" if request.node.name in TAKES_IDS_FOR_THE_HOSTS else "auto")
+    box = ProcessSandbox(tmp_path / "box", isolation=isolation_for(request))
     yield box
     box.close()
 
 
 @pytest.fixture
-def env(sandbox: ProcessSandbox) -> ProcessEnvironment:
+def env(shared: Shared, request: pytest.FixtureRequest) -> Iterator[ProcessEnvironment]:
     """Give an environment with the default shell."""
-    return open_one(sandbox)
+    yield from environment_in(shared(isolation_for(request), None))
 
 
 @pytest.fixture(params=[None, "sh"], ids=["default", "sh"])
-def shell_env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessEnvironment]:
+def shell_env(request: pytest.FixtureRequest, shared: Shared) -> Iterator[ProcessEnvironment]:
     """Give an environment with the default shell, then one with the system's POSIX shell."""
-    box = ProcessSandbox(tmp_path / "box", shell=request.param)
-    yield open_one(box)
-    box.close()
+    yield from environment_in(shared("auto", request.param))
 
 
-def make(folder: Path, isolation: Wish, limits: ProcessLimits | None = None) -> ProcessSandbox:
+def make(folder: Path, isolation: Wish, limits: ProcessLimits | None = None, *, shell: str | None = None) -> ProcessSandbox:
     """Make a sandbox of one kind; skip where bubblewrap does not work, but fail in CI."""
     try:
-        return ProcessSandbox(folder, isolation=isolation, limits=limits)
+        return ProcessSandbox(folder, isolation=isolation, limits=limits, shell=shell)
     except SessionUnavailable as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))
@@ -73,17 +102,15 @@ def apart(tmp_path: Path) -> Iterator[ProcessSandbox]:
 
 
 @pytest.fixture
-def inside(apart: ProcessSandbox) -> ProcessEnvironment:
+def inside(shared: Shared) -> Iterator[ProcessEnvironment]:
     """Give an environment that bubblewrap sets apart."""
-    return open_one(apart)
+    yield from environment_in(shared("bubblewrap", None))
 
 
 @pytest.fixture(params=["none", "bubblewrap"])
-def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessEnvironment]:
+def either(request: pytest.FixtureRequest, shared: Shared) -> Iterator[ProcessEnvironment]:
     """Give an environment of each kind."""
-    box = make(tmp_path / "box", request.param)
-    yield open_one(box)
-    box.close()
+    yield from environment_in(shared(request.param, None))
 
 
 def below_this() -> list[tree.Process]:

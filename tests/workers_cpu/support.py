@@ -18,6 +18,9 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.weight import Means
 
+RUN = f"{os.getpid():07d}"
+"""Further digits of the seconds that a process of these tests sleeps, by which each run on this machine finds its own only."""
+
 
 def admit(
     environment: Environment,

@@ -13,7 +13,7 @@ from workers.cpu.cores import CoreMap
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 
-from .support import admit, printed, processes_with, running, sleepers, until
+from .support import RUN, admit, printed, processes_with, running, sleepers, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
@@ -57,11 +57,12 @@ def test_an_empty_grant_leaves_the_mask(env: ProcessEnvironment) -> None:
 @needs_two_cores
 def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment) -> None:
     # Given a tree of processes, one of them out of its session, one with threads, on the first core
-    threaded = "python3 -c 'import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(311.15625,)).start()'"
-    command = f'setsid sleep 311.15625 & sh -c "sleep 311.15625; :" & {threaded} 311.15625 & wait'
+    nap = f"311.15625{RUN}"
+    threaded = f"python3 -c 'import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=({nap},)).start()'"
+    command = f'setsid sleep {nap} & sh -c "sleep {nap}; :" & {threaded} {nap} & wait'
     with running(env, command, Holding((HERE[0],))) as (execution, _):
-        assert until(lambda: len(masks(processes_with("311.15625"))) >= 7)
-        pids = processes_with("311.15625")
+        assert until(lambda: len(masks(processes_with(nap))) >= 7)
+        pids = processes_with(nap)
         assert all(mask == {HERE[0]} for mask in masks(pids))
         # When it is resized to the second
         execution.resize(Holding((HERE[1],)))
@@ -87,8 +88,8 @@ def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironme
 @needs_two_cores
 def test_a_thread_that_leaves_its_grant_is_brought_back(env: ProcessEnvironment) -> None:
     # Given a command on the first core
-    with running(env, "sleep 311.28125", Holding((HERE[0],))) as (execution, _):
-        (pid,) = sleepers("311.28125")
+    with running(env, f"sleep 311.28125{RUN}", Holding((HERE[0],))) as (execution, _):
+        (pid,) = sleepers(f"311.28125{RUN}")
         # When it goes to another one by itself; then the next look brings it back
         os.sched_setaffinity(pid, {HERE[1]})
         assert until(lambda: os.sched_getaffinity(pid) == {HERE[0]})
@@ -126,7 +127,7 @@ def test_what_starts_in_place_is_not_waited_for() -> None:
 
 def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a process tree
-    shell = int(printed(env, "sleep 311.34375 >/dev/null 2>&1 & echo $$"))
+    shell = int(printed(env, f"sleep 311.34375{RUN} >/dev/null 2>&1 & echo $$"))
     with_files = [process.pid for process in tree.descendants(shell)]
     # When it is walked as on a kernel without those files; then it is the same tree
     monkeypatch.setattr(tree, "HAS_CHILDREN_FILES", False)
@@ -136,11 +137,11 @@ def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvir
 
 def test_a_signal_is_not_sent_to_a_later_process_of_the_same_id(env: ProcessEnvironment) -> None:
     # Given a living process, and the record of an earlier one of its id
-    pid = int(printed(env, "sleep 311.40625 >/dev/null 2>&1 & echo $!"))
-    assert until(lambda: processes_with("311.40625") == [pid])
+    pid = int(printed(env, f"sleep 311.40625{RUN} >/dev/null 2>&1 & echo $!"))
+    assert until(lambda: processes_with(f"311.40625{RUN}") == [pid])
     living = tree.read_process(pid)
     assert living is not None
     earlier = tree.Process(pid, living.parent, "S", living.start - 1, 0.0, 0)
     # When the earlier one is signalled; then the living one goes on
     tree.send(earlier, 9)
-    assert processes_with("311.40625") == [pid]
+    assert processes_with(f"311.40625{RUN}") == [pid]

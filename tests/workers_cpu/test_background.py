@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.action_task import ActionTask, Call
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Execution, Holding, Usage
+from workers.cpu.abstract import ExecRequest, Execution, Holding, Usage
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
@@ -26,7 +26,8 @@ from workers.cpu.process.supervisor import Supervisor
 from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.weight import Means
 
-from .support import in_background, printed, processes_with, running, sleepers, until, weight_of, worker_to_be_killed
+from .conftest import environment_in
+from .support import RUN, in_background, printed, processes_with, running, sleepers, until, weight_of, worker_to_be_killed
 
 HERE = sorted(os.sched_getaffinity(0))
 BACK = Holding(background=True)
@@ -35,12 +36,12 @@ ALL: list[tuple[Isolation, Means]] = [
 ]  # type: ignore[misc]
 
 
-@pytest.fixture(params=ALL, ids=["-".join(each) for each in ALL])
-def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSandbox]:
+@pytest.fixture(scope="module", params=ALL, ids=["-".join(each) for each in ALL])
+def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
     """Give a sandbox of each isolation that holds the background by each means that work here."""
     isolation, means = request.param
     try:
-        made = ProcessSandbox(tmp_path / "box", isolation=isolation, background=means)
+        made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=isolation, background=means)
     except SessionUnavailable as error:
         pytest.skip(str(error))
     yield made
@@ -48,9 +49,9 @@ def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessSandb
 
 
 @pytest.fixture
-def env(box: ProcessSandbox) -> ProcessEnvironment:
+def env(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
     """Give an environment."""
-    return box.open(EnvironmentSpec(id="e1"))
+    yield from environment_in(box)
 
 
 def masks(pids: list[int]) -> list[set[int]]:
@@ -62,8 +63,8 @@ TREE = "setsid sleep {0} & (sh -c 'sleep {0}; :' &) ; sleep {0} & wait"
 
 def test_a_command_goes_to_the_background_and_comes_back_with_all_its_processes(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a command with a child out of its session and an orphan, on the first core
-    with running(env, TREE.format("301.5"), Holding((HERE[0],))) as (execution, _):
-        pids = sleepers("301.5", 3)
+    with running(env, TREE.format(f"301.5{RUN}"), Holding((HERE[0],))) as (execution, _):
+        pids = sleepers(f"301.5{RUN}", 3)
         for _ in range(2):
             # When it goes to the background; then all of it is there, on any core that the background may use
             execution.resize(BACK)
@@ -83,8 +84,8 @@ def test_a_command_in_the_foreground_counts_for_its_cores(box: ProcessSandbox, e
         pytest.skip("needs two cores")
     both = Holding(tuple(HERE[:2]))
     for holding, counts_for in ((both, 2), (Holding((HERE[0],)), 1), (both, 2)):
-        with running(env, "sleep 301.125", holding) as (execution, _):
-            (pid,) = sleepers("301.125", 1)
+        with running(env, f"sleep 301.125{RUN}", holding) as (execution, _):
+            (pid,) = sleepers(f"301.125{RUN}", 1)
             assert weight_of(pid) == counts_for
             # When it goes to the background and comes back, and gets fewer or more cores; then it counts for those that it has
             execution.resize(BACK)
@@ -125,22 +126,22 @@ def test_what_a_command_gets_in_the_background_is_counted_apart(box: ProcessSand
 
 def test_a_command_starts_in_the_background_and_is_told_its_dop(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a command of DoP 3 in the background; when it runs; then it is told that, and held there
-    with running(env, "echo $TANGRAM_DOP >dop; sleep 301.25", BACK, dop=3):
-        (pid,) = sleepers("301.25", 1)
+    with running(env, f"echo $TANGRAM_DOP >dop; sleep 301.25{RUN}", BACK, dop=3):
+        (pid,) = sleepers(f"301.25{RUN}", 1)
         assert in_background(pid, box.background)
         assert env.read_file("dop") == b"3\n"
 
 
 def test_what_a_command_leaves_behind_is_in_the_background_until_the_next_command(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a command on the first core that leaves two processes, one of them nobody's child; when it is over
-    command = "sleep 301.75 >/dev/null 2>&1 & (sleep 301.75 >/dev/null 2>&1 &)"
+    command = f"sleep 301.75{RUN} >/dev/null 2>&1 & (sleep 301.75{RUN} >/dev/null 2>&1 &)"
     env.start(ExecRequest(action_id="a", command=command, holding=Holding((HERE[0],)))).wait()
-    pids = sleepers("301.75", 2)
+    pids = sleepers(f"301.75{RUN}", 2)
     # Then both are in the background
     assert all(in_background(pid, box.background) for pid in pids)
     # When the next command runs; then they are ordinary like that, and in the background again once it is over
-    with running(env, "sleep 302.75", Holding((HERE[0],))):
-        (command_pid,) = sleepers("302.75", 1)
+    with running(env, f"sleep 302.75{RUN}", Holding((HERE[0],))):
+        (command_pid,) = sleepers(f"302.75{RUN}", 1)
         assert masks([*pids, command_pid]) == [{HERE[0]}] * 3
         assert box.background == "affinity" or not any(in_background(pid, box.background) for pid in (*pids, command_pid))
     assert all(in_background(pid, box.background) for pid in pids)
@@ -151,12 +152,12 @@ def test_what_a_command_left_is_in_the_foreground_while_another_session_tests_it
     def in_foreground(pid: int) -> bool:
         return box.background == "affinity" or not in_background(pid, box.background)
 
-    printed(env, "sleep 303.25 >/dev/null 2>&1 & (sleep 303.25 >/dev/null 2>&1 &)", session="server")
-    pids = sleepers("303.25", 2)
+    printed(env, f"sleep 303.25{RUN} >/dev/null 2>&1 & (sleep 303.25{RUN} >/dev/null 2>&1 &)", session="server")
+    pids = sleepers(f"303.25{RUN}", 2)
     assert all(in_background(pid, box.background) for pid in pids)
     # When a command of another session runs in the foreground; then it is there too, on the cores of that
-    with running(env, "sleep 303.5", Holding((HERE[0],)), session="test") as (execution, _):
-        sleepers("303.5")
+    with running(env, f"sleep 303.5{RUN}", Holding((HERE[0],)), session="test") as (execution, _):
+        sleepers(f"303.5{RUN}")
         assert masks(pids) == [{HERE[0]}] * 2
         assert all(map(in_foreground, pids))
         # And follows it to the background, and back to other cores
@@ -171,10 +172,10 @@ def test_what_a_command_left_is_in_the_foreground_while_another_session_tests_it
 
 def test_what_a_command_leaves_while_another_runs_is_on_the_cores_of_that(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a running command; when one of another session ends and leaves a process; then that has the cores of the one that runs
-    with running(env, "sleep 303.75", Holding((HERE[0],)), session="test"):
-        sleepers("303.75")
-        printed(env, "sleep 303.875 >/dev/null 2>&1 &", session="server")
-        (pid,) = sleepers("303.875")
+    with running(env, f"sleep 303.75{RUN}", Holding((HERE[0],)), session="test"):
+        sleepers(f"303.75{RUN}")
+        printed(env, f"sleep 303.875{RUN} >/dev/null 2>&1 &", session="server")
+        (pid,) = sleepers(f"303.875{RUN}")
         assert masks([pid]) == [{HERE[0]}]
         assert box.background == "affinity" or not in_background(pid, box.background)
     assert in_background(pid, box.background)
@@ -193,12 +194,12 @@ def test_a_session_without_anything_left_is_not_in_the_background(box: ProcessSa
 
 def test_a_kill_reaches_a_command_in_the_background(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a command in the background; when it is killed; then that is its end
-    with running(env, "sleep 301.875 & wait", BACK) as (execution, outcomes):
-        sleepers("301.875", 1)
+    with running(env, f"sleep 301.875{RUN} & wait", BACK) as (execution, outcomes):
+        sleepers(f"301.875{RUN}", 1)
         execution.kill("enough")
         assert until(lambda: bool(outcomes))
         assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
-    assert not processes_with("sleep\x00301.875\x00")
+    assert not processes_with(f"sleep\x00301.875{RUN}\x00")
 
 
 def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foreground(
@@ -208,20 +209,20 @@ def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foregr
     def fail(self: ProcessBackend, holding: Holding) -> None:
         raise ContainerFailed("the engine does not answer")
 
-    with running(env, "sleep 301.9375", BACK) as (execution, outcomes):
-        sleepers("301.9375")
+    with running(env, f"sleep 301.9375{RUN}", BACK) as (execution, outcomes):
+        sleepers(f"301.9375{RUN}")
         # When it is killed; then it has ended all the same
         monkeypatch.setattr(ProcessBackend, "hold", fail)
         execution.kill("enough")
         assert until(lambda: bool(outcomes), 20)
     assert outcomes[0].status == "cancelled"
-    assert not processes_with("sleep\x00301.9375\x00")
+    assert not processes_with(f"sleep\x00301.9375{RUN}\x00")
 
 
 def test_a_change_that_fails_is_forgotten(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a command on a core that cannot be sent to the background; when it is; then it is not taken to be there
-    with running(env, "sleep 301.0625", Holding((HERE[0],))) as (execution, _):
-        sleepers("301.0625")
+    with running(env, f"sleep 301.0625{RUN}", Holding((HERE[0],))) as (execution, _):
+        sleepers(f"301.0625{RUN}")
         with monkeypatch.context() as patch:
             patch.setattr(ProcessBackend, "hold", lambda self, holding: 1 / 0)
             with pytest.raises(ZeroDivisionError):
@@ -234,8 +235,8 @@ def test_nothing_goes_to_the_background_while_its_environment_closes(
     box: ProcessSandbox, env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command whose environment begins to close
-    with running(env, "trap '' TERM; sleep 301.6875 & wait", Holding((HERE[0],))) as (execution, outcomes):
-        sleepers("301.6875")
+    with running(env, f"trap '' TERM; sleep 301.6875{RUN} & wait", Holding((HERE[0],))) as (execution, outcomes):
+        sleepers(f"301.6875{RUN}")
         assert isinstance(execution, ShellExecution)
         backend = execution._backend
         assert isinstance(backend, ProcessBackend)
@@ -253,8 +254,8 @@ def test_what_a_killed_supervisor_held_ends_in_the_foreground_with_its_group(
     box: ProcessSandbox, env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a command in the background
-    with running(env, "sleep 301.4375", BACK) as (execution, outcomes):
-        sleepers("301.4375")
+    with running(env, f"sleep 301.4375{RUN}", BACK) as (execution, outcomes):
+        sleepers(f"301.4375{RUN}")
         assert isinstance(execution, ShellExecution)
         backend = execution._backend
         assert isinstance(backend, ProcessBackend)
@@ -276,8 +277,8 @@ def test_a_process_that_has_left_its_control_group_is_held_to_the_grant(box: Pro
     if box.background != "cgroup" or len(HERE) < 2:
         pytest.skip("needs a control group and two cores")
     assert box._groups.cpu is not None
-    with running(env, "sleep 301.5625", Holding((HERE[0],))) as (execution, _):
-        (pid,) = sleepers("301.5625")
+    with running(env, f"sleep 301.5625{RUN}", Holding((HERE[0],))) as (execution, _):
+        (pid,) = sleepers(f"301.5625{RUN}")
         try:
             (Path(box._groups.cpu).parent / "cgroup.procs").write_text(str(pid))
         except OSError as error:
@@ -305,7 +306,7 @@ def spin_until(path: str) -> str:
 @pytest.mark.alone
 def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnvironment) -> None:
     # Given a command in the background that sleeps for longer than it may run
-    with running(env, f"sleep 2.5; {spin_until('go')}", BACK, timeout_s=2.0, output_timeout_s=2.0) as (execution, outcomes):
+    with running(env, f"sleep 1.2; {spin_until('go')}", BACK, timeout_s=1.0, output_timeout_s=1.0) as (execution, outcomes):
         # When it has used a part of its time
         assert until(lambda: bool((usage := execution.used()) and usage.cpu_s > 0.2) or bool(outcomes))
         env.write_file("go", b"")
@@ -313,7 +314,7 @@ def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnv
     # Then it has ended by itself, and what it waited is told apart
     (outcome,) = outcomes
     assert outcome.status == "succeeded", outcome
-    assert outcome.waited_s > 2.4
+    assert outcome.waited_s > 1.1
     assert outcome.execution_s == pytest.approx(outcome.cpu_s, abs=0.1)
 
 
@@ -328,11 +329,11 @@ def test_a_command_in_the_background_is_out_of_time_once_it_has_used_it(env: Pro
 
 def test_a_killed_worker_leaves_nothing_in_the_background(tmp_path: Path) -> None:
     # Given a worker with a busy command in the background
-    with worker_to_be_killed(tmp_path / "box", "301.59375", "background") as worker:
+    with worker_to_be_killed(tmp_path / "box", f"301.59375{RUN}", "background") as worker:
         # When it is killed; then the next one of its folder finds no process and no group of it
         worker.kill()
     box = ProcessSandbox(tmp_path / "box")
-    assert not processes_with("301.59375")
+    assert not processes_with(f"301.59375{RUN}")
     assert not any(glob(f"{prefix}-*") for prefix in (box._groups.pids, box._groups.cpu, box._groups.memory) if prefix)
     box.close()
 

@@ -14,7 +14,7 @@ import pytest
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
-from .support import open_one, printed, processes_with, run, until
+from .support import RUN, open_one, printed, processes_with, run, until
 
 # While the children of each process are read, the one that was met last dies and is buried, its child having been handed on.
 HANDED_ON = """
@@ -83,19 +83,19 @@ def fork_server_of(box: ProcessSandbox) -> int:
 def test_the_connection_to_a_killed_supervisor_ends_once_nothing_is_left(sandbox_alone: ProcessSandbox) -> None:
     # Given a session with a process out of reach of its shell, and a fork server that does nothing for now
     env = open_one(sandbox_alone)
-    supervisor = int(printed(env, "setsid sleep 313.375 >/dev/null 2>&1 & echo $PPID"))
-    assert until(lambda: len(processes_with("sleep\x00313.375")) == 1)
+    supervisor = int(printed(env, f"setsid sleep 313.375{RUN} >/dev/null 2>&1 & echo $PPID"))
+    assert until(lambda: len(processes_with(f"sleep\x00313.375{RUN}")) == 1)
     backend = env._sessions["main"]._backend
     assert backend is not None
     os.kill(fork_server_of(sandbox_alone), signal.SIGSTOP)
     # When the supervisor is killed; then the connection stands as long as that process lives
     os.kill(supervisor, signal.SIGKILL)
     assert not backend.has_ended(0.3)
-    assert processes_with("sleep\x00313.375")
+    assert processes_with(f"sleep\x00313.375{RUN}")
     # And ends with it
     os.kill(fork_server_of(sandbox_alone), signal.SIGCONT)
     assert backend.has_ended(20)
-    assert not processes_with("sleep\x00313.375")
+    assert not processes_with(f"sleep\x00313.375{RUN}")
     assert printed(env, "echo alive") == "alive\n"
 
 
@@ -108,9 +108,9 @@ def test_sessions_outlive_the_fork_server_and_others_start(sandbox_alone: Proces
     assert printed(env, "echo $X") == "kept\n"
     assert printed(env, "echo fresh", session="other") == "fresh\n"
     # And both end with the environment
-    assert run(env, "setsid sleep 313.5 >/dev/null 2>&1 &").exit_code == 0
+    assert run(env, f"setsid sleep 313.5{RUN} >/dev/null 2>&1 &").exit_code == 0
     env.close()
-    assert not processes_with("sleep\x00313.5\x00")
+    assert not processes_with(f"sleep\x00313.5{RUN}\x00")
 
 
 def test_a_walk_meets_the_child_of_a_process_that_dies_meanwhile() -> None:

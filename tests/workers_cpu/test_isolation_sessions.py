@@ -16,7 +16,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import below_this, make
-from .support import admit, open_one, printed, processes_with, run, until
+from .support import RUN, admit, open_one, printed, processes_with, run, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
@@ -39,16 +39,16 @@ def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:
 
 def test_a_session_is_kept_and_restored(either: ProcessEnvironment) -> None:
     # Given a session with a folder, an exported variable, a function and a background process
-    printed(either, 'mkdir d; cd d; export X=1; f() { echo "f $X"; }; sleep 317.734375 >/dev/null 2>&1 &')
+    printed(either, f'mkdir d; cd d; export X=1; f() {{ echo "f $X"; }}; sleep 317.734375{RUN} >/dev/null 2>&1 &')
     assert printed(either, "f; basename $PWD") == "f 1\nd\n"
-    assert until(lambda: len(processes_with("sleep\x00317.734375")) == 1)
+    assert until(lambda: len(processes_with(f"sleep\x00317.734375{RUN}")) == 1)
     # When its shell ends, with a code
     assert run(either, "exit 3").exit_code == 3
     # Then the next one finds all of it
-    assert printed(either, "f; basename $PWD; pgrep -f '^sleep 317.734375' | wc -l") == "f 1\nd\n1\n"
+    assert printed(either, f"f; basename $PWD; pgrep -f '^sleep 317.734375{RUN}' | wc -l") == "f 1\nd\n1\n"
     # And with the environment all processes go
     either.close()
-    assert not processes_with("317.734375")
+    assert not processes_with(f"317.734375{RUN}")
     assert not processes_with(str(either.work_folder.parent))
 
 
@@ -68,13 +68,14 @@ def test_state_that_no_shell_can_start_with_is_forgotten(either: ProcessEnvironm
 
 def test_a_timeout_ends_the_command_and_spares_what_was_there(either: ProcessEnvironment) -> None:
     # Given a background process of an earlier command
-    printed(either, "sleep 317.765625 >/dev/null 2>&1 &")
+    printed(either, f"sleep 317.765625{RUN} >/dev/null 2>&1 &")
     # When a command with daemons runs out of time
-    outcome = admit(either, "echo begun; setsid sleep 317.78125 & (sleep 317.78125 &) ; sleep 317.78125", timeout_s=0.5).wait()
+    sleeping = f"sleep 317.78125{RUN}"
+    outcome = admit(either, f"echo begun; setsid {sleeping} & ({sleeping} &) ; {sleeping}", timeout_s=0.5).wait()
     # Then it is gone with its daemons, its output is there, and the other process lives
     assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
-    assert not processes_with("317.78125")
-    assert len(processes_with("317.765625")) == 1
+    assert not processes_with(f"317.78125{RUN}")
+    assert len(processes_with(f"317.765625{RUN}")) == 1
     assert printed(either, "echo alive") == "alive\n"
 
 
@@ -91,18 +92,18 @@ def test_a_session_that_ends_its_own_init_starts_again(inside: ProcessEnvironmen
 @needs_two_cores
 def test_a_grant_holds_and_a_resize_moves_all(either: ProcessEnvironment) -> None:
     # Given a command on the first core, with a child out of its session
-    execution = admit(either, "setsid sleep 317.796875 & sleep 317.796875", cores=(HERE[0],))
+    execution = admit(either, f"setsid sleep 317.796875{RUN} & sleep 317.796875{RUN}", cores=(HERE[0],))
     thread = threading.Thread(target=execution.wait)
     thread.start()
-    assert until(lambda: len(processes_with("sleep\x00317.796875")) == 2)
-    pids = processes_with("sleep\x00317.796875")
+    assert until(lambda: len(processes_with(f"sleep\x00317.796875{RUN}")) == 2)
+    pids = processes_with(f"sleep\x00317.796875{RUN}")
     assert [os.sched_getaffinity(pid) for pid in pids] == [{HERE[0]}] * 2
     # When it is resized to the second; then all of it is there
     execution.resize(Holding((HERE[1],)))
     assert [os.sched_getaffinity(pid) for pid in pids] == [{HERE[1]}] * 2
     execution.kill("end of test")
     thread.join(10)
-    assert not processes_with("317.796875")
+    assert not processes_with(f"317.796875{RUN}")
 
 
 def test_usage_is_counted_for_children_and_orphans(either: ProcessEnvironment) -> None:
@@ -131,7 +132,7 @@ def test_files_pass_in_and_out_and_between_sessions(either: ProcessEnvironment) 
 def test_a_closed_environment_leaves_no_process_of_the_host_behind(either: ProcessEnvironment) -> None:
     # Given the processes below this one, among them those of a session
     before = {process.pid for process in below_this()}
-    printed(either, "setsid sleep 317.828125 >/dev/null 2>&1 &")
+    printed(either, f"setsid sleep 317.828125{RUN} >/dev/null 2>&1 &")
     assert {process.pid for process in below_this()} - before
     # When the environment is closed; then there are no more than before
     either.close()

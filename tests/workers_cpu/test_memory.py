@@ -16,7 +16,7 @@ from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
-from .support import open_one, printed, processes_with, run
+from .support import RUN, open_one, printed, processes_with, run
 
 EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 
@@ -50,7 +50,7 @@ def test_a_command_of_too_much_memory_is_killed_and_told_so(bounded: ProcessSand
 def test_the_sessions_of_an_environment_share_its_memory(bounded: ProcessSandbox) -> None:
     # Given an environment of 150 MB in which one session holds 100
     env = bounded.open(EnvironmentSpec(id="shared", memory_mb=150))
-    held = 'python3 -S -c \'import time; held = bytearray(100 << 20); open("held", "w"); time.sleep(311.25)\' >/dev/null 2>&1 &'
+    held = f'python3 -S -c \'import time; held = bytearray(100 << 20); open("held", "w"); time.sleep(311.25{RUN})\' >/dev/null 2>&1 &'
     printed(env, f"{held} while [ ! -e held ]; do sleep 0.01; done", session="one")
     # When another takes 100; then the kernel ends one of the two
     outcome = run(env, EATS_100_MB, session="two")
@@ -60,11 +60,11 @@ def test_the_sessions_of_an_environment_share_its_memory(bounded: ProcessSandbox
 def test_nothing_is_left_of_the_group_of_a_closed_environment(bounded: ProcessSandbox) -> None:
     # Given an environment with a bound; when it is closed; then its group is gone
     env = bounded.open(EnvironmentSpec(id="gone", memory_mb=64))
-    printed(env, "sleep 311.5 >/dev/null 2>&1 &")
+    printed(env, f"sleep 311.5{RUN} >/dev/null 2>&1 &")
     assert list(Path("/sys/fs/cgroup").glob("**/tangram-*-gone"))
     env.close()
     assert not list(Path("/sys/fs/cgroup").glob("**/tangram-*-gone"))
-    assert not processes_with("sleep\x00311.5\x00")
+    assert not processes_with(f"sleep\x00311.5{RUN}\x00")
 
 
 def test_a_worker_that_cannot_bound_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,13 @@ import pytest
 from tangram.errors import InvalidAction
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, SandboxInUse, SessionUnavailable
+from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.groups import find_groups
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import below_this
-from .support import admit, open_one, printed, processes_with, run, until, worker_to_be_killed
-
-
-def ancestors(pid: int) -> set[int]:
-    return {process.pid for process in psutil.Process(pid).parents()}
+from .support import RUN, admit, open_one, printed, processes_with, run, until, worker_to_be_killed
 
 
 def descriptors() -> int:
@@ -132,16 +129,16 @@ def test_grants_that_make_no_sense_are_refused(cores: tuple[int, ...], backgroun
 def test_closing_ends_every_process_and_removes_every_file(sandbox: ProcessSandbox) -> None:
     # Given an environment with background processes of all sorts, two sessions and files without permissions
     env = open_one(sandbox)
-    printed(env, "(setsid sh -c 'trap \"\" TERM; sleep 315.53125; sleep 315.53125' >/dev/null 2>&1 &) ; sleep 315.53125 &")
-    printed(env, "nohup sleep 315.53125 >/dev/null 2>&1 &", session="two")
+    printed(env, f"(setsid sh -c 'trap \"\" TERM; sleep 315.53125{RUN}; sleep 315.53125{RUN}' >/dev/null 2>&1 &) ; sleep 315.53125{RUN} &")
+    printed(env, f"nohup sleep 315.53125{RUN} >/dev/null 2>&1 &", session="two")
     printed(env, "mkdir -p locked/inner; touch locked/inner/file; chmod 0 locked/inner locked; chmod 500 .")
-    assert until(lambda: len(processes_with("315.53125")) >= 3)
+    assert until(lambda: len(processes_with(f"315.53125{RUN}")) >= 3)
     root = env.work_folder.parent
     # When it is closed, twice
     env.close()
     env.close()
     # Then no process and no file of it is left, and it takes no command
-    assert not processes_with("315.53125")
+    assert not processes_with(f"315.53125{RUN}")
     assert not processes_with(str(root))
     assert not root.exists()
     with pytest.raises(EnvironmentGone):
@@ -151,16 +148,16 @@ def test_closing_ends_every_process_and_removes_every_file(sandbox: ProcessSandb
 def test_closing_cancels_running_and_waiting_commands(sandbox: ProcessSandbox) -> None:
     # Given one running command and one behind it
     env = open_one(sandbox)
-    executions = [admit(env, "sleep 315.5625"), admit(env, "true")]
+    executions = [admit(env, f"sleep 315.5625{RUN}"), admit(env, "true")]
     with ThreadPoolExecutor(2) as pool:
         outcomes = [pool.submit(execution.wait) for execution in executions]
-        assert until(lambda: bool(processes_with("315.5625")))
+        assert until(lambda: bool(processes_with(f"315.5625{RUN}")))
         # When the environment is closed
         env.close()
         # Then both are cancelled for that reason
         for outcome in outcomes:
             assert (outcome.result(10).status, outcome.result(10).reason) == ("cancelled", "the environment was closed")
-    assert not processes_with("315.5625")
+    assert not processes_with(f"315.5625{RUN}")
 
 
 def test_a_closed_sandbox_opens_nothing(tmp_path: Path) -> None:
@@ -188,8 +185,9 @@ def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path: Path) -> None:
     # Given a killed worker, and processes that would end its commands but do not get to it
-    with worker_to_be_killed(tmp_path / "box", "315.59375") as worker:
-        cleanup = [pid for pid in processes_with("workers.cpu.process.fork_server") if worker.pid in ancestors(pid)]
+    with worker_to_be_killed(tmp_path / "box", f"315.59375{RUN}") as worker:
+        below = {process.pid for process in tree.descendants(worker.pid)}
+        cleanup = below.intersection(processes_with("workers.cpu.process.fork_server"))
         for pid in cleanup:
             os.kill(pid, signal.SIGSTOP)
         worker.kill()
@@ -197,13 +195,15 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     # When a sandbox takes over the folder
     with ThreadPoolExecutor() as threads:
         taking = threads.submit(ProcessSandbox, tmp_path / "box")
-        early, _ = wait([taking], timeout=0.5)
-        for pid in cleanup:
-            os.kill(pid, signal.SIGCONT)
+        try:
+            early, _ = wait([taking], timeout=0.5)
+        finally:
+            for pid in cleanup:
+                os.kill(pid, signal.SIGCONT)
         box = taking.result()
     # Then it does so only once they are done
     assert not early
-    assert not processes_with("315.59375")
+    assert not processes_with(f"315.59375{RUN}")
     box.close()
 
 
@@ -211,7 +211,7 @@ def test_the_supervisors_of_a_killed_worker_remove_their_groups(tmp_path: Path) 
     # Given a worker with a session, and where its sandbox makes groups for sessions
     groups = find_groups(os.path.realpath(tmp_path / "box"))
     prefixes = [path for path in (groups.pids, groups.cpu, groups.memory) if path is not None]
-    with worker_to_be_killed(tmp_path / "box", "315.609375") as worker:
+    with worker_to_be_killed(tmp_path / "box", f"315.609375{RUN}") as worker:
         # When it is killed; then the next one finds no group of a session
         worker.kill()
     assert until(lambda: not processes_with(str(tmp_path)))
@@ -221,11 +221,11 @@ def test_the_supervisors_of_a_killed_worker_remove_their_groups(tmp_path: Path) 
 
 def test_a_killed_worker_leaves_no_process_and_its_files_go_with_the_next_sandbox(tmp_path: Path) -> None:
     # Given a worker with a background process and a running command
-    with worker_to_be_killed(tmp_path / "box", "315.671875") as worker:
+    with worker_to_be_killed(tmp_path / "box", f"315.671875{RUN}") as worker:
         # When it is killed
         worker.kill()
     # Then all its processes end, and the next sandbox of that folder starts empty
-    assert until(lambda: not processes_with("315.671875") and not processes_with(str(tmp_path)))
+    assert until(lambda: not processes_with(f"315.671875{RUN}") and not processes_with(str(tmp_path)))
     box = ProcessSandbox(tmp_path / "box")
     assert printed(open_one(box), "ls") == ""
     box.close()
@@ -255,10 +255,10 @@ def test_nothing_leaks(tmp_path: Path) -> None:
     def use() -> None:
         box = ProcessSandbox(tmp_path / "box")
         env = open_one(box)
-        run(env, "sleep 315.65625 & echo hi")
+        run(env, f"sleep 315.65625{RUN} & echo hi")
         run(env, "yes & :")
         run(env, "exit 3")
-        admit(env, "sleep 315.65625", timeout_s=0.05).wait()
+        admit(env, f"sleep 315.65625{RUN}", timeout_s=0.05).wait()
         run(env, "kill -9 $PPID; sleep 1")
         printed(env, "echo on")
         killed = admit(env, "true")
@@ -274,7 +274,7 @@ def test_nothing_leaks(tmp_path: Path) -> None:
     # Then there are as many descriptors and threads as before, and no child, not even a zombie
     assert (descriptors(), threading.active_count()) == (before, threads)
     assert set(psutil.Process().children()) <= children
-    assert not processes_with("315.65625")
+    assert not processes_with(f"315.65625{RUN}")
 
 
 def test_an_idle_environment_leaves_no_zombies_behind_its_commands(env: ProcessEnvironment) -> None:

@@ -18,7 +18,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.shell.backend import Exited
 
-from .support import admit, open_one, printed, processes_with, run, until
+from .support import RUN, admit, open_one, printed, processes_with, run, until
 
 
 def test_folder_variables_and_functions_are_kept(shell_env: ProcessEnvironment) -> None:
@@ -111,25 +111,25 @@ def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: Pr
 
 def test_a_killed_supervisor_leaves_nothing_and_is_replaced(env: ProcessEnvironment) -> None:
     # Given a background process outside every process group of the session
-    printed(env, "setsid sleep 312.125 >/dev/null 2>&1 &")
+    printed(env, f"setsid sleep 312.125{RUN} >/dev/null 2>&1 &")
     # When a command kills the supervisor
     outcome = run(env, "kill -9 $PPID; sleep 5")
     # Then the command has failed, nothing is left, and the next one runs
     assert outcome.status == "failed"
     assert "supervisor" in outcome.reason
-    assert not processes_with("312.125")
+    assert not processes_with(f"312.125{RUN}")
     assert printed(env, "echo alive") == "alive\n"
 
 
 def test_what_a_killed_supervisor_left_goes_with_the_environment(env: ProcessEnvironment) -> None:
     # Given a background process of a session whose supervisor was killed while no command ran
-    supervisor = int(printed(env, "setsid sleep 312.15625 >/dev/null 2>&1 & echo $PPID"))
-    assert until(lambda: bool(processes_with("312.15625")))
+    supervisor = int(printed(env, f"setsid sleep 312.15625{RUN} >/dev/null 2>&1 & echo $PPID"))
+    assert until(lambda: bool(processes_with(f"312.15625{RUN}")))
     os.kill(supervisor, signal.SIGKILL)
     assert until(lambda: tree.read_process(supervisor) is None)
     # When the environment is closed; then the process has ended
     env.close()
-    assert not processes_with("312.15625")
+    assert not processes_with(f"312.15625{RUN}")
 
 
 def test_the_environment_is_bare(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_broken_pipes_end_programs_as_usual(env: ProcessEnvironment) -> None:
 def test_a_shell_that_does_not_come_up_fails_the_command_in_bounded_time(tmp_path: Path) -> None:
     # Given a shell that hangs as it starts
     hanging = tmp_path / "hanging-shell"
-    hanging.write_text("#!/bin/sh\nsleep 312.25\n")
+    hanging.write_text(f"#!/bin/sh\nsleep 312.25{RUN}\n")
     hanging.chmod(0o755)
     box = ProcessSandbox(tmp_path / "box", shell=str(hanging), start_timeout_s=0.2)
     try:
@@ -222,7 +222,7 @@ def test_a_shell_that_does_not_come_up_fails_the_command_in_bounded_time(tmp_pat
         outcome = run(open_one(box), "true")
         # Then it has failed for that reason, and the hanging processes are gone
         assert (outcome.status, outcome.reason) == ("failed", "the shell was not ready within 0.2 s")
-        assert not processes_with("312.25")
+        assert not processes_with(f"312.25{RUN}")
     finally:
         box.close()
 

@@ -10,7 +10,7 @@ import pytest
 from workers.cpu.abstract import Holding
 from workers.cpu.process.environment import ProcessEnvironment
 
-from .support import admit, printed, processes_with, run, until
+from .support import RUN, admit, printed, processes_with, run, until
 
 DOUBLE_FORK = """
 import os, sys, time
@@ -39,7 +39,7 @@ ESCAPES = [
 @pytest.mark.parametrize("command", ESCAPES)
 def test_a_kill_ends_every_process_of_the_command(shell_env: ProcessEnvironment, command: str) -> None:
     # Given a running command whose processes try to get away
-    marker = "314.0625"
+    marker = f"314.0625{RUN}"
     execution = admit(shell_env, "echo before; " + command.format(marker=marker, double_fork=DOUBLE_FORK))
     thread = threading.Thread(target=execution.wait)
     thread.start()
@@ -56,14 +56,14 @@ def test_a_kill_ends_every_process_of_the_command(shell_env: ProcessEnvironment,
 
 def test_a_timeout_ends_the_command_with_what_it_printed(shell_env: ProcessEnvironment) -> None:
     # Given a stopped shell, and a process out of its session
-    command = "echo before; setsid sleep 314.03125 & kill -STOP $$; echo after"
+    command = f"echo before; setsid sleep 314.03125{RUN} & kill -STOP $$; echo after"
     # When it runs out of time
     outcome = admit(shell_env, command, timeout_s=0.5).wait()
     # Then it says so, and none of its processes lives
     assert (outcome.status, outcome.exit_code, outcome.stdout) == ("timed_out", None, b"before\n")
     assert outcome.reason == "ran longer than 0.5 s"
     assert 0.5 <= outcome.execution_s < 20
-    assert not processes_with("314.03125")
+    assert not processes_with(f"314.03125{RUN}")
     assert printed(shell_env, "echo alive") == "alive\n"
 
 
@@ -93,15 +93,15 @@ def test_a_program_has_a_moment_to_end_by_itself(env: ProcessEnvironment) -> Non
 
 def test_background_processes_of_earlier_commands_survive_a_timeout(shell_env: ProcessEnvironment) -> None:
     # Given a server of an earlier command, with a child of its own
-    server = "sh -c 'sleep 314.5 & wait'"
+    server = f"sh -c 'sleep 314.5{RUN} & wait'"
     printed(shell_env, f"{server} >/dev/null 2>&1 &")
-    assert until(lambda: len(processes_with("314.5")) == 2)
-    before = processes_with("314.5")
+    assert until(lambda: len(processes_with(f"314.5{RUN}")) == 2)
+    before = processes_with(f"314.5{RUN}")
     # When a later command runs out of time
-    assert admit(shell_env, "sleep 314.75", timeout_s=0.1).wait().status == "timed_out"
+    assert admit(shell_env, f"sleep 314.75{RUN}", timeout_s=0.1).wait().status == "timed_out"
     # Then the server and its child live, and the command does not
-    assert processes_with("314.5") == before
-    assert not processes_with("314.75")
+    assert processes_with(f"314.5{RUN}") == before
+    assert not processes_with(f"314.75{RUN}")
 
 
 def test_the_state_from_before_a_timeout_comes_back(env: ProcessEnvironment) -> None:
@@ -131,10 +131,10 @@ def test_output_of_either_stream_counts_as_a_sign_of_life(env: ProcessEnvironmen
 
 def test_a_kill_from_another_thread_cancels(env: ProcessEnvironment) -> None:
     # Given a running command
-    execution = admit(env, "echo before; touch started; sleep 314.625")
+    execution = admit(env, f"echo before; touch started; sleep 314.625{RUN}")
     thread = threading.Thread(target=execution.wait)
     thread.start()
-    assert until(lambda: bool(processes_with("314.625")))
+    assert until(lambda: bool(processes_with(f"314.625{RUN}")))
     # When it is killed, twice
     execution.kill("the trajectory was dropped")
     execution.kill("another reason")
@@ -143,7 +143,7 @@ def test_a_kill_from_another_thread_cancels(env: ProcessEnvironment) -> None:
     outcome = execution.wait()
     assert (outcome.status, outcome.exit_code, outcome.stdout) == ("cancelled", None, b"before\n")
     assert outcome.reason == "the trajectory was dropped"
-    assert not processes_with("314.625")
+    assert not processes_with(f"314.625{RUN}")
 
 
 def test_a_kill_before_the_wait_means_that_nothing_runs(env: ProcessEnvironment) -> None:
@@ -157,16 +157,16 @@ def test_a_kill_before_the_wait_means_that_nothing_runs(env: ProcessEnvironment)
 
 def test_a_kill_of_a_command_that_waits_for_its_session(env: ProcessEnvironment) -> None:
     # Given a command that has the session, and one behind it
-    first, second = admit(env, "sleep 314.375"), admit(env, "touch wrong")
+    first, second = admit(env, f"sleep 314.375{RUN}"), admit(env, "touch wrong")
     threads = [threading.Thread(target=execution.wait) for execution in (first, second)]
     threads[0].start()
-    assert until(lambda: bool(processes_with("314.375")))
+    assert until(lambda: bool(processes_with(f"314.375{RUN}")))
     threads[1].start()
     # When the second is killed; then it is over while the first runs on
     second.kill("not needed")
     threads[1].join(10)
     assert second.wait().status == "cancelled"
-    assert processes_with("314.375")
+    assert processes_with(f"314.375{RUN}")
     first.kill("done")
     threads[0].join(10)
     assert first.wait().status == "cancelled"
@@ -174,7 +174,7 @@ def test_a_kill_of_a_command_that_waits_for_its_session(env: ProcessEnvironment)
 
 def test_a_kill_or_resize_after_the_end_changes_nothing(env: ProcessEnvironment) -> None:
     # Given a command that is over, and a background process of it
-    execution = admit(env, "sleep 314.875 >/dev/null 2>&1 &")
+    execution = admit(env, f"sleep 314.875{RUN} >/dev/null 2>&1 &")
     outcome = execution.wait()
     # When it is killed and resized
     execution.kill("late")
@@ -182,7 +182,7 @@ def test_a_kill_or_resize_after_the_end_changes_nothing(env: ProcessEnvironment)
     # Then the outcome and the process stand
     assert execution.wait() is outcome
     assert outcome.status == "succeeded"
-    assert until(lambda: bool(processes_with("314.875")))
+    assert until(lambda: bool(processes_with(f"314.875{RUN}")))
 
 
 def test_waiting_for_the_session_does_not_eat_the_timeout(env: ProcessEnvironment) -> None:
@@ -200,19 +200,19 @@ def test_waiting_for_the_session_does_not_eat_the_timeout(env: ProcessEnvironmen
 
 def test_a_fork_storm_is_ended(env: ProcessEnvironment) -> None:
     # Given a command that starts processes as fast as it can, each ending soon
-    command = "while :; do (setsid sleep 314.9375 &) ; sleep 0.005; done"
+    command = f"while :; do (setsid sleep 314.9375{RUN} &) ; sleep 0.005; done"
     # When it runs out of time; then none is left
     began = time.monotonic()
     assert admit(env, command, timeout_s=0.2).wait().status == "timed_out"
-    assert not processes_with("314.9375")
+    assert not processes_with(f"314.9375{RUN}")
     assert time.monotonic() - began < 20
 
 
 def test_a_command_that_ends_its_shell_leaves_its_background_processes(env: ProcessEnvironment) -> None:
     # Given a command that starts a server and ends the shell
-    outcome = run(env, "sleep 314.4375 >/dev/null 2>&1 & exit 3")
+    outcome = run(env, f"sleep 314.4375{RUN} >/dev/null 2>&1 & exit 3")
     # When it is over; then the server lives, and goes with the environment
     assert outcome.exit_code == 3
-    assert until(lambda: bool(processes_with("314.4375")))
+    assert until(lambda: bool(processes_with(f"314.4375{RUN}")))
     env.close()
-    assert not processes_with("314.4375")
+    assert not processes_with(f"314.4375{RUN}")
