@@ -109,7 +109,7 @@ HOSTILE = [
     Hostile(
         "makes process 1 the first to go",
         "echo 1000 >/proc/1/oom_score_adj; tail /dev/zero & tail /dev/zero & wait",
-        "failed",
+        "lost",
         "memory",
         timeout_s=5,
         may_end=True,
@@ -154,7 +154,7 @@ def test_a_hostile_command_hurts_itself_alone(
         outcome = attack(env, hostile)
         # Then it ends as it must, for a reason that is told
         assert hostile.reason in outcome.reason, outcome
-        if not (hostile.may_end and outcome.status == "failed"):
+        if not (hostile.may_end and outcome.status == "lost"):
             assert outcome.status == hostile.status, outcome
             assert outcome.exit_code in (hostile.codes or (None,)), outcome
         assert len(outcome.stdout) + len(outcome.stderr) <= 2 << 20
@@ -162,7 +162,7 @@ def test_a_hostile_command_hurts_itself_alone(
         after = next_outcome(env)
         if hostile.may_end and after is not None and "the shell could not be started" in after.reason:
             assert after.status == "failed"
-        elif hostile.may_end and (after is None or after.status == "failed"):
+        elif hostile.may_end and (after is None or after.status == "lost"):
             assert until(lambda: env not in sandbox.environments()), (outcome, after)
         else:
             assert after is not None

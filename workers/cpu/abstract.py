@@ -26,7 +26,7 @@ from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
 from workers.cpu.opening import Opening
 from workers.cpu.weight import Means
 
-Status = Literal["succeeded", "timed_out", "cancelled", "failed"]
+Status = Literal["succeeded", "timed_out", "cancelled", "failed", "lost"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -118,7 +118,7 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOutcome:
-    """How a command ended.
+    """How a command ended; `lost` where its environment has ended by itself.
 
     `exit_code` is there for `succeeded` only (128 + n for a shell ended by signal n); the output is what was printed
     so far in any case. `execution_s` runs from handing the command over to the end of its processes, less `waited_s`: the

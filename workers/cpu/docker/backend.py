@@ -157,7 +157,7 @@ class ContainerBackend(Backend):
         if self._shell_fd >= 0 and _is_readable(self._shell_fd) and not self._container.is_ending():
             yield Exited(self._shell, self._shell_ended())
         if self._container.has_ended() or self._over.is_set():
-            yield HungUp("" if self._ending else self._why())
+            yield HungUp()
 
     def _shell_ended(self) -> int:
         """Forget the shell and return how it ended."""
@@ -169,10 +169,6 @@ class ContainerBackend(Backend):
         while (code := self._container.engine.exit_code(self._started)) is None and time.monotonic() < deadline:
             time.sleep(PAUSE_S)
         return SIGKILL_CODE if code is None else code
-
-    def _why(self) -> str:
-        how = self._container.why_ended()
-        return self._container.end_reason or f"the environment's container ended{f': {how}' if how else ''}"
 
     # -- grants --------------------------------------------------------------------------------------------------
 
@@ -334,6 +330,10 @@ class ContainerBackends(Backends):
             self._count += 1
             name = f"session-{self._count}"
         return ContainerBackend(self._container, name, self._core_map)
+
+    def loss(self) -> str:
+        """Return why the container has ended; see the base class."""
+        return self._container.loss()
 
 
 def _handle(pid: int) -> int:

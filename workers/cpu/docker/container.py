@@ -67,6 +67,7 @@ class Container:
         """How many of its processes the kernel had ended for want of memory when a command was told of it last."""
         self.end_reason = ""
         """Why this worker ended it before its environment was closed."""
+        self._loss, self._is_removed, self._losing = "", False, threading.Lock()
 
     def begin(self, groups: Groups, deadline: float, opening: Opening) -> None:
         """Start it, and return once its init waits.
@@ -150,9 +151,13 @@ class Container:
         if self.disk_violations > MOST_DISK_VIOLATIONS:
             self.end(f"the environment went on to write after {self.disk_mb} MB, the most that it may have on disk")
 
-    def why_ended(self) -> str:
-        """Return why it has ended, nothing where there is no telling."""
-        return self.end_reason or self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
+    def loss(self) -> str:
+        """Return why it has ended before it was removed; nothing while it stands, and where it was removed."""
+        with self._losing:
+            if not self._loss and not self._is_removed and self.is_ending():
+                how = self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
+                self._loss = self.end_reason or f"its container ended{f': {how}' if how else ''}"
+            return self._loss
 
     def _new_oom_kills(self) -> bool:
         try:
@@ -191,6 +196,7 @@ class Container:
 
     def remove(self) -> None:
         """End and remove it, and its control folder."""
+        self._is_removed = True
         try:
             self.engine.remove(self.id)
         finally:

@@ -73,7 +73,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class HungUp:
-    """The backend is gone, and all that it held is or will be; `reason` says why where that is known."""
+    """The backend is gone, and all that it held is or will be; `reason` says why where the environment stands all the same."""
 
     reason: str = ""
 
@@ -235,3 +235,7 @@ class Backends(ABC):
     @abstractmethod
     def backend(self) -> Backend:
         """Return a fresh backend. Raises `SessionUnavailable`."""
+
+    def loss(self) -> str:
+        """Return why the environment has ended by itself; nothing while it stands, or where it was closed."""
+        return ""

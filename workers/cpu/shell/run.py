@@ -225,11 +225,13 @@ class Run:
             raise NotBegun
 
     def _without_backend(self, reason: str) -> Ending:
-        closed = self._session.closed
+        closed, loss = self._session.closed, self._session.loss
         self.meter.sample()
         self._session.lose_backend()
         if self._kill is not None:
             return Ending(self._kill[0], None, self._kill[1], self.meter.last_s)
+        if loss:
+            return Ending("lost", None, loss, self.meter.last_s)
         if closed:
             return Ending("cancelled", None, "the environment was closed", self.meter.last_s)
         return Ending("failed", None, reason or "what held the session's processes was killed", self.meter.last_s)

@@ -108,6 +108,11 @@ class Session:
             self._turns.notify_all()
 
     @property
+    def loss(self) -> str:
+        """Why the environment has ended by itself; nothing while it stands, or where it was closed."""
+        return self.setup.backends.loss()
+
+    @property
     def is_taken(self) -> bool:
         """Whether somebody has the turn, or waits for it."""
         return bool(self._queue)
