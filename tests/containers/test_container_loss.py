@@ -40,8 +40,8 @@ def test_every_action_of_a_container_that_dies_says_that_the_environment_is_lost
         assert until(lambda: "begun" in env.exec("ls", session="look").stdout)
         # When the container dies
         if killer == "somebody":
-            (victim,) = set(containers(NODE)) - before
-            subprocess.run(["docker", "kill", victim], check=True, capture_output=True)
+            (killed,) = set(containers(NODE)) - before
+            subprocess.run(["docker", "kill", killed], check=True, capture_output=True)
         else:
             env.exec("echo 1000 >/proc/1/oom_score_adj; touch go", session="look")
         # Then each says so, and names the node

@@ -15,7 +15,7 @@ import pytest
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.isolation import Wish
+from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -54,7 +54,7 @@ def shell_env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proces
     box.close()
 
 
-def make(folder: Path, isolation: Wish, limits: ProcessLimits | None = None) -> ProcessSandbox:
+def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None = None) -> ProcessSandbox:
     """Make a sandbox of one kind; skip where bubblewrap does not work, but fail in CI."""
     try:
         return ProcessSandbox(folder, isolation=isolation, limits=limits)

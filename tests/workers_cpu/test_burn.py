@@ -1,4 +1,4 @@
-"""The stand-in for a command uses the CPU time it was told to, on as many processes."""
+"""The stand-in for a command uses the CPU time it was asked for, on as many processes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from workers.cpu.errors import SessionUnavailable
 from workers.cpu.files import FLAGS
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
-from workers.cpu.process.isolation import SYSTEM, Wish
+from workers.cpu.process.isolation import SYSTEM, IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -298,7 +298,7 @@ def test_a_fork_bomb_stays_in_its_session(apart: ProcessSandbox) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
-def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: Wish) -> None:
+def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given the control groups of this machine; when a sandbox was used and closed; then they are as before
     def groups() -> set[str]:
         return {str(path) for path in Path("/sys/fs/cgroup").glob("**/tangram-*")}

@@ -80,7 +80,7 @@ class Holding:
 class ExecRequest:
     """One command for one session of an environment.
 
-    Without cores in `holding`, the program is told the DoP `dop`. With `fence`, whatever earlier commands left running in the
+    Without cores in `holding`, the program gets the DoP `dop`. With `fence`, whatever earlier commands left running in the
     environment is ended first, and the command starts from a clean shell: what they exported and defined is gone, only the
     folder stays. Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
@@ -162,7 +162,7 @@ class Execution(ABC):
 
     @abstractmethod
     def used(self) -> Usage | None:
-        """Return what the command had used when it was looked at last; None before the first look."""
+        """Return what the command had used as of the last sample; None before the first."""
 
     @abstractmethod
     def kill(self, reason: str) -> None:

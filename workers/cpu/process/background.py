@@ -9,10 +9,10 @@
 
 Weights count level by level: first a core is divided among groups, then each group's part among its processes. Each call
 of setsid(2) makes an autogroup. So the policy SCHED_IDLE alone has no effect between two sessions, and a group's weight has.
-A process that calls setsid(2) in the background leaves its autogroup; it is found when the session is looked at next.
+A process that calls setsid(2) in the background leaves its autogroup; the next sample of the session finds it.
 
 A hand-over takes `tree.PLACE_LIMIT_S` at most, or the time of two walks. A process that forks without end may escape it. `follow`
-puts right what each later look at the command finds.
+puts right what each later sample of the command finds.
 
 What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
 `trial.py` finds what works.
@@ -136,7 +136,7 @@ class GroupBackground(Background):
         return [*_ids_in(f"{folder}/{name}"), *below], is_all
 
     def has_others(self, members: Members) -> bool:
-        """Look into the group; see the base class."""
+        """Read the group; see the base class."""
         return any(pid != members.shell for pid in _ids_in(f"{self._folder(members)}/cgroup.procs"))
 
     def _folder(self, members: Members) -> str:
@@ -149,7 +149,7 @@ class AutogroupBackground(Background):
     means = "autogroup"
 
     def send(self, members: Members) -> None:
-        """See the base class; a policy is inherited, so each look finds what appeared since the one before."""
+        """See the base class; a policy is inherited, so each scan finds what appeared since the one before."""
         self._each(members, True, LOW, self.cores)
 
     def recall(self, members: Members, cores: Collection[int]) -> None:
@@ -164,7 +164,7 @@ class AutogroupBackground(Background):
         sessions: set[int] = set()
         wanted = frozenset(cores)
 
-        def look() -> tuple[list[int], bool]:
+        def scan() -> tuple[list[int], bool]:
             found, is_all = members.settled()
             for process in found:
                 if process.session not in sessions:
@@ -176,7 +176,7 @@ class AutogroupBackground(Background):
             was_pinned = _pin(thread, wanted)
             return _set_idle(thread, idle) or was_pinned
 
-        tree.place(look, members.nearest, put)
+        tree.place(scan, members.nearest, put)
 
     def follow(self, found: Iterable[tree.Process], cores: Collection[int], *, background: bool) -> None:
         """Set the policy of each thread too, and in the background the weight of each autogroup; see the base class."""

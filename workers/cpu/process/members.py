@@ -28,9 +28,9 @@ class Members:
         """Return the shell and what commands have started, without `spared` ones and what is below those."""
         return tree.descendants(self.roots, spared, self.anchor)
 
-    def unburied(self, spared: Collection[tree.Identity]) -> list[tree.Process]:
+    def with_zombies(self, spared: Collection[tree.Identity]) -> list[tree.Process]:
         """Return the same with zombies."""
-        return tree.unburied(self.roots, spared, self.anchor)
+        return tree.with_zombies(self.roots, spared, self.anchor)
 
     def settled(self) -> tuple[list[tree.Process], bool]:
         """Return all processes, also where one dies at this moment and its children are handed on; and whether that surely is all."""

@@ -47,7 +47,6 @@ from workers.cpu.process.namespace import Anchor, AnchorFailed, enter, reset_sig
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 MESSAGE_BYTES = 1 << 18
 CLOSE_GRACE_S = 0.2
-LEAVING_S = 4.0
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -153,7 +152,7 @@ class Supervisor:
         self.max_rss_mb = 0.0
         spared = {(int(pid), int(start)) for pid, start in asked["spared"]}
         left = kill_below(spared, float(asked["grace_s"]), self.wakeup, self.reap, self.anchor)
-        self.reap()  # who ended between the last look and the last walk; the end of the shell is told before this
+        self.reap()  # Some may have ended since the last walk. The end of the shell is reported before this.
         self.say("gone", max_rss_mb=self.max_rss_mb, left=left)
 
     def spawn(self, asked: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ class Shell:
 
 
 class Turn:
-    """One execution's wish to use a session; `abandon` makes it give up waiting."""
+    """One execution's place in the queue of a session; `abandon` takes it out."""
 
     def __init__(self) -> None:
         self.abandoned = False
