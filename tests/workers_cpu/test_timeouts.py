@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -39,7 +40,7 @@ ESCAPES = [
 @pytest.mark.parametrize("command", ESCAPES)
 def test_a_kill_ends_every_process_of_the_command(shell_env: ProcessEnvironment, command: str) -> None:
     # Given a running command whose processes try to get away
-    marker = "314.0625"
+    marker = f"314.{os.getpid()}"  # another test process may run the same command
     execution = admit(shell_env, "echo before; " + command.format(marker=marker, double_fork=DOUBLE_FORK))
     thread = threading.Thread(target=execution.wait)
     thread.start()

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
@@ -38,21 +37,26 @@ MEANS: tuple[Means, ...] = ("cgroup", "autogroup", "affinity")
 LOW, ORDINARY = "19", "0"
 
 
-class Background(ABC):
-    """One means. `cores` are all that commands may use."""
+class Background:
+    """One means, by default affinity. `cores` are all that commands may use."""
 
-    means: ClassVar[Means]
+    means: ClassVar[Means] = "affinity"
 
     def __init__(self, cores: Iterable[int]) -> None:
         self.cores = tuple(sorted(cores))
 
-    @abstractmethod
+    @property
+    def background_cores(self) -> Collection[int]:
+        """Return the cores of what is in the background."""
+        return self.cores
+
     def send(self, members: Members) -> None:
         """Leave all processes of a session only time that nobody else wants."""
+        self.pin(members, self.background_cores)
 
-    @abstractmethod
     def recall(self, members: Members, cores: Collection[int]) -> None:
         """Bring all processes of a session to the foreground, on `cores` and with the weight of one."""
+        self.pin(members, cores)
 
     def pin(self, members: Members, cores: Collection[int]) -> None:
         """Hold every thread of a session to `cores`."""
@@ -79,11 +83,6 @@ class Background(ABC):
                 if not os.sched_getaffinity(thread) <= allowed:
                     os.sched_setaffinity(thread, allowed)
 
-    @property
-    def background_cores(self) -> Collection[int]:
-        """Return the cores of what is in the background."""
-        return self.cores
-
     def has_others(self, members: Members) -> bool:
         """Return whether anything but the shell is left of a session."""
         return any(process.pid != members.shell for process in members.settled()[0])
@@ -107,11 +106,11 @@ class GroupBackground(Background):
     def send(self, members: Members) -> None:
         """Take the weight, then widen the mask; see the base class."""
         self._write(members, 0)
-        self.pin(members, self.cores)
+        super().send(members)
 
     def recall(self, members: Members, cores: Collection[int]) -> None:
         """Narrow the mask, then give the weight back; see the base class."""
-        self.pin(members, cores)
+        super().recall(members, cores)
         self.weigh(members, 1)
 
     def weigh(self, members: Members, cores: int) -> None:
@@ -190,22 +189,12 @@ class AutogroupBackground(Background):
 
 
 class AffinityBackground(Background):
-    """By the last core, which whatever is in the background shares with each other and with a command that holds it."""
-
-    means = "affinity"
+    """By the last core. What is in the background shares it, also with a command that is granted it."""
 
     @property
     def background_cores(self) -> Collection[int]:
         """Return the last core; see the base class."""
         return self.cores[-1:]
-
-    def send(self, members: Members) -> None:
-        """Hold it to the last core; see the base class."""
-        self.pin(members, self.background_cores)
-
-    def recall(self, members: Members, cores: Collection[int]) -> None:
-        """Hold it to `cores`; see the base class."""
-        self.pin(members, cores)
 
 
 def background_of(means: Means, cores: Iterable[int], groups: Groups) -> Background:
