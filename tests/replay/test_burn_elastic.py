@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import workers.cpu.burn as burn_module
+import app.replay.burn as burn_module
+from tests.workers_cpu.support import until
 from workers.cpu.process import tree
-
-from .support import until
 
 HERE = sorted(os.sched_getaffinity(0))
 ONE, TWO = {HERE[0]}, set(HERE[:2])
