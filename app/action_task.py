@@ -53,7 +53,7 @@ class Call:
     answer: dict[str, Any] | None = None
     waits_again: bool = False
     stamp: tuple[int, int] = (0, 0)
-    orders: Lock = field(default_factory=Lock, repr=False)
+    grant_lock: Lock = field(default_factory=Lock, repr=False)
     """Held while a change of the grant is carried out, so that the last one is the one that stands."""
     on_stop: Any = field(default=None, repr=False)
     on_resize: Any = field(default=None, repr=False)

@@ -8,7 +8,7 @@ at the same time. So think times and arrivals are stretched by the *pace*: how m
 here (`pace.py`). That keeps the load that was recorded.
 
 A given trace without commands needs no pace: its actions burn as much CPU time as was recorded, on any machine
-(`workers/cpu/burn.py`).
+(`app/replay/burn.py`).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from workers.reporter import Reporter
 log = logging.getLogger(__name__)
 
 REMEMBERED = 4096
-"""Tries of actions whose orders that came early, and whose ends, are remembered."""
+"""Tries of actions of which early control messages, and ends, are remembered."""
 
 LEAST_GROWTH_S, LEAST_GROWTH = 0.05, 0.2
 """How far a command must have got in the background since the last report for another: in core-seconds, and as a part of that report's."""
@@ -110,7 +110,7 @@ class Node:
         self._now = now
         self._lock = threading.Lock()
         self._epoch = 0
-        self._leaving = False
+        self._has_left = False
         self._arrived: dict[str, None] = {}
         self._calls: dict[str, Call] = {}
         self._claimed: OrderedDict[Try, None] = OrderedDict()
@@ -140,7 +140,7 @@ class Node:
         From then on nothing counts that happens here: the scheduler has other plans for what ran.
         """
         with self._lock:
-            first, self._leaving = not self._leaving, True
+            first, self._has_left = not self._has_left, True
             running = list(self._calls.values())
         if first:
             self._reporter.put({"type": "left", "name": self.name})
@@ -172,7 +172,7 @@ class Node:
     def _may_claim(self, one: Try, grant: WireGrant) -> bool:
         epoch = grant["epoch"]
         with self._lock:
-            if self._leaving:
+            if self._has_left:
                 return False
             if grant.get("incarnation", "") not in ("", self._incarnation):
                 log.warning("the grant of action %s was for the worker before this one", one[0])
@@ -238,8 +238,8 @@ class Node:
         on_resize: Callable[[Holding], None] | None = None,
         meter: Callable[[], Usage | None] | None = None,
     ) -> None:
-        """Say how a running call is stopped, resized and measured; orders that came before are carried out now."""
-        with call.orders:
+        """Say how a running call is stopped, resized and measured; what was asked before is carried out now."""
+        with call.grant_lock:
             with self._lock:
                 call.on_stop, call.on_resize = on_stop, on_resize
                 holding = holding_of(call.grant)
@@ -295,7 +295,7 @@ class Node:
                     early.stamp, early.change = stamp, kept | change
                     _keep(self._early, one, early)
                 return
-        with call.orders:
+        with call.grant_lock:
             with self._lock:
                 if call.grant["attempt"] != attempt:
                     return
@@ -309,7 +309,7 @@ class Node:
 
     def still_holds(self, call: Call) -> bool:
         """Say whether a call's result still counts: not where the scheduler took this node for lost meanwhile."""
-        if self._leaving:
+        if self._has_left:
             return False
         if not self._reporter.was_silent_since(call.began):
             return True
@@ -369,10 +369,10 @@ class Node:
         """Return reports of what commands have used; see the table above for which."""
         with self._lock:
             metered = list(self._metered.values())
-        told = ((each.call, each.take_report()) for each in metered)
+        reports = ((each.call, each.take_report()) for each in metered)
         return [
             {"type": "used", "id": call.id, "attempt": call.grant["attempt"], "background_cpu_s": background_cpu_s}
-            for call, background_cpu_s in told
+            for call, background_cpu_s in reports
             if background_cpu_s is not None
         ]
 

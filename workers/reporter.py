@@ -2,7 +2,7 @@
 
 What has gathered while one message was on its way goes out together in the next. No report is ever dropped, since the
 scheduler frees a grant on nothing else: while the broker is away they wait here. Only beats, which say how things are now,
-are not sent late. Figures of usage are: they are told once, and count from the start.
+are not sent late. Figures of usage are: each is sent once, and counts from the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 HELD = ("started", "sent")
 HELD_S = 0.02
-"""How long these reports wait for company: that a short action has started is told with its end."""
+"""How long these reports wait for company: so the start of a short action goes out with its end."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 

@@ -46,7 +46,7 @@ THREADS = {"cpu": 1_064, "gpu": 64, "api": 256}
 """The most threads of a worker, beside `THREADS_PER_CORE`; each exists once as many calls as that have run at once.
 
 A command keeps a thread for as long as it runs, most of them in the background. The scheduler has at most 1,000 started on a node
-(`scheduler/cpu/elastic.py`), and what it grants beyond that is for the cores. The rest is for files and for orders, which must
+(`scheduler/cpu/elastic.py`), and what it grants beyond that is for the cores. The rest is for files and for control messages, which must
 not wait for a command to end.
 """
 THREADS_PER_CORE = 8
@@ -59,12 +59,12 @@ log = logging.getLogger(__name__)
 _BACKGROUND: dict[Means, str] = {
     "cgroup": "cgroup (the weight of control groups)",
     "autogroup": "autogroup (SCHED_IDLE and the weight of each session's autogroup)",
-    "affinity": "affinity (they share the last core with the command on it; more takes privileges, see docs/sandbox.md)",
+    "affinity": "affinity (they share the last core with the command on it; more takes privileges, see docs/sandboxes.md)",
 }
 
 
 def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: str = "WARNING") -> None:
-    """Run a worker until it is told to end. `include` names further modules with tasks.
+    """Run a worker until a signal ends it. `include` names further modules with tasks.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
 class Prepared:
     """A worker of some pool that has not joined yet.
 
-    `description` is its node, `now` returns the parts of it that change, as they are now; `attach` is told the node that the
+    `description` is its node, `now` returns the parts of it that change, as they are now; `attach` gets the node that the
     worker is, `close` gives back what it holds.
     """
 

@@ -31,7 +31,7 @@ from tangram.errors import ActionError, ResultNotReady, TangramError
 from tangram.settings import Settings
 from tangram.wire import BLOB_TTL_S
 
-BURN = Path(__file__).resolve().parents[2] / "workers" / "cpu" / "burn.py"
+BURN = Path(__file__).with_name("burn.py")
 BURN_INSIDE = ".tangram-burn.py"
 """Where an environment has that program, whatever it is made of; it needs a python3 on the PATH."""
 

@@ -63,7 +63,7 @@ def probe_image(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def options(image: str) -> ContainerOptions:
     """Give options with bounds that tests can run into."""
-    limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_look_s=0.1)
+    limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_check_s=0.1)
     return ContainerOptions(image=image, pull="never", limits=limits)
 
 

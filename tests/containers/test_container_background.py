@@ -135,7 +135,7 @@ def test_what_a_command_in_the_background_leaves_behind_does_not_slow_the_next(e
 
 
 def test_a_command_alone_is_sent_with_its_container(env: ContainerEnvironment) -> None:
-    # Given a command that starts in the background; then its container is there, and it is told its DoP
+    # Given a command that starts in the background; then its container is there, and it gets its DoP
     with running(env, f"echo $TANGRAM_DOP >dop; sleep 305.375{RUN}", BACK, dop=2) as (execution, _):
         sleeper(f"305.375{RUN}")
         assert container_is_in_background(env)

@@ -146,7 +146,7 @@ def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: Co
 
 def test_a_living_container_is_not_lost_by_an_event_of_another(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
     # Given an event that bears the number of a descriptor which has become this container's since
-    sandbox._watch._tell(env.container.ended)
+    sandbox._watch._note_end(env.container.ended)
     # When it is dealt with; then nothing has happened
     assert printed(env, "echo here") == "here\n"
     assert sandbox.environments() == (env,)

@@ -67,7 +67,7 @@ def test_what_a_command_uses_is_measured(env: ContainerEnvironment) -> None:
     # Given a command that works in a child, and then asks what that has used; when it has run
     count = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"
     outcome = admit(env, f"({count}); cat /proc/$$/stat", cores=(1,)).wait()
-    # Then that is what is told
+    # Then that is what is reported
     fields = outcome.stdout.rpartition(b")")[2].split()
     assert outcome.cpu_s == pytest.approx((int(fields[13]) + int(fields[14])) / 100, abs=0.1), outcome
     assert outcome.cpu_s > 0.1, outcome

@@ -109,7 +109,7 @@ HOSTILE = [
     Hostile(
         "makes process 1 the first to go",
         "echo 1000 >/proc/1/oom_score_adj; tail /dev/zero & tail /dev/zero & wait",
-        "failed",
+        "lost",
         "memory",
         timeout_s=5,
         may_end=True,
@@ -152,9 +152,9 @@ def test_a_hostile_command_hurts_itself_alone(
     with neighbour_at_work(neighbour, 1) as meanwhile:
         # When a hostile command runs
         outcome = attack(env, hostile)
-        # Then it ends as it must, for a reason that is told
+        # Then it ends as it must, for a reason that it reports
         assert hostile.reason in outcome.reason, outcome
-        if not (hostile.may_end and outcome.status == "failed"):
+        if not (hostile.may_end and outcome.status == "lost"):
             assert outcome.status == hostile.status, outcome
             assert outcome.exit_code in (hostile.codes or (None,)), outcome
         assert len(outcome.stdout) + len(outcome.stderr) <= 2 << 20
@@ -162,7 +162,7 @@ def test_a_hostile_command_hurts_itself_alone(
         after = next_outcome(env)
         if hostile.may_end and after is not None and "the shell could not be started" in after.reason:
             assert after.status == "failed"
-        elif hostile.may_end and (after is None or after.status == "failed"):
+        elif hostile.may_end and (after is None or after.status == "lost"):
             assert until(lambda: env not in sandbox.environments()), (outcome, after)
         else:
             assert after is not None
@@ -205,9 +205,9 @@ def test_what_writes_on_in_the_background_is_ended_too(
     sandbox: ContainerSandbox, env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a sandbox that looks at idle environments often, and a command near to the bound that leaves a process which writes on
-    monkeypatch.setattr("workers.cpu.docker.watch.IDLE_LOOK_S", 0.1)
+    monkeypatch.setattr("workers.cpu.docker.watch.IDLE_CHECK_S", 0.1)
     run(env, "head -c 30000000 /dev/zero >most; (sleep 0.1; head -c 30000000 /dev/zero >more) & true")
-    # When the environment is left to itself; then it is ended once the bound is passed, and it is told why
+    # When the environment is left to itself; then it is ended once the bound is passed, and says why
     assert until(lambda: sandbox.environments() == ())
     with pytest.raises(EnvironmentGone, match="left running wrote more than the 32 MB"):
         run(env, ":")
@@ -222,7 +222,7 @@ def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSa
     # When one command fills the disk, and the next one, which might have cleared up, goes on
     assert fill("a").status == "failed"
     assert fill("b").status == "failed"
-    # Then the environment is ended, and it is told why
+    # Then the environment is ended, and says why
     assert until(lambda: sandbox.environments() == ())
     with pytest.raises(EnvironmentGone, match="on disk"):
         fill("c")
@@ -270,8 +270,8 @@ def test_control_files_take_no_disk_beyond_the_bound(env: ContainerEnvironment) 
 def test_a_shell_killed_by_another_session_ends_its_command(env: ContainerEnvironment) -> None:
     # Given a command that runs in one session
     box: list[ExecOutcome] = []
-    victim = admit(env, "touch begun; sleep 20", session="victim")
-    thread = threading.Thread(target=lambda: box.append(victim.wait()))
+    other = admit(env, "touch begun; sleep 20", session="other")
+    thread = threading.Thread(target=lambda: box.append(other.wait()))
     thread.start()
     printed(env, "until test -f begun; do :; done")
     # When another session kills all it can
@@ -279,7 +279,7 @@ def test_a_shell_killed_by_another_session_ends_its_command(env: ContainerEnviro
     thread.join(10)
     # Then the command has ended with the code of its shell, and both sessions take more
     assert (box[0].status, box[0].exit_code) == ("succeeded", 137), box
-    assert printed(env, "echo one", session="victim") == "one\n"
+    assert printed(env, "echo one", session="other") == "one\n"
     assert printed(env, "echo two") == "two\n"
 
 
@@ -323,6 +323,6 @@ def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: Co
     printed(shell_env, ":", session=session)
     # When a hostile one runs
     outcome = run(shell_env, command, session=session)
-    # Then its exit code is told, and the session takes more
+    # Then its exit code is reported, and the session takes more
     assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), outcome
     assert printed(shell_env, SURVIVED, session=session) == "alive\n"

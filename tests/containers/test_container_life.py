@@ -94,19 +94,17 @@ def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options:
 def test_a_container_killed_from_outside_ends_its_command_and_its_environment(
     sandbox: ContainerSandbox, env: ContainerEnvironment, round_: int
 ) -> None:
-    # Given a command that runs
-    box: list[ExecOutcome] = []
-    execution = admit(env, "touch begun; sleep 20")
-    thread = threading.Thread(target=lambda: box.append(execution.wait()))
-    thread.start()
-    assert until(lambda: "begun" in printed(env, "ls", session="look"))
-    # When somebody kills the container
-    subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
-    thread.join(10)
-    # Then the command has failed for that reason, and the environment is gone
-    assert box, "the command did not end"
-    assert box[0].status == "failed", box
-    assert "container ended" in box[0].reason
+    # Given a command that runs, and others that wait for their turn
+    executions = [admit(env, "touch begun; sleep 20"), *(admit(env, ":") for _ in range(3))]
+    with ThreadPoolExecutor(len(executions)) as threads:
+        outcomes = [threads.submit(execution.wait) for execution in executions]
+        assert until(lambda: "begun" in printed(env, "ls", session="look"))
+        # When somebody kills the container
+        subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
+        # Then all are lost for that reason, and the environment is gone
+        for outcome in outcomes:
+            assert outcome.result(10).status == "lost", outcome
+            assert "container ended" in outcome.result().reason
     assert until(lambda: sandbox.environments() == ())
     for use in (lambda: run(env, ":"), lambda: env.read_file("x"), lambda: env.write_file("x", b""), lambda: sandbox.get("e1")):
         with pytest.raises(EnvironmentGone):
@@ -123,7 +121,7 @@ def test_an_idle_container_killed_from_outside_is_off_the_books(sandbox: Contain
     subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
     # Then the environment goes, with its files
     assert until(lambda: sandbox.environments() == () and not control.exists())
-    with pytest.raises(EnvironmentGone, match="e1 is gone"):
+    with pytest.raises(EnvironmentGone, match="e1 is lost: its container ended"):
         run(env, ":")
 
 

@@ -15,7 +15,7 @@ It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test t
 | `headless` | what computes has died: nothing is answered but `/health`, with 503 |
 | `mute` | nothing at all is answered while the file is there |
 | `nonsense` | it does not say whether it sleeps |
-| `asleep` | it sleeps though nobody told it to |
+| `asleep` | it sleeps though nobody asked it to |
 | `journal` | written: what happened, a line each |
 | `arguments`, `environment`, `memory`, `child` | written: how it was started, MiB it holds, a process it has set apart |
 """

@@ -81,14 +81,14 @@ class System:
         """Return how many actions are in which status; the journal may be a moment behind the results."""
         return dict(tuple(row) for row in self.live.rows("SELECT status, count(*) FROM actions GROUP BY status"))
 
-    def kill_while_it_works(self, victim: psutil.Process, calls: list[Callable[[], Any]]) -> list[Any]:
+    def kill_while_it_works(self, process: psutil.Process, calls: list[Callable[[], Any]]) -> list[Any]:
         """Make calls, kill a process of the server once they are being worked on, and return what the calls return."""
-        victim.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
         with ThreadPoolExecutor(len(calls)) as pool:
             futures = [pool.submit(call) for call in calls]
             # As many as the service takes at a time wait for a process that does not move.
             until(lambda: self.live.rows("SELECT count(*) FROM actions WHERE status = 'running'")[0][0] >= 4, 30.0)
-            victim.send_signal(signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
             return [future.result() for future in futures]
 
 

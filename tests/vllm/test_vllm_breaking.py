@@ -41,7 +41,7 @@ def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_wh
 
 
 class KillingMeter(FileMeter):
-    """Has the server end while it is measured, once it is told to."""
+    """Has the server end while it is measured, once a test asks."""
 
     armed = False
 
@@ -121,7 +121,7 @@ def test_a_server_that_cannot_be_ended_is_failed_and_its_calls_end(fake: Fake, m
     monkeypatch.setattr(Server, "stop", stuck)
     monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 0.0)
     fake.be("asleep")
-    with pytest.raises(EngineDied, match=r"cannot be ended; .*nobody here told it to"):
+    with pytest.raises(EngineDied, match=r"cannot be ended; .*nobody here asked it to"):
         engine.score(ITEMS)
     # What it holds is still counted, and no other is started beside it
     assert engine.state == "failed" and engine.memory_mb() == 8000.0
@@ -259,7 +259,7 @@ def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up
         # When it goes on
         gate.set()
         closing.result(20.0)
-        # Then they are told, and none of them is forgotten half-made
+        # Then they get an answer, and none of them is forgotten half-made
         with pytest.raises(Gone):
             asking.result(20.0)
         gc.collect()

@@ -198,7 +198,7 @@ def test_a_server_that_sleeps_behind_our_back_is_sent_nothing_and_not_relied_on(
     engine.start(CUDA[:1])
     before = fake.journal()
     fake.be("asleep")
-    with pytest.raises(EngineDied, match="nobody here told it to"):
+    with pytest.raises(EngineDied, match="nobody here asked it to"):
         engine.score(ITEMS)
     assert fake.journal() == before
     assert engine.state == "failed" and gone(fake.servers()[0])

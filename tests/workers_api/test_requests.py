@@ -1,4 +1,4 @@
-"""Requests of an API worker go out when their grant says, and are told of when they do."""
+"""Requests of an API worker go out when their grant says, and report when they do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
         requests = Requests()
         # Given a request that may go in a fifth of a second, and one that may go at once
         for name, not_before in (("later", time.time() + 0.2), ("now", 0.0)):
-            before, told = time.time(), len(sent)
+            before, count = time.time(), len(sent)
             outgoing = Outgoing(
                 method="GET",
                 url=f"{url}/limited?account={name}",
@@ -58,9 +58,9 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
             )
             # When it is sent
             answer = requests.send(outgoing, lambda: sent.append(time.time())).result(10)
-            # Then it goes at its time, and that is what is told of, once
+            # Then it goes at its time, and that is what is reported, once
             assert answer.status_code == 200
-            assert len(sent) == told + 1
+            assert len(sent) == count + 1
             assert max(before, not_before) - 0.002 <= sent[-1] <= time.time()
         requests.close()
 

@@ -17,7 +17,7 @@ from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.isolation import Wish
+from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
 
@@ -46,7 +46,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """Return what gives the sandbox of an isolation and a shell that tests share; none of them may harm it."""
     boxes: dict[tuple[Wish, str | None], ProcessSandbox] = {}
 
-    def find(isolation: Wish, shell: str | None) -> ProcessSandbox:
+    def find(isolation: IsolationChoice, shell: str | None) -> ProcessSandbox:
         if (isolation, shell) not in boxes:
             boxes[isolation, shell] = make(tmp_path_factory.mktemp("shared") / "box", isolation, shell=shell)
         return boxes[isolation, shell]
@@ -83,7 +83,7 @@ def shell_env(request: pytest.FixtureRequest, shared: Shared) -> Iterator[Proces
     yield from environment_in(shared("auto", request.param))
 
 
-def make(folder: Path, isolation: Wish, limits: ProcessLimits | None = None, *, shell: str | None = None) -> ProcessSandbox:
+def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None = None, *, shell: str | None = None) -> ProcessSandbox:
     """Make a sandbox of one kind; skip where bubblewrap does not work, but fail in CI."""
     try:
         return ProcessSandbox(folder, isolation=isolation, limits=limits, shell=shell)

@@ -36,7 +36,7 @@ def test_granted_cores_always_lie_on_available_ones(available: set[int], cores: 
 
 
 def test_a_command_and_its_children_run_on_the_granted_core(env: ProcessEnvironment) -> None:
-    # Given a grant of the last core; when a program looks at its mask; then that is it
+    # Given a grant of the last core; when a program scans at its mask; then that is it
     outcome = admit(env, f'sh -c "{MASK}"; {MASK}', cores=(HERE[-1],)).wait()
     assert outcome.stdout.decode() == f"{HERE[-1]}\n" * 2
 
@@ -100,29 +100,29 @@ def test_a_thread_that_leaves_its_grant_is_brought_back(env: ProcessEnvironment)
         assert os.sched_getaffinity(pid) == {HERE[1]}
 
 
-def test_threads_are_looked_for_until_all_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given looks that miss threads at first, processes that end before a look, and time enough
+def test_threads_are_sought_until_all_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given scans that miss threads at first, processes that end before a scan, and time enough
     # When the threads are put in place
-    looks = iter([([1, 2], False), ([1, 3], False), ([1, 2, 3, 4], True), ([1, 2, 3, 4], True), ([5], True)])
+    scans = iter([([1, 2], False), ([1, 3], False), ([1, 2, 3, 4], True), ([1, 2, 3, 4], True), ([5], True)])
     put: list[int] = []
     monkeypatch.setattr(tree, "PLACE_LIMIT_S", 60.0)
-    tree.place(lambda: next(looks), lambda: [9], lambda thread: not put.append(thread))
-    # Then each that was met is, until a look met all and nothing new; and meanwhile those that come after them
+    tree.place(lambda: next(scans), lambda: [9], lambda thread: not put.append(thread))
+    # Then each that was met is, until a scan met all and nothing new; and meanwhile those that come after them
     assert [each for each in put if each != 9] == [1, 2, 3, 4]
-    assert next(looks) == ([5], True)
+    assert next(scans) == ([5], True)
     assert 9 in put
 
 
 def test_what_starts_in_place_is_not_waited_for() -> None:
-    # Given a command that starts processes without end, all of them in place; when its threads are put in place; then one look will do
-    looks: list[int] = []
+    # Given a command that starts processes without end, all of them in place; when its threads are put in place; then one scan will do
+    scans: list[int] = []
 
-    def look() -> tuple[list[int], bool]:
-        looks.append(1)
-        return [len(looks)], True
+    def scan() -> tuple[list[int], bool]:
+        scans.append(1)
+        return [len(scans)], True
 
-    tree.place(look, list, lambda thread: False)
-    assert len(looks) == 1
+    tree.place(scan, list, lambda thread: False)
+    assert len(scans) == 1
 
 
 def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:

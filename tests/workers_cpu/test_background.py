@@ -93,7 +93,7 @@ def test_a_command_in_the_foreground_counts_for_its_cores(box: ProcessSandbox, e
             for other, more in ((holding, counts_for), (Holding((HERE[0],)), 1), (both, 2)):
                 execution.resize(other)
                 assert weight_of(pid) == more
-            # Its end is worth one core, wherever it runs
+            # Its end takes one core, wherever it runs
             execution.resize(BACK)
             execution.resize(Holding())
             assert weight_of(pid) == 1
@@ -124,8 +124,8 @@ def test_what_a_command_gets_in_the_background_is_counted_apart(box: ProcessSand
         assert until(lambda: used(execution).background_cpu_s > before.background_cpu_s + 0.03)
 
 
-def test_a_command_starts_in_the_background_and_is_told_its_dop(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a command of DoP 3 in the background; when it runs; then it is told that, and held there
+def test_a_command_starts_in_the_background_and_gets_its_dop(box: ProcessSandbox, env: ProcessEnvironment) -> None:
+    # Given a command of DoP 3 in the background; when it runs; then it gets that, and is held there
     with running(env, f"echo $TANGRAM_DOP >dop; sleep 301.25{RUN}", BACK, dop=3):
         (pid,) = sleepers(f"301.25{RUN}", 1)
         assert in_background(pid, box.background)
@@ -311,7 +311,7 @@ def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnv
         assert until(lambda: bool((usage := execution.used()) and usage.cpu_s > 0.2) or bool(outcomes))
         env.write_file("go", b"")
         assert until(lambda: bool(outcomes))
-    # Then it has ended by itself, and what it waited is told apart
+    # Then it has ended by itself, and what it waited is counted apart
     (outcome,) = outcomes
     assert outcome.status == "succeeded", outcome
     assert outcome.waited_s > 1.1
@@ -343,8 +343,8 @@ def test_a_worker_without_privileges_does_not_send_what_it_cannot_take_back() ->
     # Given a process without any capability; when it tries the means that take some; then they do not work there
     program = "from workers.cpu.process.trial import *; print([works(means, Groups()) for means in MEANS], find_means(Groups()))"
     argv = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", sys.executable, "-c", program]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
-    assert told == "[False, False, True] affinity\n"
+    printed_by_it = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]).stdout
+    assert printed_by_it == "[False, False, True] affinity\n"
 
 
 def test_the_parts_of_an_action_that_waited_in_the_background_add_up() -> None:

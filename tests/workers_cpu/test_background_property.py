@@ -1,6 +1,6 @@
 """Whatever commands do and wherever they are sent: the processes of one are where its last grant says, and none stays behind.
 
-Two environments each have a puppet, a command that starts processes as it is told. After each step every living process is
+Two environments each have a puppet, a command that starts processes as a test says. After each step every living process is
 looked up in the process table.
 """
 
@@ -28,8 +28,8 @@ from .test_background import ALL, BACK, HERE
 SLEEP = "sleep 309.5 >/dev/null 2>&1"
 THREADS = "import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(309.5,)).start()\nopen('threads', 'w')"
 PUPPET = f"""
-[ -p told ] || mkfifo told did
-exec 3<>told 4<>did
+[ -p asked ] || mkfifo asked did
+exec 3<>asked 4<>did
 echo ready >&4
 while read -r what <&3; do
   case $what in
@@ -40,7 +40,7 @@ while read -r what <&3; do
     end) break ;;
   esac
   echo did >&4
-done 3<>told
+done 3<>asked
 exec 3>&- 4>&-
 """
 WHATS = ("fork", "setsid", "setsid", "orphan", "orphan", "thread", "core", "core", "back", "back", "end", "kill")
@@ -103,7 +103,7 @@ class Puppet:
 
     def tell(self, what: str) -> None:
         """Have the command do something, and wait until it has."""
-        descriptor = os.open(self.env.work_folder / "told", os.O_RDWR)
+        descriptor = os.open(self.env.work_folder / "asked", os.O_RDWR)
         os.write(descriptor, f"{what}\n".encode())
         if what != "end":
             self.heard()

@@ -1,4 +1,4 @@
-"""What a program is told about its degree of parallelism."""
+"""What a program learns about its degree of parallelism."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from workers.cpu.dop import dop_variables, with_dop
 
 
-def test_common_runtimes_are_told() -> None:
+def test_common_runtimes_get_it() -> None:
     # Given a DoP of 4; when the variables are made; then each runtime finds its own
     assert dop_variables(4) == {
         "TANGRAM_DOP": "4",

@@ -16,11 +16,11 @@ from workers.cpu.process.sandbox import ProcessSandbox
 from .conftest import make
 from .support import RUN, open_one, printed, processes_with, run, until
 
-# While the children of each process are read, the one that was met last dies and is buried, its child having been handed on.
+# While the children of each process are read, the one that was met last dies and is reaped, its child having been handed on.
 HANDED_ON = """
 import os, signal, subprocess
-from workers.cpu.process import killing, supervisor, tree
-supervisor.prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
+from workers.cpu.process import members, serving, tree
+serving.prctl(serving.PR_SET_CHILD_SUBREAPER, 1)
 parent = subprocess.Popen(["sh", "-c", "sleep 313.40625 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
 child = int(parent.stdout.readline())
 children = tree.children
@@ -36,13 +36,13 @@ found, is_all = tree.settled(os.getpid())
 print([process.pid for process in found] == [child], is_all)
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
-print(tree.settled(os.getpid()), killing.has_children())
+print(tree.settled(os.getpid()), members.has_children())
 """
 # A process that the first walks do not find, as if it forked and ended faster than one goes.
 RUNAWAY = """
 import os
-from workers.cpu.process import killing, supervisor, tree
-supervisor.prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
+from workers.cpu.process import members, serving, tree
+serving.prctl(serving.PR_SET_CHILD_SUBREAPER, 1)
 walks = []
 
 def blind(*_):
@@ -52,7 +52,7 @@ def blind(*_):
 walk, tree.settled = tree.settled, blind
 if os.fork() == 0:
     os.execvp("sleep", ["sleep", "313.421875"])
-wakeup = killing.Wakeup()
+wakeup = serving.Wakeup()
 
 def reap():
     try:
@@ -61,7 +61,7 @@ def reap():
     except ChildProcessError:
         pass
 
-print(killing.kill_below(set(), 0.0, wakeup, reap), killing.has_children())
+print(members.kill(members.Members(os.getpid()), set(), 0.0, wakeup, reap), members.has_children())
 """
 
 

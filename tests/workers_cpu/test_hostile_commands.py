@@ -55,13 +55,13 @@ def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: Pr
     printed(shell_env, ":")
     # When a hostile one runs
     outcome = run(shell_env, command)
-    # Then its exit code is told, and the session takes more
+    # Then its exit code is reported, and the session takes more
     assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), outcome
     assert printed(shell_env, SURVIVED) == "alive\n"
 
 
 @pytest.mark.parametrize("command", ["echo 'unbalanced", 'echo "unbalanced', "if then", ")", "(", "for", "case x in", "cat <<", "${"])
-def test_a_syntax_error_is_told_and_leaves_the_state(shell_env: ProcessEnvironment, command: str) -> None:
+def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: ProcessEnvironment, command: str) -> None:
     # Given a variable of the session
     printed(shell_env, "kept=yes")
     # When a command has a syntax error

@@ -21,7 +21,7 @@ from workers.cpu.errors import SessionUnavailable
 from workers.cpu.files import FLAGS
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
-from workers.cpu.process.isolation import SYSTEM, Wish
+from workers.cpu.process.isolation import SYSTEM, IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.process.sandbox import ProcessSandbox
@@ -301,7 +301,7 @@ def test_a_fork_bomb_stays_in_its_session(apart: ProcessSandbox) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
-def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: Wish) -> None:
+def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: IsolationChoice) -> None:
     # Given a sandbox that has made control groups for a session, all of which bear its name
     box = make(tmp_path / "box", isolation)
     names = {Path(prefix).name for prefix in (box._groups.pids, box._groups.cpu) if prefix}

@@ -115,8 +115,8 @@ def test_usage_is_counted_for_children_and_orphans(either: ProcessEnvironment) -
     assert run(either, "true").cpu_s < 0.05
 
 
-def test_the_program_is_told_its_dop(either: ProcessEnvironment) -> None:
-    # Given a grant of three cores; when a program looks; then it is told
+def test_the_program_gets_its_dop(either: ProcessEnvironment) -> None:
+    # Given a grant of three cores; when a program looks; then it finds them
     execution = admit(either, "sh -c 'echo $TANGRAM_DOP $OMP_NUM_THREADS $MAKEFLAGS'", cores=(0, 1, 2))
     assert execution.wait().stdout == b"3 3 -j3\n"
 

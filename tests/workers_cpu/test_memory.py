@@ -1,4 +1,4 @@
-"""`memory_mb` of an environment holds where the worker may write control groups, and a command that hits it is told so."""
+"""`memory_mb` of an environment holds where the worker may write control groups, and a command that hits it says so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessS
     box.close()
 
 
-def test_a_command_of_too_much_memory_is_killed_and_told_so(bounded: ProcessSandbox) -> None:
+def test_a_command_of_too_much_memory_is_killed_and_says_so(bounded: ProcessSandbox) -> None:
     # Given an environment of 64 MB; when a command takes 100
     env = bounded.open(EnvironmentSpec(id="small", memory_mb=64))
     outcome = run(env, EATS_100_MB)

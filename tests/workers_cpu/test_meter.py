@@ -1,4 +1,4 @@
-"""What a meter makes of the totals that its looks find, on a clock of its own, and how often it looks."""
+"""What a meter makes of the totals that its samples find, on a clock of its own, and how often it samples."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from types import SimpleNamespace
 import pytest
 
 from workers.cpu.shell import backend
-from workers.cpu.shell.backend import LOOKS_PART, Meter
+from workers.cpu.shell.backend import SAMPLING_LOAD, Meter
 
 
-class Told(Meter):
-    """A meter whose looks find what they are told."""
+class Scripted(Meter):
+    """A meter whose samples find what a test says."""
 
-    longest_s, look_s = 0.5, 0.0005
+    longest_s, sample_cost_s = 0.5, 0.0005
     found_s: float | None = 0.0
 
-    def look(self) -> float | None:
+    def measure(self) -> float | None:
         """Return the total."""
         return self.found_s
 
 
-def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None]) -> Told:
+def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None]) -> Scripted:
     """Return a meter that has found these totals in the background, half a second apart."""
     now = [100.0]
     monkeypatch.setattr(backend, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    meter = Told()
+    meter = Scripted()
     meter.set_background(True)
     for meter.found_s in totals:
         now[0] += 0.5
@@ -36,34 +36,34 @@ def played(monkeypatch: pytest.MonkeyPatch, totals: list[float | None]) -> Told:
 def test_a_total_that_falls_does_not_make_a_command_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a command with a full core, whose children end without being waited for, so that what they used is in no count
     meter = played(monkeypatch, [0.5, 1.0, 1.5, 0.0, 0.5, 1.0, 1.5, 0.0])
-    # When it is looked at; then it has waited only for what no look has found
+    # When it is sampled; then it has waited only for what no sample has found
     assert meter.usage is not None
     assert meter.waited_s == pytest.approx(1.0)
     assert (meter.usage.cpu_s, meter.usage.background_cpu_s) == pytest.approx((3.0, 3.0))
 
 
-def test_what_a_look_missed_counts_only_for_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a process with many core-seconds that one look misses; when the next finds it; then it has not used them since
+def test_what_a_sample_missed_counts_only_for_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a process with many core-seconds that one sample misses; when the next finds it; then it has not used them since
     monkeypatch.setattr(backend, "_CORES", 2)
     meter = played(monkeypatch, [0.5, 900.0, 0.5, 900.5])
     assert meter.usage is not None
     assert meter.usage.background_cpu_s < 3.1
 
 
-def test_a_look_that_finds_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given looks with a total, and one in between without; then what was used is counted once
+def test_a_sample_that_finds_nothing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given samples with a total, and one in between without; then what was used is counted once
     meter = played(monkeypatch, [0.5, None, 1.5])
     assert meter.usage is not None
     assert meter.usage.cpu_s == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(("others", "interval_s"), [(0, 0.5), (90, 0.5), (1000, 5.0)])
-def test_looks_at_many_commands_take_a_part_of_a_core(monkeypatch: pytest.MonkeyPatch, others: int, interval_s: float) -> None:
-    # Given other commands that run; when one is looked at for a while; then the interval is one at which all take that part at most
-    running: set[Meter] = {Told() for _ in range(others)}
+def test_samples_of_many_commands_take_a_part_of_a_core(monkeypatch: pytest.MonkeyPatch, others: int, interval_s: float) -> None:
+    # Given other commands that run; when one is sampled for a while; then the interval is one at which all take that part at most
+    running: set[Meter] = {Scripted() for _ in range(others)}
     monkeypatch.setattr(Meter, "running", running)
-    meter = Told()
+    meter = Scripted()
     intervals = [meter.next_interval_s() for _ in range(8)]
     assert intervals == sorted(intervals)
     assert (intervals[0], intervals[-1]) == (0.02, interval_s)
-    assert others * meter.look_s / interval_s <= LOOKS_PART
+    assert others * meter.sample_cost_s / interval_s <= SAMPLING_LOAD

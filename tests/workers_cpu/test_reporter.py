@@ -13,7 +13,7 @@ STARTED, USED = {"type": "started", "id": "a"}, {"type": "used", "id": "a", "bac
 
 
 class Producer:
-    """Fails as often as it is told to, then takes what it gets."""
+    """Fails as often as a test asks, then takes what it gets."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.taken = failures, []  # type: ignore[var-annotated]

@@ -77,9 +77,9 @@ def test_an_id_can_be_used_again_and_starts_empty(sandbox: ProcessSandbox) -> No
 
 def test_an_id_whose_environment_is_being_closed_can_be_opened(sandbox: ProcessSandbox) -> None:
     # Given an environment that takes nothing more, but is not gone yet
-    leaving = open_one(sandbox)
-    printed(leaving, "touch file")
-    leaving.hang_up()
+    closing = open_one(sandbox)
+    printed(closing, "touch file")
+    closing.hang_up()
     # When its id is opened again; then that is another one, once its room is free
     assert printed(open_one(sandbox), "ls") == ""
 

@@ -36,9 +36,9 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-told = subprocess.run(["sh", "-c", "echo child"], capture_output=True, text=True, check=True).stdout.strip()
+said = subprocess.run(["sh", "-c", "echo child"], capture_output=True, text=True, check=True).stdout.strip()
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    print(sorted(done), told, pool.map(abs, [-1, -2]))
+    print(sorted(done), said, pool.map(abs, [-1, -2]))
 """
 
 # getpid by the system call of 32-bit programs; 20 is its number there.
@@ -71,7 +71,7 @@ def test_calls_are_refused_by_their_arguments(inside: ProcessEnvironment) -> Non
     assert set(errors(inside, *calls).values()) == {errno.EPERM}
 
 
-def test_calls_that_the_filter_cannot_judge_do_not_exist(inside: ProcessEnvironment) -> None:
+def test_calls_that_the_filter_does_not_know_do_not_exist(inside: ProcessEnvironment) -> None:
     # Given clone3, whose flags are in memory, and the first call that is not known; when a command asks; then there is neither
     assert set(errors(inside, (435, 0, 0), (LAST + 1, 0, 0)).values()) == {errno.ENOSYS}
 
@@ -81,8 +81,8 @@ def test_another_architecture_is_refused(inside: ProcessEnvironment) -> None:
     # Given getpid as x32 programs call it, and as 32-bit programs do; when a command asks; then it may not
     assert set(errors(inside, (0x40000000 + 39, 0, 0)).values()) == {errno.EPERM}
     inside.write_file("i386.py", OF_I386.encode())
-    told = inside_or_signal(inside)
-    assert told in (f"{-errno.EPERM}\n", "signal\n")
+    said = inside_or_signal(inside)
+    assert said in (f"{-errno.EPERM}\n", "signal\n")
 
 
 def inside_or_signal(env: ProcessEnvironment) -> str:

@@ -104,7 +104,7 @@ def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: Pr
     ended = Exited(int(printed(env, "echo $$")), 143, 0.0)
     assert admit(env, "sleep 20", timeout_s=0.1).wait().status == "timed_out"
     events = ProcessBackend.events
-    monkeypatch.setattr(ProcessBackend, "events", lambda warden: itertools.chain([ended], events(warden)))
+    monkeypatch.setattr(ProcessBackend, "events", lambda backend: itertools.chain([ended], events(backend)))
     # When a command comes; then it runs, and the state is there
     assert printed(env, "echo $KEPT") == "1\n"
 
@@ -138,11 +138,11 @@ def test_the_environment_is_bare(env: ProcessEnvironment, monkeypatch: pytest.Mo
     # When a command lists its variables
     names = {line.partition("=")[0] for line in printed(env, "env").splitlines()}
     # Then there are only those that were meant for it
-    told = {name for name in names if name.startswith("TANGRAM_") or name.endswith("_NUM_THREADS")}
-    assert names - told <= {
+    meant = {name for name in names if name.startswith("TANGRAM_") or name.endswith("_NUM_THREADS")}
+    assert names - meant <= {
         "PATH", "HOME", "TMPDIR", "LANG", "TERM", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "MAKEFLAGS", "PYTEST_XDIST_AUTO_NUM_WORKERS",
     }  # fmt: skip
-    assert {name for name in told if name.startswith("TANGRAM_")} == {"TANGRAM_DOP"}
+    assert {name for name in meant if name.startswith("TANGRAM_")} == {"TANGRAM_DOP"}
 
 
 def test_no_process_of_a_session_shows_the_workers_environment(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +171,12 @@ def test_variables_of_a_request_end_with_its_command(shell_env: ProcessEnvironme
     assert printed(shell_env, "echo [$COLOUR]") == "[]\n"
 
 
-def test_the_program_is_told_its_dop(shell_env: ProcessEnvironment) -> None:
+def test_the_program_gets_its_dop(shell_env: ProcessEnvironment) -> None:
     # Given a grant of three cores and a variable that the caller set himself
     execution = admit(
         shell_env, "sh -c 'echo $TANGRAM_DOP $OMP_NUM_THREADS $MAKEFLAGS'", cores=(0, 1, 2), variables={"OMP_NUM_THREADS": "7"}
     )
-    # When it runs; then it is told 3, apart from the caller's value
+    # When it runs; then it gets 3, apart from the caller's value
     assert execution.wait().stdout == b"3 7 -j3\n"
 
 

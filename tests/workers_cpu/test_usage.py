@@ -1,4 +1,4 @@
-"""What a command's processes use is counted, all of it and nothing else, and told while they run."""
+"""What a command's processes use is counted, all of it and nothing else, and reported while they run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_usage_of_earlier_commands_is_not_counted_when_they_end_meanwhile(env: P
     assert outcome.cpu_s < 0.2
 
 
-def test_what_a_command_uses_is_told_while_it_runs(env: ProcessEnvironment) -> None:
+def test_what_a_command_uses_is_reported_while_it_runs(env: ProcessEnvironment) -> None:
     # Given a command that burns 0.3 s in a child, and goes on
     execution = admit(env, "python3 -c 'import time\nwhile time.process_time() < 0.3: pass'; sleep 300")
     assert execution.used() is None

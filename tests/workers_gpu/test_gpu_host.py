@@ -58,7 +58,7 @@ class Leaking(StubEngine):
 
 
 class Failing(StubEngine):
-    """Fails at one step as often as it is told."""
+    """Fails at one step as often as a test asks."""
 
     def __init__(self, step: str, times: int = 1) -> None:
         super().__init__("a", "score", 600.0)
@@ -192,16 +192,16 @@ def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again
     assert (status(host, "a").state, status(host, "a").reason) == ("resident", "")
 
 
-def test_a_victim_that_fails_to_evict_does_not_hold_up_who_wants_its_cell(cells: list[Device]) -> None:
+def test_an_evicted_service_that_fails_to_evict_does_not_hold_up_who_wants_its_cell(cells: list[Device]) -> None:
     host = host_with(Failing("evict"), cells)
     host.ensure_resident("a", (0,))
 
     host.ensure_resident("b", (0,), evict=[at("a", 0)])
 
     assert status(host, "b").state == "resident"
-    victim = status(host, "a")
-    assert (victim.state, on(victim), victim.evictions) == ("failed", (), 0)
-    assert "No space left on device" in victim.reason
+    evicted = status(host, "a")
+    assert (evicted.state, on(evicted), evicted.evictions) == ("failed", (), 0)
+    assert "No space left on device" in evicted.reason
 
 
 def test_an_engine_that_keeps_its_memory_when_evicted_is_stopped_and_counted(cells: list[Device]) -> None:
@@ -237,7 +237,7 @@ def test_memory_that_stays_taken_stays_booked_until_it_is_free(cells: list[Devic
     assert "still taken" not in status(host, "a", 0).reason
 
 
-def test_a_victim_whose_calls_do_not_end_is_left_in_place(cells: list[Device], until: Until) -> None:
+def test_a_service_to_be_evicted_whose_calls_do_not_end_is_left_in_place(cells: list[Device], until: Until) -> None:
     host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, drain_s=0.01)
     host.ensure_resident("a", (0,))
     control = Control(work_s=60.0)

@@ -35,7 +35,7 @@ def of(host: ServiceHost, name: str) -> InstanceStatus:
 
 
 class Mortal(StubEngine):
-    """Dies when it is told to, and holds nothing then."""
+    """Dies when a test asks, and holds nothing then."""
 
     def die(self) -> None:
         self._free()
@@ -47,7 +47,7 @@ def made(engines: dict[str, Engine]) -> Callable[[str, ServiceConfig, Path], Eng
     return lambda name, config, folder: engines.get(name) or StubEngine(name, config.task, config.memory_mb, config.max_concurrency)
 
 
-def test_a_victim_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(cells: list[Device], until: Until) -> None:
+def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(cells: list[Device], until: Until) -> None:
     heard: list[tuple[str, str]] = []
     engine = Mortal("a", "score", 600.0)
     host = ServiceHost(
@@ -78,7 +78,7 @@ def test_a_victim_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_no
     assert heard[-3:] == [("a", "failed"), ("b", "starting"), ("b", "resident")]
 
 
-def test_a_victim_that_dies_as_its_eviction_begins_costs_the_newcomer_nothing(cells: list[Device]) -> None:
+def test_a_service_to_be_evicted_that_dies_as_its_eviction_begins_costs_the_newcomer_nothing(cells: list[Device]) -> None:
     class Dying(Mortal):
         def evict(self, drain_s: float = 60.0) -> None:
             self.die()
@@ -93,7 +93,7 @@ def test_a_victim_that_dies_as_its_eviction_begins_costs_the_newcomer_nothing(ce
 
 
 class Holding(StubEngine):
-    """Keeps its memory, whatever it is told, until somebody lets go of it."""
+    """Keeps its memory, whatever it is asked, until somebody lets go of it."""
 
     held = True
 
@@ -154,7 +154,7 @@ def test_what_is_stopped_is_measured_by_its_device_as_well() -> None:
     assert (host.held_mb(0), of(host, "a").reason) == (0.0, "")
 
 
-def test_a_leak_that_has_gone_is_forgotten_at_the_next_look(cells: list[Device]) -> None:
+def test_a_leak_that_has_gone_is_forgotten_at_the_next_check(cells: list[Device]) -> None:
     engine = Holding("a", "score", 600.0)
     host = ServiceHost(cells, {"a": service()}, NOWHERE, factory=made({"a": engine}))
     host.ensure_resident("a", (0,))

@@ -118,7 +118,7 @@ def test_host_memory_is_never_exceeded_by_copies_that_resident_instances_keep(st
 
 
 class SlowToStop(StubEngine):
-    """Has a copy in host memory while it is off its devices; its stop begins, and ends when it is told to."""
+    """Has a copy in host memory while it is off its devices; its stop begins, and ends when a test asks."""
 
     def __init__(self, name: str, config: ServiceConfig, state_dir: Path) -> None:
         super().__init__(name, config.task, config.memory_mb, config.max_concurrency)

@@ -1,4 +1,4 @@
-"""Several instances of a service, several services on a cell, copies in host memory, changes that are told, another services file."""
+"""Several instances of a service, several services on a cell, copies in host memory, changes that are reported, another services file."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_host_memory_is_a_budget_and_what_is_dropped_is_loaded_again(cells: list
     assert (back.starts, back.restores) == (1, 0)
 
 
-def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_the_victim(cells: list[Device]) -> None:
+def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_an_evicted_one(cells: list[Device]) -> None:
     host = ServiceHost(cells, {name: service(600) for name in "ab"}, NOWHERE, factory=copying, host_memory_mb=700)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
@@ -187,7 +187,7 @@ def test_a_copy_too_large_for_host_memory_is_never_made(cells: list[Device], cap
     assert len(caplog.records) == 1
 
 
-def test_every_change_is_told_in_order_and_is_in_the_table(cells: list[Device]) -> None:
+def test_every_change_is_reported_in_order_and_is_in_the_table(cells: list[Device]) -> None:
     heard: list[InstanceStatus] = []
     host = ServiceHost(cells, {"a": service(600), "b": service(600)}, NOWHERE, factory=copying, host_memory_mb=1200, on_change=heard.append)
     host.ensure_resident("a", (0,))
@@ -219,7 +219,7 @@ class Dying(StubEngine):
         return "failed" if self.dead else super().state
 
 
-def test_an_engine_that_fails_by_itself_is_told_at_the_next_look_and_gives_its_cells_up(cells: list[Device]) -> None:
+def test_an_engine_that_fails_by_itself_is_reported_at_the_next_check_and_gives_its_cells_up(cells: list[Device]) -> None:
     heard: list[InstanceStatus] = []
     engine = Dying("a", "score", 600.0)
     host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine, on_change=heard.append)
@@ -338,7 +338,7 @@ def test_memory_that_a_cuda_device_does_not_report_as_free_stays_booked() -> Non
     assert host.held_mb(0) == 6000.0
 
 
-def test_a_restore_that_nobody_waits_for_is_told_either_way(cells: list[Device]) -> None:
+def test_a_restore_that_nobody_waits_for_is_reported_either_way(cells: list[Device]) -> None:
     heard: list[InstanceStatus] = []
     host = ServiceHost(cells, {"a": service(600), "b": service(600, pinned=True)}, NOWHERE, on_change=heard.append)
     restores = Prefetch(host)

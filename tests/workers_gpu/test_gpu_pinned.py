@@ -1,4 +1,4 @@
-"""Pinned copies and side streams, with a CUDA runtime that only writes down what it is told.
+"""Pinned copies and side streams, with a CUDA runtime that only records its calls.
 
 What is checked is what the code asks of CUDA and in which order; the bytes are really copied, between host tensors.
 """
@@ -27,7 +27,7 @@ class Cuda:
     """What was asked, in order; `code` is what pinning answers."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.pinned: dict[int, int] = {}
         self.code = 0
         self.breaks_at: int | None = None
@@ -47,13 +47,13 @@ class Cuda:
 
         class Stream:
             def __init__(self, device: Any = None) -> None:
-                cuda.told.append("stream made")
+                cuda.calls.append("stream made")
 
             def wait_stream(self, other: str) -> None:
-                cuda.told.append(f"waits for {other}")
+                cuda.calls.append(f"waits for {other}")
 
             def synchronize(self) -> None:
-                cuda.told.append("stream awaited")
+                cuda.calls.append("stream awaited")
 
         return Stream
 
@@ -62,10 +62,10 @@ class Cuda:
 
         class Event:
             def record(self, stream: Any) -> None:
-                cuda.told.append("event recorded")
+                cuda.calls.append("event recorded")
 
             def synchronize(self) -> None:
-                cuda.told.append("event awaited")
+                cuda.calls.append("event awaited")
 
         return Event
 
@@ -76,13 +76,13 @@ class DeviceBlock(torch.Tensor):  # type: ignore[misc, name-defined]
     cuda: Cuda
 
     def record_stream(self, stream: Any) -> None:
-        self.cuda.told.append("block told of the stream")
+        self.cuda.calls.append("block bound to the stream")
 
     def copy_(self, source: Any, non_blocking: bool = False) -> Any:
         assert non_blocking
-        if self.cuda.breaks_at == len(self.cuda.told):
+        if self.cuda.breaks_at == len(self.cuda.calls):
             raise RuntimeError("CUDA error: an illegal memory access")
-        self.cuda.told.append("piece")
+        self.cuda.calls.append("piece")
         return super().copy_(source)
 
 
@@ -118,12 +118,12 @@ def test_a_copy_waits_for_the_compute_stream_before_and_for_its_own_events_after
     blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
 
     copy.load(blocks[:1])
-    first, cuda.told = cuda.told, []
+    first, cuda.calls = cuda.calls, []
     copy.load(blocks)
 
-    one = ["waits for compute", "block told of the stream", "piece", "piece", "piece", "event recorded"]
+    one = ["waits for compute", "block bound to the stream", "piece", "piece", "piece", "event recorded"]
     assert first == ["stream made", *one, "event awaited"]
-    assert cuda.told == [*one, *one, "event awaited", "event awaited"]
+    assert cuda.calls == [*one, *one, "event awaited", "event awaited"]
     assert all(torch.equal(block.as_subclass(torch.Tensor), want) for block in blocks)
     del want
     copy.close()
@@ -132,12 +132,12 @@ def test_a_copy_waits_for_the_compute_stream_before_and_for_its_own_events_after
 def test_a_copy_that_breaks_is_waited_for_before_the_pinned_bytes_can_go(cuda: Cuda) -> None:
     copy = PinnedCopy(2500)
     blocks = [torch.empty(2500, dtype=torch.uint8) for _ in range(2)]
-    cuda.breaks_at = len(["stream made", *["."] * 6, "waits for compute", "block told of the stream"])
+    cuda.breaks_at = len(["stream made", *["."] * 6, "waits for compute", "block bound to the stream"])
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         copy.load(blocks)
 
-    assert cuda.told[-2:] == ["stream awaited", "event awaited"]
+    assert cuda.calls[-2:] == ["stream awaited", "event awaited"]
     copy.close()
 
 
@@ -181,13 +181,13 @@ def test_an_error_of_pinning_is_not_left_for_the_next_kernel_of_another_service(
     cuda.code = 2
 
     def kernel(*size: int, device: str) -> None:
-        cuda.told.append(f"kernel on {device}")
+        cuda.calls.append(f"kernel on {device}")
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(torch, "ones", kernel)
     with pytest.raises(RuntimeError, match="CUDA cannot pin 1 MiB"):
         PinnedBlock(MIB)
-    assert cuda.told == ["kernel on cuda"]
+    assert cuda.calls == ["kernel on cuda"]
 
 
 def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_without_a_copy(cuda: Cuda, models: Path, tmp_path: Path) -> None:
@@ -203,15 +203,15 @@ def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_witho
     assert engine.logprobs(sequences) == want
     assert engine.host_mb() == pytest.approx(engine.memory_mb())
     # When it is evicted
-    cuda.told.clear()
+    cuda.calls.clear()
     engine.evict()
     # Then nothing was copied, and its host copy is what it was
-    assert cuda.told == []
+    assert cuda.calls == []
     assert engine.memory_mb() == 0.0
     assert engine.host_mb() == pytest.approx(plain.memory_mb())
     # And it comes back on other devices and on more of them, with one stream and one event for each copy
     engine.restore(gpus[1:])
-    assert cuda.told.count("event awaited") == cuda.told.count("event recorded") == 2
+    assert cuda.calls.count("event awaited") == cuda.calls.count("event recorded") == 2
     assert engine.logprobs(sequences) == [pytest.approx(row, abs=1e-5) for row in want]
     # And gives back what it pinned when it is stopped
     engine.stop()

@@ -55,7 +55,7 @@ class Counting(StubEngine):
 
 
 class Breaking(StubEngine):
-    """Fails to start as often as it is told, and to compute always."""
+    """Fails to start as often as a test asks, and to compute always."""
 
     def __init__(self, failures: int) -> None:
         super().__init__("breaking", "score", 100.0)
@@ -100,7 +100,7 @@ def test_generation_is_greedy_at_temperature_0_and_seeded_above() -> None:
     assert engine.generate(["a"], 5, 1.0, 1) != engine.generate(["a"], 5, 1.0, 2)
 
 
-def test_a_call_takes_the_time_it_is_told_to_and_is_counted() -> None:
+def test_a_call_takes_the_time_its_caller_asks_for_and_is_counted() -> None:
     engine = resident()
     began = time.monotonic()
 

@@ -67,7 +67,7 @@ def _tokens(count: int) -> int | None:
 
 
 def report(answer: Answer, requests: int, usage_header: str | None) -> dict[str, Any]:
-    """Return what the scheduler is told of an answer (`tangram.wire`)."""
+    """Return what is reported to the scheduler of an answer (`tangram.wire`)."""
     words: dict[str, Any] = {"status": answer.status_code, "requests": requests}
     for name, value in (("retry_after_s", retry_after_s(answer.headers)), ("tokens", tokens_used(answer, usage_header))):
         if value is not None:

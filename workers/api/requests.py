@@ -2,7 +2,7 @@
 
 A request that is idempotent is repeated here when its connection broke, or when the answer was 502, 503 or 504 without
 `Retry-After`: such failures pass within a second or not at all. There are two repeats at most, within the action's timeout, and the
-action keeps its place in the quota meanwhile. The scheduler is told how many requests there were and charges them to the account.
+action keeps its place in the quota meanwhile. The number of requests is reported to the scheduler, which charges them to the account.
 An action that the server asks to wait for longer waits in the scheduler's queue and holds nothing (`scheduler/quotas/answers.py`).
 """
 

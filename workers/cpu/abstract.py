@@ -26,7 +26,7 @@ from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
 from workers.cpu.opening import Opening
 from workers.cpu.weight import Means
 
-Status = Literal["succeeded", "timed_out", "cancelled", "failed"]
+Status = Literal["succeeded", "timed_out", "cancelled", "failed", "lost"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -80,7 +80,7 @@ class Holding:
 class ExecRequest:
     """One command for one session of an environment.
 
-    Without cores in `holding`, the program is told the DoP `dop`. With `fence`, whatever earlier commands left running in the
+    Without cores in `holding`, the program gets the DoP `dop`. With `fence`, whatever earlier commands left running in the
     environment is ended first, and the command starts from a clean shell: what they exported and defined is gone, only the
     folder stays. Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
@@ -118,7 +118,7 @@ class ExecRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOutcome:
-    """How a command ended.
+    """How a command ended; `lost` where its environment has ended by itself.
 
     `exit_code` is there for `succeeded` only (128 + n for a shell ended by signal n); the output is what was printed
     so far in any case. `execution_s` runs from handing the command over to the end of its processes, less `waited_s`: the
@@ -162,7 +162,7 @@ class Execution(ABC):
 
     @abstractmethod
     def used(self) -> Usage | None:
-        """Return what the command had used when it was looked at last; None before the first look."""
+        """Return what the command had used as of the last sample; None before the first."""
 
     @abstractmethod
     def kill(self, reason: str) -> None:

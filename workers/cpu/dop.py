@@ -1,4 +1,4 @@
-"""What a program is told about its degree of parallelism.
+"""What a program learns about its degree of parallelism.
 
 Pure values only. The names are those that common runtimes read by themselves; a value that the caller gave wins.
 """
@@ -25,9 +25,9 @@ def dop_variables(dop: int) -> dict[str, str]:
     """
     if dop < 1:
         raise ValueError(f"dop must be at least 1, not {dop}")
-    told = dict.fromkeys(COUNT_VARIABLES, str(dop))
-    told["MAKEFLAGS"] = f"-j{dop}"
-    return told
+    variables = dict.fromkeys(COUNT_VARIABLES, str(dop))
+    variables["MAKEFLAGS"] = f"-j{dop}"
+    return variables
 
 
 def with_dop(dop: int, variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Files of an environment as they pass in and out: only regular ones, up to a size, with errors that say which file.
 
-How a path is opened without leaving the environment is for each kind of sandbox to say.
+How a path is opened inside the environment is for each kind of sandbox to say.
 """
 
 from __future__ import annotations

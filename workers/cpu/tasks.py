@@ -118,13 +118,15 @@ def execute(
         execution = cpu().sandbox.get(environment).start(request)
         node.attach(call, execution.kill, execution.resize, execution.used)
         outcome = execution.wait()
-    call.execution_s, call.waited_s, call.cpu_s = outcome.execution_s, outcome.waited_s, outcome.cpu_s
-    call.status, call.reason = outcome.status, outcome.reason
-    if outcome.status == "cancelled":
-        raise ActionCancelled(outcome.reason)
-    if outcome.status == "failed":
-        raise ActionFailed(outcome.reason)
-    return _value(outcome)
+        call.execution_s, call.waited_s, call.cpu_s = outcome.execution_s, outcome.waited_s, outcome.cpu_s
+        call.status, call.reason = outcome.status, outcome.reason
+        if outcome.status == "lost":
+            raise EnvironmentGone(f"environment {environment} is lost: {outcome.reason}")
+        if outcome.status == "cancelled":
+            raise ActionCancelled(outcome.reason)
+        if outcome.status == "failed":
+            raise ActionFailed(outcome.reason)
+        return _value(outcome)
 
 
 @contextmanager

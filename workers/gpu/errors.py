@@ -32,7 +32,7 @@ class EngineDied(NotResident):
 
 
 class CallCancelled(GpuError):
-    """Raised when a call was told to stop before it had its result."""
+    """Raised when a call was stopped before it had its result."""
 
 
 class CallFailed(GpuError, RuntimeError):

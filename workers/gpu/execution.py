@@ -44,7 +44,7 @@ class Execution:
         except EngineDied as error:
             if not self._call.header.get("idempotent"):
                 raise
-            # A caller that no longer waits is not worth another start.
+            # A caller that no longer waits does not justify another start.
             self._check()
             # Once only: an engine that dies twice under the same call may be dying of it.
             log.warning("action %s is run again: %s", self._call.id, error)

@@ -8,7 +8,7 @@ An instance comes onto its cells in the first of these ways that is possible: it
 restored; the copy of an instance of the same service on other cells is restored; its engine, or a fresh one, loads the model from its
 folder.
 
-One lock for each instance orders its changes. The locks of device and host memory are held for moments only, never while weights
+One lock for each instance serialises its changes. The locks of device and host memory are held for moments only, never while weights
 move, so instances on different cells move at the same time. Whoever holds the lock of one instance never waits for the lock of
 another, so there are no deadlocks.
 """
@@ -184,11 +184,11 @@ class ServiceHost:
         own = [one for one in self._all() if one.reserved and one.name.service == service and one not in gone]
         surplus = len(own) + 1 - config.instances if config.instances is not None else 0
         out = [one for one in idle if one.name.service == service][: max(0, surplus)]
-        for victim in (one for one in idle if set(one.name.cells) & set(name.cells) and one not in out):
+        for candidate in (one for one in idle if set(one.name.cells) & set(name.cells) and one not in out):
             if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]):
                 break
-            out.append(victim)
-        return [victim.name for victim in out] if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
+            out.append(candidate)
+        return [one.name for one in out] if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
 
     def status(self) -> list[InstanceStatus]:
         """Return every instance that there ever was as it is now, in the order of names; waits for nothing."""
@@ -274,9 +274,9 @@ class ServiceHost:
         # The copy that is about to be restored must not be dropped for that of an evicted instance.
         for copy in (one for one in self._all() if one.name.service == name.service and one.state == "host"):
             copy.used_at = time.monotonic()
-        for victim in [found for other in evict if (found := self._instances.get(other)) is not None]:
-            with victim.lock:
-                self._eviction.evict(victim)
+        for instance in [found for other in evict if (found := self._instances.get(other)) is not None]:
+            with instance.lock:
+                self._eviction.evict(instance)
             self._copies.settle()
 
     def _all(self) -> list[Instance]:

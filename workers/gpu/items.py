@@ -50,7 +50,7 @@ Text = Annotated[Annotated[Words, Tag("text")] | Annotated[list[Message], Tag("m
 
 
 class ScoreItem(_Request):
-    """A prompt and the response to be judged, both plain text, or a conversation."""
+    """A prompt and the response to be scored, both plain text, or a conversation."""
 
     prompt: Text
     """Plain text, or the messages so far."""

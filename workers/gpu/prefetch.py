@@ -1,7 +1,7 @@
 """Instances that are brought onto cells before an action needs them, each in a thread of its own.
 
-The scheduler orders a restore and must learn how it ended. The host reports changes and failures. An instance that was resident
-already has no change to report, so the end of a restore is always reported once more.
+The scheduler asks for a prefetch and must learn how it ended. The host reports changes and failures. An instance that was resident
+already has no change to report, so the end of a prefetch is always reported once more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Prefetch:
-    """The restores that are under way, at most one for each instance. Safe for many threads."""
+    """The prefetches that are under way, at most one for each instance. Safe for many threads."""
 
     def __init__(self, host: ServiceHost) -> None:
         self._host = host
@@ -31,7 +31,7 @@ class Prefetch:
         with self._lock:
             if name in self._threads:
                 return False
-            thread = threading.Thread(target=self._restore, args=(name, tuple(evict)), name=f"tangram-restore-{name.service}", daemon=True)
+            thread = threading.Thread(target=self._fetch, args=(name, tuple(evict)), name=f"tangram-prefetch-{name.service}", daemon=True)
             self._threads[name] = thread
         thread.start()
         return True
@@ -45,7 +45,7 @@ class Prefetch:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _restore(self, name: InstanceName, evict: Sequence[InstanceName]) -> None:
+    def _fetch(self, name: InstanceName, evict: Sequence[InstanceName]) -> None:
         try:
             self._host.ensure_resident(name.service, name.cells, [*evict, *self._host.in_the_way(name.service, name.cells, evict)])
         except TangramError as error:

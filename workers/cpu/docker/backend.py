@@ -51,7 +51,7 @@ class ContainerBackend(Backend):
         self._container, self._name, self._core_map = container, name, core_map
         self._group: SessionGroup | None = None
         self._lock = threading.Lock()
-        self._told: deque[Event] = deque()
+        self._events: deque[Event] = deque()
         self._waking = threading.Lock()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watched = select.epoll()
@@ -82,7 +82,7 @@ class ContainerBackend(Backend):
             self._started, self._shell = self._container.engine.run(self._container.id, ["/bin/sh", inside])
             self._take_in(start)
         except (SandboxError, OSError) as error:
-            self._tell(Refused(f"the shell could not be started: {error}"))
+            self._put(Refused(f"the shell could not be started: {error}"))
 
     def _prepare(self, control: Control, cwd: str) -> str:
         """Write what the shell starts with; return the FIFO on which it waits."""
@@ -116,7 +116,7 @@ class ContainerBackend(Backend):
             self._group.add(self._shell)
             self._watched.register(self._shell_fd, select.EPOLLIN)
             os.write(go, b"go\n")
-            self._tell(Spawned(self._shell))
+            self._put(Spawned(self._shell))
         except BaseException:
             os.close(go)
             raise
@@ -124,7 +124,7 @@ class ContainerBackend(Backend):
         self._go = go
 
     def _let_go(self) -> None:
-        """Close the FIFO by which a shell was told to go on."""
+        """Close the FIFO by which a shell was let go on."""
         if self._go >= 0:
             os.close(self._go)
         self._go = -1
@@ -138,8 +138,8 @@ class ContainerBackend(Backend):
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
-        self._told.append(event)
+    def _put(self, event: Event) -> None:
+        self._events.append(event)
         self._wake()
 
     def _wake(self) -> None:
@@ -152,12 +152,12 @@ class ContainerBackend(Backend):
         """Yield the events that have come; see the base class."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
-        while self._told:
-            yield self._told.popleft()
+        while self._events:
+            yield self._events.popleft()
         if self._shell_fd >= 0 and _is_readable(self._shell_fd) and not self._container.is_ending():
             yield Exited(self._shell, self._shell_ended())
         if self._container.has_ended() or self._over.is_set():
-            yield HungUp("" if self._ending else self._why())
+            yield HungUp()
 
     def _shell_ended(self) -> int:
         """Forget the shell and return how it ended."""
@@ -169,10 +169,6 @@ class ContainerBackend(Backend):
         while (code := self._container.engine.exit_code(self._started)) is None and time.monotonic() < deadline:
             time.sleep(PAUSE_S)
         return SIGKILL_CODE if code is None else code
-
-    def _why(self) -> str:
-        how = self._container.why_ended()
-        return self._container.end_reason or f"the environment's container ended{f': {how}' if how else ''}"
 
     # -- grants --------------------------------------------------------------------------------------------------
 
@@ -225,7 +221,7 @@ class ContainerBackend(Backend):
                 log.warning("a command's processes could not all be ended: %s", error)
                 left = [process.pid for process in self._living(self._spared)]
             finally:
-                self._tell(Gone(left=tuple(left)))
+                self._put(Gone(left=tuple(left)))
 
         threading.Thread(target=work, name="tangram-kill", daemon=True).start()
 
@@ -334,6 +330,10 @@ class ContainerBackends(Backends):
             self._count += 1
             name = f"session-{self._count}"
         return ContainerBackend(self._container, name, self._core_map)
+
+    def loss(self) -> str:
+        """Return why the container has ended; see the base class."""
+        return self._container.loss()
 
 
 def _handle(pid: int) -> int:

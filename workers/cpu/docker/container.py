@@ -35,7 +35,7 @@ from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, 
 MOST_DISK_VIOLATIONS = 1
 LONGEST_HELLO = 4096
 CHECK_S = 0.1
-"""How often the start of a container looks whether it is to go on."""
+"""How often the start of a container checks whether it is to go on."""
 STAT_FLAGS, PF_EXITING = 6, 0x4
 """Where /proc/<pid>/stat has the flags of a process, counted from its state; the flag of one that is ending."""
 NAME_PREFIX = "tangram-"
@@ -58,15 +58,16 @@ class Container:
         self.group: ContainerGroup
         self.disk_mb = disk_mb
         self.written_mb = 0.0
-        """What it had written when it was looked at last."""
+        """What it had written when that was measured last."""
         self.layer, self.volumes = "", tuple[str, ...]()
         """Where it writes on the engine's host: its own layer, empty where there is no telling, and its image's volumes."""
         self.disk_violations, self._violated_at = 0, float("-inf")
         """How many of its commands were ended since they wrote more than it may."""
-        self.oom_kills_told = 0
-        """How many of its processes the kernel had ended for want of memory when a command was told of it last."""
+        self.oom_kills_reported = 0
+        """How many of its processes the kernel had ended for want of memory when a command reported it last."""
         self.end_reason = ""
         """Why this worker ended it before its environment was closed."""
+        self._loss, self._is_removed, self._losing = "", False, threading.Lock()
 
     def begin(self, groups: Groups, deadline: float, opening: Opening) -> None:
         """Start it, and return once its init waits.
@@ -150,13 +151,17 @@ class Container:
         if self.disk_violations > MOST_DISK_VIOLATIONS:
             self.end(f"the environment went on to write after {self.disk_mb} MB, the most that it may have on disk")
 
-    def why_ended(self) -> str:
-        """Return why it has ended, nothing where there is no telling."""
-        return self.end_reason or self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
+    def loss(self) -> str:
+        """Return why it has ended before it was removed; nothing while it stands, and where it was removed."""
+        with self._losing:
+            if not self._loss and not self._is_removed and self.is_ending():
+                how = self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
+                self._loss = self.end_reason or f"its container ended{f': {how}' if how else ''}"
+            return self._loss
 
     def _new_oom_kills(self) -> bool:
         try:
-            return self.group.oom_kills() > self.oom_kills_told
+            return self.group.oom_kills() > self.oom_kills_reported
         except OSError:
             return False
 
@@ -191,6 +196,7 @@ class Container:
 
     def remove(self) -> None:
         """End and remove it, and its control folder."""
+        self._is_removed = True
         try:
             self.engine.remove(self.id)
         finally:

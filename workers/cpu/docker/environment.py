@@ -10,7 +10,7 @@ from collections.abc import Callable
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.files import ContainerFiles
-from workers.cpu.errors import EnvironmentGone, SandboxError
+from workers.cpu.errors import SandboxError
 from workers.cpu.shell.environment import ShellEnvironment
 from workers.cpu.shell.session import SessionSetup
 
@@ -33,16 +33,15 @@ class ContainerEnvironment(ShellEnvironment):
     ) -> None:
         super().__init__(spec, files, setup, forget)
         self.container, self._give_back = container, give_back
-        self._lost = ""
 
     def snapshot(self, repository: str, tag: str, node: str) -> str:
         """Make an image of the files as they are now; see `ContainerSandbox.snapshot`."""
-        self._check_open()
-        return self.container.engine.commit(self.container.id, repository, tag, node)
+        with self._or_gone():
+            return self.container.engine.commit(self.container.id, repository, tag, node)
 
     def lose(self) -> None:
-        """Take note that the container has ended: running commands end as failed, and the environment goes off the books."""
-        self._lost = self.container.why_ended() or "its container ended"
+        """Take note that the container has ended by itself: commands end as lost, and the environment goes off the books."""
+        loss = self.container.loss()
 
         def clear() -> None:
             # Commands that run are to see the end of the container, not that the environment is being closed.
@@ -56,13 +55,8 @@ class ContainerEnvironment(ShellEnvironment):
 
         with self._lock:
             self._closed = True
-        log.warning("environment %s is gone: %s", self._spec.id, self._lost)
+        log.warning("environment %s is lost: %s", self._spec.id, loss)
         threading.Thread(target=clear, name="tangram-lost", daemon=True).start()
-
-    def _check_open(self) -> None:
-        if self._lost:
-            raise EnvironmentGone(f"environment {self._spec.id} is gone: {self._lost}")
-        super()._check_open()
 
     def _remove(self) -> None:
         self._give_back(self.container)

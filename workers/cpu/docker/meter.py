@@ -1,6 +1,6 @@
 """What one command in a container uses: core-seconds from the session's group, memory as far as it was seen.
 
-What an earlier command left running in the same session counts with it. A peak of memory between two looks is not seen.
+What an earlier command left running in the same session counts with it. A peak of memory between two samples is not seen.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from workers.cpu.docker.container import Container
 from workers.cpu.process import tree
 from workers.cpu.shell.backend import Meter
 
-LONGEST_SAMPLE_S, LOOK_S = 0.1, 0.00005
+LONGEST_SAMPLE_S, SAMPLE_COST_S = 0.1, 0.00005
 
 
 class GroupMeter(Meter):
     """Counts what is used in `group` from now on."""
 
-    longest_s, look_s = LONGEST_SAMPLE_S, LOOK_S
+    longest_s, sample_cost_s = LONGEST_SAMPLE_S, SAMPLE_COST_S
 
     def __init__(self, container: Container, group: SessionGroup) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class GroupMeter(Meter):
         self._disk_mb = max(container.written_mb, container.disk_mb)
         self._before_s, self._ended_before = group.cpu_s(), container.group.oom_kills()
 
-    def look(self) -> float | None:
-        """Look once; a group that has gone is as it was at the last look. See the base class."""
+    def measure(self) -> float | None:
+        """Measure once; a group that has gone is as it was at the last sample. See the base class."""
         with contextlib.suppress(OSError):
             found = (tree.read_process(pid) for pid in self._group.processes())
             self.note_rss(sum(process.rss_bytes for process in found if process is not None) / (1 << 20))
@@ -40,8 +40,8 @@ class GroupMeter(Meter):
     def remark(self) -> str:
         """Say that the kernel has ended processes for want of memory; see the base class."""
         try:
-            self._container.oom_kills_told = self._container.group.oom_kills()
-            ended = self._container.oom_kills_told - self._ended_before
+            self._container.oom_kills_reported = self._container.group.oom_kills()
+            ended = self._container.oom_kills_reported - self._ended_before
         except OSError:
             return ""
         memory = f"the environment's {self._container.memory_mb} MB of memory were full"
@@ -55,5 +55,5 @@ class GroupMeter(Meter):
         self._container.note_disk_violation(self._began)
         self._disk_mb = float("inf")
         if math.isinf(written_mb):
-            return "the environment has folders in folders deeper than is looked at on disk"
+            return "the environment has folders in folders deeper than is measured on disk"
         return f"the environment has written {written_mb:.0f} MB to disk, more than its {self._container.disk_mb} MB"

@@ -19,7 +19,7 @@ _USER = re.compile(r"\d+:\d+", re.ASCII)
 class ContainerLimits:
     """What each container is held to. Memory is the environment's own, `memory_mb` where it names none; swap is never had.
 
-    `disk_mb` bounds what a container writes: hard where the engine's storage can, else watched every `disk_look_s` seconds
+    `disk_mb` bounds what a container writes: hard where the engine's storage can, else watched every `disk_check_s` seconds
     while a command runs, and a single file can never be larger. `processes` counts threads, too.
     """
 
@@ -27,7 +27,7 @@ class ContainerLimits:
     processes: int = 512
     open_files: int = 4096
     disk_mb: int = 4096
-    disk_look_s: float = 0.5
+    disk_check_s: float = 0.5
 
     def __post_init__(self) -> None:
         """Refuse limits below 1, and memory that the engine would refuse."""

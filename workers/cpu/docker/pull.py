@@ -37,7 +37,7 @@ class Pull:
     """A pull of the image `reference` that has begun.
 
     `done` resolves when the image is here, or fails with `ImageMissing`. A pull fails when the registry refuses it, when nothing comes
-    for `stall_s` seconds, and when it takes longer than `limit_s` seconds in all. `progress` is told bytes done and in all.
+    for `stall_s` seconds, and when it takes longer than `limit_s` seconds in all. `progress` gets bytes done and in all.
     """
 
     def __init__(self, reference: str, request: PullRequest, limit_s: float, progress: Progress) -> None:

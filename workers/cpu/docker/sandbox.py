@@ -13,7 +13,7 @@ What it does NOT protect from:
 * Containers share the host's kernel: a hole in it is a way out. Runtimes with a kernel of their own, such as gVisor, cannot be
   used: they hide processes and files from the host, where grants and files are handled.
 * Where the engine's storage cannot hold the limit on disk, it is only watched. A command exceeds it by what it writes between
-  two looks. An environment whose commands do so twice is ended.
+  two measurements. An environment whose commands do so twice is ended.
 * Commands of one environment can do to each other what they like.
 * The worker is root on the host.
 
@@ -129,7 +129,7 @@ class ContainerSandbox(Sandbox):
         maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups)
         self._images = Images(self._engine, self._options.pull, self._options.pull_s, self._options.image_cache_mb)
         self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit)
-        self._watch = Watch(limits.disk_look_s)
+        self._watch = Watch(limits.disk_check_s)
         self._drain = Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, _Entry] = {}
@@ -263,7 +263,7 @@ class ContainerSandbox(Sandbox):
         for entry in known:
             entry.end_open("the sandbox is closed")
         living = [each.environment.result() for each in known if each.environment.exception() is None]
-        # All are told first, so that their grace periods run at the same time.
+        # All are asked first, so that their grace periods run at the same time.
         for environment in living:
             environment.hang_up()
         last = (self._pool.close, self._watch.close, self._drain.close, self._remove_snapshots)

@@ -1,7 +1,7 @@
 """Watches the containers of environments: that they stand, and what they write.
 
-One thread. A container that ends is told at once. What a container has written is looked at often while its environment is
-busy, else seldom; a command goes past the bound by what it writes between two looks. Looking takes a tenth of the
+One thread. The end of a container is reported at once. What a container has written is measured often while its environment is
+busy, else seldom. A command exceeds the limit by what it writes between two measurements. Measuring takes a tenth of the
 thread's time at most, so where there are many files it is done less often.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from workers.cpu.docker.container import Container
 
-IDLE_LOOK_S = 10.0
+IDLE_CHECK_S = 10.0
 MOST_OF_TIME = 0.1
 
 log = logging.getLogger(__name__)
@@ -28,14 +28,14 @@ class _Watched:
     container: Container
     is_busy: Callable[[], bool]
     on_end: Callable[[], None]
-    looked_at: float = 0.0
+    checked_at: float = 0.0
 
 
 class Watch:
-    """Tells `on_end` of containers that have ended, and looks every `look_s` seconds at what busy ones have written."""
+    """Calls `on_end` for containers that have ended, and measures every `check_s` seconds what busy ones have written."""
 
-    def __init__(self, look_s: float) -> None:
-        self._look_s = look_s
+    def __init__(self, check_s: float) -> None:
+        self._check_s = check_s
         self._poller = select.epoll()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.register(self._wakeup, select.EPOLLIN)
@@ -58,17 +58,17 @@ class Watch:
                 self._poller.unregister(container.ended)
 
     def _run(self) -> None:
-        look_at = time.monotonic() + self._look_s
+        check_at = time.monotonic() + self._check_s
         while not self._closed:
-            for descriptor, _ in self._poller.poll(max(0.0, look_at - time.monotonic())):
-                self._tell(descriptor)
+            for descriptor, _ in self._poller.poll(max(0.0, check_at - time.monotonic())):
+                self._note_end(descriptor)
             began = time.monotonic()
-            if began >= look_at:
-                self._look(began)
+            if began >= check_at:
+                self._check(began)
                 took_s = time.monotonic() - began
-                look_at = began + max(self._look_s, took_s / MOST_OF_TIME)
+                check_at = began + max(self._check_s, took_s / MOST_OF_TIME)
 
-    def _tell(self, descriptor: int) -> None:
+    def _note_end(self, descriptor: int) -> None:
         with self._lock:
             watched = self._watched.get(descriptor)
             # Between the poll and now the number may have become another container's, which stands.
@@ -81,16 +81,16 @@ class Watch:
         except Exception:
             log.exception("the end of container %s could not be dealt with", watched.container.id[:12])
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         with self._lock:
             known = list(self._watched.values())
         for watched in known:
             is_busy = watched.is_busy()
-            if self._closed or (not is_busy and now - watched.looked_at < IDLE_LOOK_S):
+            if self._closed or (not is_busy and now - watched.checked_at < IDLE_CHECK_S):
                 continue
-            watched.looked_at = now
+            watched.checked_at = now
             try:
-                _look_at(watched.container, is_busy)
+                _enforce_disk(watched.container, is_busy)
             except Exception:
                 # Whatever is wrong with one container, the others are to be watched.
                 log.exception("container %s could not be held to its bound on disk", watched.container.id[:12])
@@ -104,7 +104,7 @@ class Watch:
         os.close(self._wakeup)
 
 
-def _look_at(container: Container, is_busy: bool) -> None:
+def _enforce_disk(container: Container, is_busy: bool) -> None:
     """Note what a container has written; where no command runs that could be ended for it, end the container."""
     before_mb = container.written_mb
     container.measure_disk()

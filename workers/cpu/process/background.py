@@ -9,10 +9,10 @@
 
 Weights count level by level: first a core is divided among groups, then each group's part among its processes. Each call
 of setsid(2) makes an autogroup. So the policy SCHED_IDLE alone has no effect between two sessions, and a group's weight has.
-A process that calls setsid(2) in the background leaves its autogroup; it is found when the session is looked at next.
+A process that calls setsid(2) in the background leaves its autogroup; the next sample of the session finds it.
 
 A hand-over takes `tree.PLACE_LIMIT_S` at most, or the time of two walks. A process that forks without end may escape it. `follow`
-puts right what each later look at the command finds.
+puts right what each later sample of the command finds.
 
 What the worker sends to the background it must be able to take back, which the kernel does not allow to everybody:
 `trial.py` finds what works.
@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
@@ -38,21 +37,26 @@ MEANS: tuple[Means, ...] = ("cgroup", "autogroup", "affinity")
 LOW, ORDINARY = "19", "0"
 
 
-class Background(ABC):
-    """One means. `cores` are all that commands may use."""
+class Background:
+    """One means, by default affinity. `cores` are all that commands may use."""
 
-    means: ClassVar[Means]
+    means: ClassVar[Means] = "affinity"
 
     def __init__(self, cores: Iterable[int]) -> None:
         self.cores = tuple(sorted(cores))
 
-    @abstractmethod
+    @property
+    def background_cores(self) -> Collection[int]:
+        """Return the cores of what is in the background."""
+        return self.cores
+
     def send(self, members: Members) -> None:
         """Leave all processes of a session only time that nobody else wants."""
+        self.pin(members, self.background_cores)
 
-    @abstractmethod
     def recall(self, members: Members, cores: Collection[int]) -> None:
         """Bring all processes of a session to the foreground, on `cores` and with the weight of one."""
+        self.pin(members, cores)
 
     def pin(self, members: Members, cores: Collection[int]) -> None:
         """Hold every thread of a session to `cores`."""
@@ -79,11 +83,6 @@ class Background(ABC):
                 if not os.sched_getaffinity(thread) <= allowed:
                     os.sched_setaffinity(thread, allowed)
 
-    @property
-    def background_cores(self) -> Collection[int]:
-        """Return the cores of what is in the background."""
-        return self.cores
-
     def has_others(self, members: Members) -> bool:
         """Return whether anything but the shell is left of a session."""
         return any(process.pid != members.shell for process in members.settled()[0])
@@ -107,11 +106,11 @@ class GroupBackground(Background):
     def send(self, members: Members) -> None:
         """Take the weight, then widen the mask; see the base class."""
         self._write(members, 0)
-        self.pin(members, self.cores)
+        super().send(members)
 
     def recall(self, members: Members, cores: Collection[int]) -> None:
         """Narrow the mask, then give the weight back; see the base class."""
-        self.pin(members, cores)
+        super().recall(members, cores)
         self.weigh(members, 1)
 
     def weigh(self, members: Members, cores: int) -> None:
@@ -136,7 +135,7 @@ class GroupBackground(Background):
         return [*_ids_in(f"{folder}/{name}"), *below], is_all
 
     def has_others(self, members: Members) -> bool:
-        """Look into the group; see the base class."""
+        """Read the group; see the base class."""
         return any(pid != members.shell for pid in _ids_in(f"{self._folder(members)}/cgroup.procs"))
 
     def _folder(self, members: Members) -> str:
@@ -149,7 +148,7 @@ class AutogroupBackground(Background):
     means = "autogroup"
 
     def send(self, members: Members) -> None:
-        """See the base class; a policy is inherited, so each look finds what appeared since the one before."""
+        """See the base class; a policy is inherited, so each scan finds what appeared since the one before."""
         self._each(members, True, LOW, self.cores)
 
     def recall(self, members: Members, cores: Collection[int]) -> None:
@@ -164,7 +163,7 @@ class AutogroupBackground(Background):
         sessions: set[int] = set()
         wanted = frozenset(cores)
 
-        def look() -> tuple[list[int], bool]:
+        def scan() -> tuple[list[int], bool]:
             found, is_all = members.settled()
             for process in found:
                 if process.session not in sessions:
@@ -176,7 +175,7 @@ class AutogroupBackground(Background):
             was_pinned = _pin(thread, wanted)
             return _set_idle(thread, idle) or was_pinned
 
-        tree.place(look, members.nearest, put)
+        tree.place(scan, members.nearest, put)
 
     def follow(self, found: Iterable[tree.Process], cores: Collection[int], *, background: bool) -> None:
         """Set the policy of each thread too, and in the background the weight of each autogroup; see the base class."""
@@ -190,22 +189,12 @@ class AutogroupBackground(Background):
 
 
 class AffinityBackground(Background):
-    """By the last core, which whatever is in the background shares with each other and with a command that holds it."""
-
-    means = "affinity"
+    """By the last core. What is in the background shares it, also with a command that is granted it."""
 
     @property
     def background_cores(self) -> Collection[int]:
         """Return the last core; see the base class."""
         return self.cores[-1:]
-
-    def send(self, members: Members) -> None:
-        """Hold it to the last core; see the base class."""
-        self.pin(members, self.background_cores)
-
-    def recall(self, members: Members, cores: Collection[int]) -> None:
-        """Hold it to `cores`; see the base class."""
-        self.pin(members, cores)
 
 
 def background_of(means: Means, cores: Iterable[int], groups: Groups) -> Background:

@@ -15,7 +15,7 @@ however the supervisor ended.
 | running               | it serves its socket, see `supervisor.py`            | the worker closes its end, or it is killed: ended   |
 | ended                 | it has been reaped; what it left is killed           | no orphan is left: the socket is closed             |
 
-A supervisor that was killed leaves its processes to the fork server, which is a child subreaper. The worker is told `killed`, so
+A supervisor that was killed leaves its processes to the fork server, which is a child subreaper. The worker gets the event `killed`, so
 that it brings them to the foreground, where they can die. When the worker dies, the fork server waits for its supervisors.
 
 Rules: the standard library only, one thread, no code of a command ever runs in this process.
@@ -33,10 +33,11 @@ import sys
 import time
 
 from workers.cpu.process import tree
-from workers.cpu.process.killing import Wakeup, kill_below
-from workers.cpu.process.supervisor import CLOSE_GRACE_S, PR_SET_CHILD_SUBREAPER, Supervisor, attend, prctl
+from workers.cpu.process.members import Members, kill
+from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, Wakeup, prctl, serve
+from workers.cpu.process.supervisor import CLOSE_GRACE_S, Supervisor
 
-LEAVING_S, RETRY_S = 4.0, 0.005
+SHUTDOWN_LIMIT_S, RETRY_S = 4.0, 0.005
 
 
 class ForkServer:
@@ -51,13 +52,13 @@ class ForkServer:
 
     def serve(self) -> None:
         """Answer until the worker closes its end, then wait for the supervisors to leave and kill what is left."""
-        attend(self.channel, self.wakeup, self.reap, self.answer)
-        deadline = time.monotonic() + LEAVING_S
+        serve(self.channel, self.wakeup, self.reap, self.answer)
+        deadline = time.monotonic() + SHUTDOWN_LIMIT_S
         while self.running and (left_s := deadline - time.monotonic()) > 0:
             # They see the end of their sockets too. One that is killed instead would leave its control group.
             self.wakeup.wait(left_s)
             self.reap()
-        kill_below(set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
+        kill(Members(os.getpid()), set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
 
     def answer(self) -> bool:
         """Fork a supervisor; return False at the end of file. Failing to fork is seen as the end of the supervisor's socket."""

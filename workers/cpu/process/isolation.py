@@ -26,7 +26,7 @@ from workers.cpu.process.programs import folders_of_programs
 from workers.cpu.shell.dialect import Control
 
 Isolation = Literal["bubblewrap", "none"]
-Wish = Literal["auto", "bubblewrap", "none"]
+IsolationChoice = Literal["auto", "bubblewrap", "none"]
 
 HELP_LIMIT_S = 5.0
 TEMPORARY_BYTES = 1 << 30
@@ -104,7 +104,7 @@ def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | No
     if program is None:
         return None
     try:
-        told = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False).stdout
+        help_text = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=HELP_LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
     copy_etc(base / "etc")
@@ -112,8 +112,8 @@ def find_bubblewrap(base: Path, search_path: str, shell: str) -> Bubblewrap | No
     return Bubblewrap(
         program=os.path.abspath(program),
         base=base,
-        has_disable_userns="--disable-userns" in told,
-        has_size="--size " in told,
+        has_disable_userns="--disable-userns" in help_text,
+        has_size="--size " in help_text,
         shown=folders_of_programs(search_path, (*SYSTEM, "/etc"), private, [shell]),
     )
 

@@ -1,19 +1,40 @@
-"""The processes of a session, as they are found from the host."""
+"""Who belongs to a session, and how all of them are ended.
+
+A session is everything below its supervisor. In a session that bubblewrap sets apart, orphans become children of the init inside,
+else of the supervisor. So the walks of a session start at both, and the three processes of the anchor count for nothing.
+
+A kill walks again and again, and signals what it finds. Some processes fork and end faster than one walk takes. Without an anchor
+each of them becomes a child of this process sooner or later, which shows that the kill is not over. With an anchor, its end makes
+the kernel end all that is inside.
+
+Rules: the standard library only; the supervisor process imports this file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from workers.cpu.process import tree
+from workers.cpu.process.serving import Wakeup
+
+KILL_LIMIT_S = 10.0
+"""After this time, what still lives is stuck in the kernel, and a kill gives up."""
+
+STUBBORN_S = 1.0
+"""How long after its grace a kill of a session with an anchor goes on by walks alone."""
+
+PAUSE_S = 0.005
+EMPTY_WALKS = 3
+"""A walk that finds nothing is made so often: the kernel's list of children can lack some while others end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Everything below the supervisor, but for the anchor that sets a session apart: bwrap, its init and a pause, or none.
-
-    Orphans become children of the init where there is one, else of the supervisor.
-    """
+    """The processes of a session; `anchor` are bwrap, its init and a pause, or none."""
 
     supervisor: int = 0
     shell: int = 0
@@ -21,21 +42,70 @@ class Members:
 
     @property
     def roots(self) -> tuple[int, ...]:
-        """Return the processes that every other one is below, none of which is a command's."""
+        """Return the processes that all others are below, none of which is a command's."""
         return (self.supervisor, self.anchor[1]) if self.anchor else (self.supervisor,)
 
-    def living(self, spared: Collection[tree.Identity] = ()) -> list[tree.Process]:
-        """Return the shell and what commands have started, without `spared` ones and what is below those."""
-        return tree.descendants(self.roots, spared, self.anchor)
+    def with_zombies(self, spared: Collection[tree.Identity]) -> list[tree.Process]:
+        """Return the shell and what commands have started, without `spared` processes and what is below those."""
+        return tree.with_zombies(self.roots, spared, self.anchor)
 
-    def unburied(self, spared: Collection[tree.Identity]) -> list[tree.Process]:
-        """Return the same with zombies."""
-        return tree.unburied(self.roots, spared, self.anchor)
-
-    def settled(self) -> tuple[list[tree.Process], bool]:
-        """Return all processes, also where one dies at this moment and its children are handed on; and whether that surely is all."""
-        return tree.settled(self.roots, (), self.anchor)
+    def settled(self, spared: Collection[tree.Identity] = ()) -> tuple[list[tree.Process], bool]:
+        """Return the living ones, and whether that surely is all: while a process dies its children are handed on."""
+        return tree.settled(self.roots, spared, self.anchor)
 
     def nearest(self) -> list[int]:
         """Return the ids of the processes right below the roots, where a process comes whose parent has ended."""
         return [child for root in self.roots for child in tree.children(root, 1) if child not in self.anchor]
+
+
+def kill(
+    members: Members,
+    spared: Collection[tree.Identity],
+    grace_s: float,
+    wakeup: Wakeup,
+    reap: Callable[[], object],
+    end_anchor: Callable[[], None] | None = None,
+) -> list[int]:
+    """End the members: by SIGTERM, after `grace_s` seconds by SIGKILL, until none is found. Called by their supervisor.
+
+    Members with an anchor need `end_anchor`, which is called where walks alone do not get them all.
+    Returns the ids of those that still live after `KILL_LIMIT_S`.
+    """
+    began = time.monotonic()
+    if grace_s > 0:
+        for process in members.settled(spared)[0]:
+            tree.send(process, signal.SIGTERM)
+            # A stopped process takes the signal only once it goes on.
+            tree.send(process, signal.SIGCONT)
+    while True:
+        reap()
+        living, is_all = _walk(members, spared)
+        if not living and not spared and not members.anchor:
+            # Processes that no walk has found are children of this process by now.
+            is_all = not has_children()
+        age_s = time.monotonic() - began
+        if (is_all and not living) or age_s > KILL_LIMIT_S:
+            return [process.pid for process in living] or ([] if is_all else tree.children(members.supervisor))
+        if end_anchor is not None and age_s >= grace_s + STUBBORN_S:
+            end_anchor()
+        if age_s >= grace_s:
+            for process in living:
+                tree.send(process, signal.SIGKILL)
+        wakeup.wait(PAUSE_S)
+
+
+def _walk(members: Members, spared: Collection[tree.Identity]) -> tuple[list[tree.Process], bool]:
+    """Return the first walk that finds something, or the last of `EMPTY_WALKS`."""
+    for _ in range(EMPTY_WALKS - 1):
+        if (found := members.settled(spared))[0]:
+            return found
+    return members.settled(spared)
+
+
+def has_children() -> bool:
+    """Return whether this process has a child, be it one that has ended."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

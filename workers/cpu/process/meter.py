@@ -3,9 +3,9 @@
 A process's own counters include the children it has waited for, and the supervisor waits for the shell and for every orphan;
 in a session that is set apart from the host, the init inside waits for the orphans.
 So a command of short-lived processes costs two reads of /proc before and two after it; processes that are still running
-are added, those of earlier commands are not counted, also when they end meanwhile. While a command runs it is looked at
-now and then; a peak of memory between two looks is not seen. Nor is what a process uses after the last look at it, where it
-has ended and nobody waits for it.
+are added, those of earlier commands are not counted, also when they end meanwhile. A running command is
+sampled now and then. A peak of memory between two samples is not seen. Nor is what a process uses after the last sample, if it
+ends and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from workers.cpu.process.groups import MemoryGroup
 from workers.cpu.process.members import Members
 from workers.cpu.shell.backend import Meter
 
-LONGEST_SAMPLE_S, LOOK_S = 0.5, 0.0005
+LONGEST_SAMPLE_S, SAMPLE_COST_S = 0.5, 0.0005
 
 
 class TreeMeter(Meter):
-    """Counts what runs in `members`, apart from `spared` processes of earlier commands; `seen` is told what it finds."""
+    """Counts what runs in `members`, apart from `spared` processes of earlier commands; `seen` gets the processes of each sample."""
 
-    longest_s, look_s = LONGEST_SAMPLE_S, LOOK_S
+    longest_s, sample_cost_s = LONGEST_SAMPLE_S, SAMPLE_COST_S
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class TreeMeter(Meter):
         self._before_s = 0.0
         self._before_s = self._total_s([process] if (process := tree.read_process(members.shell)) else [])
 
-    def look(self) -> float:
-        """Look at every process once; see the base class."""
+    def measure(self) -> float:
+        """Measure every process once; see the base class."""
         # A child that has ended is in nobody's count until its parent has waited for it. Until then it is a zombie.
-        found = self._members.unburied(self._spared)
+        found = self._members.with_zombies(self._spared)
         self._seen(found)
         self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
         return self._total_s(found)

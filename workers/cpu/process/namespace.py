@@ -8,7 +8,7 @@ Rules: the standard library only, one thread; the supervisor process imports thi
 
 The shell is no child of bwrap's. The supervisor forks a process that joins the anchor's namespaces (setns(2)), gives every
 capability up and forks the shell, which thereby is born inside. Then it ends, and the shell becomes the supervisor's child.
-So the supervisor knows the shell, its end and its exit code as it does without a anchor; a shell that ends costs neither the
+So the supervisor knows the shell, its end and its exit code as it does without an anchor; a shell that ends costs neither the
 processes that it left behind nor their network. When init ends, for whatever reason, the kernel ends all that is inside.
 
 The user that runs the supervisor has made the namespaces and may therefore enter them: no root is needed. The order matters.
@@ -48,7 +48,7 @@ class AnchorFailed(Exception):
 
 @dataclass(slots=True)
 class Anchor:
-    """The processes of a anchor, as the supervisor sees them; it goes when `lifeline` is closed."""
+    """The processes of an anchor, as the supervisor sees them; it goes when `lifeline` is closed."""
 
     bwrap: tree.Process
     init: tree.Process

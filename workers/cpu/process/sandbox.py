@@ -45,7 +45,7 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
 from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, find_groups
-from workers.cpu.process.isolation import PROCESSES, Apart, Bubblewrap, Isolation, Wish, counts_by_namespace, find_bubblewrap
+from workers.cpu.process.isolation import PROCESSES, Apart, Bubblewrap, Isolation, IsolationChoice, counts_by_namespace, find_bubblewrap
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.trial import find_means, works
 from workers.cpu.shell.dialect import Dialect
@@ -89,7 +89,7 @@ class ProcessSandbox(Sandbox):
         start_timeout_s: float = 10.0,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
         core_map: CoreMap | None = None,
-        isolation: Wish = "auto",
+        isolation: IsolationChoice = "auto",
         background: Means | Literal["auto"] = "auto",
     ) -> None:
         self._dialect = Dialect.find(shell)
@@ -132,7 +132,7 @@ class ProcessSandbox(Sandbox):
         """Return whether there are control groups that hold environments to their memory; see the base class."""
         return self._groups.memory is not None
 
-    def _set_apart(self, isolation: Wish) -> None:
+    def _set_apart(self, isolation: IsolationChoice) -> None:
         """Use bubblewrap where it works."""
         found = find_bubblewrap(self._base, self._search_path, self._dialect.program)
         machine = os.uname().machine
@@ -271,7 +271,7 @@ class ProcessSandbox(Sandbox):
             self._closed = True
         living = self.environments()
         problems: list[str] = []
-        # All are told first, so that their grace periods run at the same time.
+        # All are asked first, so that their grace periods run at the same time.
         for environment in living:
             environment.hang_up()
         for environment in living:

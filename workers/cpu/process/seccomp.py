@@ -12,7 +12,7 @@ the kernel runs at each system call of the shell and of everything that the shel
 | `clone3`, whose flags are out of sight      | ENOSYS: the C library then uses `clone`                                     |
 | `ioctl` that types into a terminal          | EPERM                                                                       |
 | `socket` to the hypervisor                  | EPERM: network namespaces do not cover AF_VSOCK                             |
-| later than `LAST`                           | ENOSYS: nobody has judged it yet, and programs know how to do without       |
+| later than `LAST`                           | ENOSYS: unknown to this filter, and programs know how to do without         |
 | any other                                   | as without a filter                                                         |
 
 Rules: the standard library only; the supervisor imports this file.

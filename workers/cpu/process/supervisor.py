@@ -27,53 +27,22 @@ Rules: the standard library only, one thread, no code of a command ever runs in 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import select
 import signal
 import socket
-from collections.abc import Callable
 from typing import Any, NoReturn
 
-from workers.cpu.process import seccomp
+from workers.cpu.process import seccomp, tree
 from workers.cpu.process.background import Background, background_of
 from workers.cpu.process.groups import Groups, join, remove_folder
-from workers.cpu.process.killing import Wakeup, kill_below
-from workers.cpu.process.members import Members
+from workers.cpu.process.members import Members, kill
 from workers.cpu.process.namespace import Anchor, AnchorFailed, enter, reset_signals, start_anchor
+from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, Wakeup, prctl, serve
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 MESSAGE_BYTES = 1 << 18
 CLOSE_GRACE_S = 0.2
-LEAVING_S = 4.0
-
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-
-def prctl(option: int, value: int) -> None:
-    """Set a property of this process. Raises `OSError` when the kernel refuses."""
-    if _prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
-
-
-def attend(channel: socket.socket, wakeup: Wakeup, reap: Callable[[], float | None], answer: Callable[[], bool]) -> None:
-    """Answer what comes over `channel` until `answer` says that its other end is closed.
-
-    `reap` is called when a child has ended, and once more after the seconds that it returns.
-    """
-    poller = select.poll()
-    poller.register(channel, select.POLLIN)
-    poller.register(wakeup.reading, select.POLLIN)
-    again_s: float | None = None
-    while True:
-        ready = {descriptor for descriptor, _ in poller.poll(None if again_s is None else again_s * 1000)}
-        if wakeup.reading in ready or again_s is not None:
-            wakeup.clear()
-            again_s = reap()
-        if channel.fileno() in ready and not answer():
-            return
 
 
 class Supervisor:
@@ -94,17 +63,26 @@ class Supervisor:
 
     def serve(self) -> None:
         """Answer until the worker closes its end; then leave no process."""
-        attend(self.channel, self.wakeup, self.reap, self.answer)
+        serve(self.channel, self.wakeup, self.reap, self.answer)
         if self.background is not None:
             # A process without CPU time cannot handle a signal, nor die of one.
-            anchor = self.anchor.pids if self.anchor is not None else ()
-            self.background.recall(Members(os.getpid(), self.shell, anchor), self.background.cores)
-        kill_below(set(), CLOSE_GRACE_S, self.wakeup, self.reap, self.anchor)
+            self.background.recall(self.members, self.background.cores)
+        self.end_members(set(), CLOSE_GRACE_S)
         if self.anchor is not None:
             self.anchor.end()
-            kill_below(set(), 0.0, self.wakeup, self.reap)
+            kill(Members(os.getpid()), set(), 0.0, self.wakeup, self.reap)
         for folder in self.folders:
             remove_folder(folder)
+
+    @property
+    def members(self) -> Members:
+        """Return the processes of the session."""
+        return Members(os.getpid(), self.shell, self.anchor.pids if self.anchor is not None else ())
+
+    def end_members(self, spared: set[tree.Identity], grace_s: float) -> list[int]:
+        """End all members but `spared` ones; return the ids of those that would not die."""
+        end_anchor = self.anchor.end if self.anchor is not None else None
+        return kill(self.members, spared, grace_s, self.wakeup, self.reap, end_anchor)
 
     def answer(self) -> bool:
         """Do what one message asks; return False at the end of file."""
@@ -152,8 +130,8 @@ class Supervisor:
         """End all but the spared processes and report the largest memory among them."""
         self.max_rss_mb = 0.0
         spared = {(int(pid), int(start)) for pid, start in asked["spared"]}
-        left = kill_below(spared, float(asked["grace_s"]), self.wakeup, self.reap, self.anchor)
-        self.reap()  # who ended between the last look and the last walk; the end of the shell is told before this
+        left = self.end_members(spared, float(asked["grace_s"]))
+        self.reap()  # Some may have ended since the last walk. The end of the shell is reported before this.
         self.say("gone", max_rss_mb=self.max_rss_mb, left=left)
 
     def spawn(self, asked: dict[str, Any]) -> None:
@@ -166,7 +144,7 @@ class Supervisor:
         except AnchorFailed as error:
             self.say("refused", reason=f"cannot set the shell apart from the host: {error}")
         else:
-            self.say("spawned", pid=self.shell, supervisor=os.getpid(), anchor=self.anchor.pids if self.anchor is not None else ())
+            self.say("spawned", pid=self.shell, supervisor=os.getpid(), anchor=self.members.anchor)
 
     def make_group(self, asked: dict[str, Any]) -> None:
         """Make the session's control group, unless it is there or there are none. Raises `OSError`."""

@@ -116,13 +116,13 @@ def _children_by_scan(pid: int) -> list[int]:
 def descendants(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
     """Return the living processes below `roots`, parents first.
 
-    Without `spared` ones and what is below those, and without the `passed` ones, below which is looked only where they
+    Without `spared` ones and what is below those, and without the `passed` ones, whose children are read only where they
     are roots. Several roots have one thread each.
     """
     return list(filter(is_alive, _walk(roots, spared, passed)[0]))
 
 
-def unburied(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
+def with_zombies(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
     """Return the same with zombies."""
     return _walk(roots, spared, passed)[0]
 
@@ -193,25 +193,25 @@ def threads_of(process: Process) -> list[int]:
     return [process.pid] if process.thread_count == 1 else threads(process.pid)
 
 
-def place(look: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], Iterable[int]], put: Callable[[int], bool]) -> None:
-    """Put all threads where they should be, with two looks at least, and for no longer than `PLACE_LIMIT_S` where these take less.
+def place(scan: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], Iterable[int]], put: Callable[[int], bool]) -> None:
+    """Put all threads where they should be, with two scans at least, and for no longer than `PLACE_LIMIT_S` where these take less.
 
-    `look` returns threads and whether that surely is all. `put` puts one there, and returns False when it was there already.
-    Masks and policies are inherited. So all is done once a look that met all finds nothing new that had to be put: what
-    starts from then on is in place. A process that forks and ends faster than a look takes is met by none. It is always a
-    child of the process that takes orphans in, so while a look may have missed some these children, `nearest`, are put
+    `scan` returns threads and whether that surely is all. `put` puts one there, and returns False when it was there already.
+    Masks and policies are inherited. So all is done once a scan that met all finds nothing new that had to be put: what
+    starts from then on is in place. A process that forks and ends faster than a scan takes is met by none. It is always a
+    child of the process that takes orphans in, so while a scan may have missed some these children, `nearest`, are put
     again and again.
     """
     met: set[int] = set()
     end = time.monotonic() + PLACE_LIMIT_S
-    for looks in itertools.count(1):
-        found, is_all = look()
+    for scans in itertools.count(1):
+        found, is_all = scan()
         was_in_place = True
         for each in found:
             if each not in met:
                 met.add(each)
                 was_in_place &= not _put(put, each)
-        if (is_all and was_in_place) or (looks > 1 and time.monotonic() > end):
+        if (is_all and was_in_place) or (scans > 1 and time.monotonic() > end):
             return
         sweep_end = min(end, time.monotonic() + SWEEP_S)
         while not is_all and time.monotonic() < sweep_end:

@@ -1,4 +1,4 @@
-"""Who owns the processes of a session: what a session asks of whatever is below it, and what it is told.
+"""Who owns the processes of a session: what a session asks of a backend, and what that reports.
 
 A *backend* has one shell at a time, and every process that the shell's commands have started, however they hide. It
 remembers which of them an earlier command left behind: a kill spares those.
@@ -34,8 +34,8 @@ TICKS_S = 0.02
 """By how much a figure of used time may be off."""
 
 FIRST_SAMPLE_S, SAMPLE_GROWTH = 0.02, 3.0
-LOOKS_PART = 0.1
-"""The part of a core that looking at all running commands of the worker may take."""
+SAMPLING_LOAD = 0.1
+"""The part of a core that sampling all running commands of the worker may take."""
 
 _CORES = os.cpu_count() or 1
 
@@ -73,7 +73,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class HungUp:
-    """The backend is gone, and all that it held is or will be; `reason` says why where that is known."""
+    """The backend is gone, and all that it held is or will be; `reason` says why where the environment stands all the same."""
 
     reason: str = ""
 
@@ -84,16 +84,16 @@ Event = Spawned | Refused | Exited | Gone | HungUp
 class Meter(ABC):
     """Counts what one command uses, what it gets in the background, and how long it waits there.
 
-    `usage` is as of the last look, None before the first. It grows by what was used between two looks. The total of a look can
+    `usage` is as of the last sample, None before the first. It grows by what was used between two samples. The total of a sample can
     fall, since what a process has used is in nobody's count once it has ended and nobody waits for it. In the background
-    a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last look. Any thread may ask and look.
+    a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last sample. Any thread may ask and sample.
 
-    A running command is looked at often at first, for short commands, then every `longest_s` seconds. All running commands
-    together may cost `LOOKS_PART` of a core, so where there are many the interval is longer; one look takes about `look_s`.
+    A running command is sampled often at first, for short commands, then every `longest_s` seconds. All running commands
+    together may cost `SAMPLING_LOAD` of a core, so where there are many the interval is longer; one sample takes about `sample_cost_s`.
     """
 
     longest_s: ClassVar[float]
-    look_s: ClassVar[float]
+    sample_cost_s: ClassVar[float]
     running: ClassVar[set[Meter]] = set()
     """The meters of the commands that run in this process now."""
 
@@ -102,12 +102,12 @@ class Meter(ABC):
         self.max_rss_mb = self.waited_s = 0.0
         self._lock = threading.Lock()
         self._background = False
-        self._looked_at, self._found_s, self._ahead_s = 0.0, 0.0, 0.0
+        self._sampled_at, self._found_s, self._ahead_s = 0.0, 0.0, 0.0
         self._interval_s = FIRST_SAMPLE_S
 
     @property
     def last_s(self) -> float:
-        """The core-seconds as of the last look."""
+        """The core-seconds as of the last sample."""
         return self.usage.cpu_s if self.usage is not None else 0.0
 
     def note_rss(self, rss_mb: float) -> None:
@@ -115,20 +115,20 @@ class Meter(ABC):
         self.max_rss_mb = max(self.max_rss_mb, rss_mb)
 
     def next_interval_s(self) -> float:
-        """Return how long to wait for the next look."""
+        """Return how long to wait for the next sample."""
         interval_s = self._interval_s
-        longest_s = max(self.longest_s, len(Meter.running) * self.look_s / LOOKS_PART)
+        longest_s = max(self.longest_s, len(Meter.running) * self.sample_cost_s / SAMPLING_LOAD)
         self._interval_s = min(interval_s * SAMPLE_GROWTH, longest_s)
         return interval_s
 
     @abstractmethod
-    def look(self) -> float | None:
+    def measure(self) -> float | None:
         """Return the core-seconds that are counted now, None where there is no telling; take note of memory."""
 
     def sample(self) -> None:
-        """Look once."""
+        """Take one sample."""
         with self._lock:
-            self._look()
+            self._sample()
 
     @property
     def in_background(self) -> bool:
@@ -139,14 +139,14 @@ class Meter(ABC):
         """Take note that the command is in the background from now on, or in the foreground."""
         with self._lock:
             if background or self._background:
-                self._look()
+                self._sample()
             self._background = background
 
-    def _look(self) -> None:
-        found_s, now = self.look(), time.monotonic()
-        passed_s, got_s = now - self._looked_at, 0.0
+    def _sample(self) -> None:
+        found_s, now = self.measure(), time.monotonic()
+        passed_s, got_s = now - self._sampled_at, 0.0
         if found_s is not None:
-            # A look can miss a process that the next one finds. No more was used than the machine has.
+            # A sample can miss a process that the next one finds. No more was used than the machine has.
             got_s = min(max(0.0, found_s - self._found_s), passed_s * _CORES + TICKS_S)
             before, self._found_s = self.usage or Usage(cpu_s=0.0), found_s
             in_background_s = before.background_cpu_s + (got_s if self._background else 0.0)
@@ -156,7 +156,7 @@ class Meter(ABC):
             behind_s = passed_s - got_s - self._ahead_s
             self._ahead_s = min(-min(0.0, behind_s), TICKS_S)
             self.waited_s += max(0.0, behind_s)
-        self._looked_at = now
+        self._sampled_at = now
 
     def over(self, ended_rss_mb: float = 0.0) -> float:
         """Return the core-seconds of a command that is over, `ended_rss_mb` being the memory of what has been reaped."""
@@ -235,3 +235,7 @@ class Backends(ABC):
     @abstractmethod
     def backend(self) -> Backend:
         """Return a fresh backend. Raises `SessionUnavailable`."""
+
+    def loss(self) -> str:
+        """Return why the environment has ended by itself; nothing while it stands, or where it was closed."""
+        return ""

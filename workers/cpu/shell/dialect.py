@@ -163,7 +163,7 @@ class Dialect:
 
     @classmethod
     def of(cls, program: str) -> Dialect:
-        """Return the dialect of a program, told by its name."""
+        """Return the dialect of a program, by its name."""
         return cls(program, os.path.basename(program) == "bash")
 
     @classmethod

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest
-from workers.cpu.errors import EnvironmentGone, ProcessesLeft
+from workers.cpu.errors import EnvironmentGone, ProcessesLeft, SandboxError
 from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.session import Session, SessionSetup
@@ -82,17 +83,29 @@ class ShellEnvironment(Environment):
 
     def read_file(self, path: str) -> bytes:
         """Return a file's bytes; see the base class."""
-        self._check_open()
-        return self._files.read(path)
+        with self._or_gone():
+            return self._files.read(path)
 
     def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
         """Write a file; see the base class."""
-        self._check_open()
-        self._files.write(path, data, mode)
+        with self._or_gone():
+            self._files.write(path, data, mode)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EnvironmentGone(f"environment {self._spec.id} is closed")
+            loss = self._setup.backends.loss()
+            raise EnvironmentGone(f"environment {self._spec.id} is {f'lost: {loss}' if loss else 'closed'}")
+
+    @contextmanager
+    def _or_gone(self) -> Iterator[None]:
+        """Raise `EnvironmentGone` where what is done in the environment fails because that has ended by itself."""
+        self._check_open()
+        try:
+            yield
+        except SandboxError as error:
+            if loss := self._setup.backends.loss():
+                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}") from error
+            raise
 
     def hang_up(self) -> None:
         """Begin to close: refuse commands, and tell every session to end. Returns at once."""

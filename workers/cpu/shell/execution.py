@@ -86,7 +86,7 @@ class ShellExecution(Execution):
     def _carry_out(self) -> ExecOutcome:
         try:
             if not self._session.take(self._turn):
-                return self._not_run("cancelled", self._killed or "the environment was closed")
+                return self._not_run()
             return self._in_turn()
         finally:
             self._session.release(self._turn)
@@ -99,14 +99,12 @@ class ShellExecution(Execution):
             with self._lock:
                 self._wake = wake
                 if self._killed is not None:
-                    return self._not_run("cancelled", self._killed)
+                    return self._not_run()
             return self._try_shells(wake)
         except (SandboxError, OSError) as error:
             if not isinstance(error, SandboxError):
                 self._session.reset()
-            if self._session.closed or self._killed is not None:
-                return self._not_run("cancelled", self._killed or "the environment was closed")
-            return self._not_run("failed", str(error))
+            return self._not_run(str(error))
         finally:
             with self._lock:
                 self._wake = -1
@@ -119,7 +117,7 @@ class ShellExecution(Execution):
         for _ in range(2):
             with contextlib.suppress(NotBegun):
                 return self._run(self._session.ready_shell(wake))
-        return self._not_run("failed", "the session's shell ended twice before the command began")
+        return self._not_run("the session's shell ended twice before the command began")
 
     def _run(self, shell: Shell) -> ExecOutcome:
         self._begin(shell.backend)
@@ -156,7 +154,16 @@ class ShellExecution(Execution):
                 except (SandboxError, OSError) as error:
                     log.warning("a command that is to end has no time to: %s", error)
 
-    def _not_run(self, status: Status, reason: str) -> ExecOutcome:
+    def _not_run(self, problem: str = "") -> ExecOutcome:
+        """Return the outcome of a command that never began: for a `problem`, unless something else explains that."""
+        status: Status = "failed"
+        reason = problem
+        if self._killed is not None:
+            status, reason = "cancelled", self._killed
+        elif loss := self._session.loss:
+            status, reason = "lost", loss
+        elif self._session.closed:
+            status, reason = "cancelled", "the environment was closed"
         return ExecOutcome(
             status=status,
             exit_code=None,

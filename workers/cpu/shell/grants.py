@@ -57,7 +57,7 @@ class Grants:
                 backend.park()
             finally:
                 if self._lent is not None and self._running:
-                    self._tell(backend, self._lent)
+                    self._lend_to(backend, self._lent)
                 self._idle.add(backend)
                 self._lend()
 
@@ -69,9 +69,9 @@ class Grants:
         if lent != self._lent:
             self._lent = lent
             for backend in list(self._idle):
-                self._tell(backend, lent)
+                self._lend_to(backend, lent)
 
-    def _tell(self, backend: Backend, lent: Holding | None) -> None:
+    def _lend_to(self, backend: Backend, lent: Holding | None) -> None:
         # What a command left running is no reason for another command to fail.
         try:
             backend.lend(lent) if lent is not None else backend.park()

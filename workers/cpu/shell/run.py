@@ -43,7 +43,7 @@ class Ending:
 
 
 class Run:
-    """One command from hand-over to outcome. `killed` is asked after a wake-up, `on_ending` told before a kill."""
+    """One command from hand-over to outcome. `killed` is asked after a wake-up, `on_ending` called before a kill."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Run:
         self._descriptors.close()
 
     def hand_over(self, dop: int) -> None:
-        """Give the command to the shell, told that its DoP is `dop`."""
+        """Give the command to the shell, with the DoP `dop`."""
         out, err = (self._session.control.seen(fifo.path) for fifo in self._session.streams)
         variables = with_dop(dop, self._request.variables)
         with open(self._session.control.text, "wb", buffering=0) as file:
@@ -116,7 +116,7 @@ class Run:
                 else:
                     for event in backend.events():
                         self._take(event)
-            self._look_at_clock()
+            self._check_deadlines()
         return self._outcome(self._ending)
 
     def _patience_ms(self) -> float:
@@ -140,7 +140,7 @@ class Run:
             return execution, f"ran longer than {request.timeout_s:g} s" if request.timeout_s else ""
         return silence, f"printed nothing for {request.output_timeout_s:g} s"
 
-    def _look_at_clock(self) -> None:
+    def _check_deadlines(self) -> None:
         if self._ending is not None:
             return
         now = time.monotonic()
@@ -202,7 +202,7 @@ class Run:
                 if not any(capture.was_opened() for capture in self._captures):
                     self._not_begun()
                     return
-                # It may have reported after the poll looked there, and before it looked here.
+                # The report may have come after the poll read `done` and before it read the backend.
                 self._read_report()
                 # A shell that a closing environment ended is followed by the end of its backend.
                 if self._kill is None and self._ending is None and not self._session.closed:
@@ -225,11 +225,13 @@ class Run:
             raise NotBegun
 
     def _without_backend(self, reason: str) -> Ending:
-        closed = self._session.closed
+        closed, loss = self._session.closed, self._session.loss
         self.meter.sample()
         self._session.lose_backend()
         if self._kill is not None:
             return Ending(self._kill[0], None, self._kill[1], self.meter.last_s)
+        if loss:
+            return Ending("lost", None, loss, self.meter.last_s)
         if closed:
             return Ending("cancelled", None, "the environment was closed", self.meter.last_s)
         return Ending("failed", None, reason or "what held the session's processes was killed", self.meter.last_s)

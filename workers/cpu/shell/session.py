@@ -72,7 +72,7 @@ class Shell:
 
 
 class Turn:
-    """One execution's wish to use a session; `abandon` makes it give up waiting."""
+    """One execution's place in the queue of a session; `abandon` takes it out."""
 
     def __init__(self) -> None:
         self.abandoned = False
@@ -106,6 +106,11 @@ class Session:
         with self._turns:
             self._queue.remove(turn)
             self._turns.notify_all()
+
+    @property
+    def loss(self) -> str:
+        """Why the environment has ended by itself; nothing while it stands, or where it was closed."""
+        return self.setup.backends.loss()
 
     @property
     def is_taken(self) -> bool:

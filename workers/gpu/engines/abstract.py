@@ -23,7 +23,7 @@ from workers.gpu.items import Sampling, ScoreItem, read_items, read_prompts, rea
 
 Task = Literal["score", "logprobs"]
 
-_LEAVING_S = 10.0
+_DRAIN_S = 10.0
 """Seconds within which the calls of an engine that died must end before it is started again."""
 
 
@@ -61,7 +61,7 @@ class Engine(ABC):
 
         Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
         """
-        with self._life.changing("starting", "resident", _LEAVING_S), self._clean_on_error():
+        with self._life.changing("starting", "resident", _DRAIN_S), self._clean_on_error():
             self._start(devices)
             each = self.memory_mb() / len(devices)
             if each > most_mb:
@@ -86,7 +86,7 @@ class Engine(ABC):
             self._free()
 
     def score(self, items: Sequence[object], control: Control | None = None) -> list[float]:
-        """Judge responses; items are `{"prompt", "response"}`, the scores raw logits, one per item.
+        """Score responses; items are `{"prompt", "response"}`, the scores raw logits, one per item.
 
         Raises `BadInput`, `NotSupported`, `NotResident`, `CallCancelled` or `CallFailed`.
         """

@@ -1,7 +1,7 @@
 """The engine that computes with a Hugging Face model through transformers and torch.
 
 A service on several cells has a replica on each and splits a batch over them. Calls that wait are computed together
-(`merging`), but for generation, which goes prompt by prompt: a judge that many wait for wants the vLLM engine.
+(`merging`), but for generation, which goes prompt by prompt: a service with many callers at once wants the vLLM engine.
 
 Which memory it holds is measured, not remembered: a block counts until torch has really freed its storage.
 """

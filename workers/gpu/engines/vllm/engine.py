@@ -171,7 +171,7 @@ class VllmEngine(Engine):
         with self._explained(served):
             served.api.ask("POST", "/sleep?level=1&mode=wait", timeout_s=SLEEP_S)
             if not self._is_sleeping(served):
-                raise RuntimeError("its server says that it does not sleep after it was told to")
+                raise RuntimeError("its server says that it does not sleep though it was asked to")
         served.asleep = True
         served.held_mb = self._residual_mb(served)
         served.host_mb = host_mb(served.server.processes())
@@ -231,7 +231,7 @@ class VllmEngine(Engine):
         """Put questions to a server that is awake. Raises `EngineDied` if it is gone, or asleep unasked."""
         try:
             if self._is_sleeping(served, control):
-                raise Gone("it sleeps, and nobody here told it to")
+                raise Gone("it sleeps, and nobody here asked it to")
             return served.api.ask_all(requests, at_once, control=control)
         except Refused as error:
             raise CallFailed(f"{self.name}: {error}") from error
@@ -322,10 +322,10 @@ class VllmEngine(Engine):
 
     def _must_have_vllm(self, python: Path) -> None:
         """Raise `ConfigError` if the interpreter cannot be run or has no vLLM, which is not imported."""
-        look = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('vllm') is None else 0)"
+        probe = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec('vllm') is None else 0)"
         key = f"services.{self.name}.vllm.python"
         try:
-            done = subprocess.run([python, "-I", "-c", look], capture_output=True, timeout=_HAS_VLLM_S, check=False)
+            done = subprocess.run([python, "-I", "-c", probe], capture_output=True, timeout=_HAS_VLLM_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"{key}: {python} cannot be run: {error}") from error
         if done.returncode:

@@ -74,7 +74,7 @@ def bound_log(log: int, most: int = MOST_LOG) -> None:
 def _keep_log_bounded() -> None:
     while True:
         time.sleep(_LOOK_AT_LOG_S)
-        # A full disk, or a system without /proc: the log is not worth the server.
+        # A full disk, or a system without /proc: no reason to lose the server.
         with contextlib.suppress(OSError):
             bound_log(1)
 

@@ -18,7 +18,7 @@ from workers.gpu.engines.texts import Texts, check_ids
 from workers.gpu.errors import one_line
 
 _HEADS = frozenset({"score", "classifier", "classification_head", "classification_heads", "v_head", "value_head"})
-_JUDGES = ("ForSequenceClassification",)
+_CLASSIFIERS = ("ForSequenceClassification",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ def read_folder(folder: Path, task: Task, separator: str) -> Reader:
     except Exception as error:
         raise ConfigError(f"{folder} cannot be read: {one_line(error)}") from error
     kinds = [str(name) for name in config.architectures or ()]
-    judges = any(name.endswith(_JUDGES) for name in kinds)
-    if judges != (task == "score"):
+    is_classifier = any(name.endswith(_CLASSIFIERS) for name in kinds)
+    if is_classifier != (task == "score"):
         raise ConfigError(f"{folder} is a {' or '.join(kinds) or 'model of no known kind'}: it is no model for task {task!r}")
-    if judges and config.num_labels != 1:
+    if is_classifier and config.num_labels != 1:
         raise ConfigError(f"{folder} has {config.num_labels} labels: a reward model has one")
-    if judges and not getattr(config.get_text_config(), "classifier_from_token", None) and not _has_head(folder):
+    if is_classifier and not getattr(config.get_text_config(), "classifier_from_token", None) and not _has_head(folder):
         raise ConfigError(f"{folder} has no weights of a head that scores: it is no model for task {task!r}")
     texts = Texts(tokenizer, separator)
     return Reader(texts, int(config.get_text_config().vocab_size), _end_ids(folder, config, texts))

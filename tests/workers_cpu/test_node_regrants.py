@@ -48,23 +48,23 @@ def claim(node: Node, action_id: str = "a", **other: object) -> Call:
 
 
 def run(node: Node, action_id: str = "a", **other: object) -> list[Holding]:
-    """Have the try run; return the list of what its processes are told from then on."""
-    told: list[Holding] = []
-    node.attach(claim(node, action_id, **other), lambda reason: None, told.append)
-    return told
+    """Have the try run; return the list of grants that its processes get from then on."""
+    seen: list[Holding] = []
+    node.attach(claim(node, action_id, **other), lambda reason: None, seen.append)
+    return seen
 
 
 def test_a_running_call_has_the_cores_of_its_last_change(node: Node) -> None:
     # Given a call on a core
-    told = run(node)
+    seen = run(node)
     # When it gets two cores, then another; and one of another try would get some
     node.regrant(1, 1, [["a", 1, [2, 3], False]])
     assert held(node.call("a").grant) == ([2, 3], 2, False)
     node.regrant(1, 2, [["a", 1, [3], False]])
     node.regrant(1, 3, [["a", 2, [0, 1], False], ["a", 0, [0, 1], False]])
-    # Then it has that, and its process tree was told each time
+    # Then it has that, and its process tree got each
     assert held(node.call("a").grant) == ([3], 1, False)
-    assert told == [Holding((2,)), Holding((2, 3)), Holding((3,))]
+    assert seen == [Holding((2,)), Holding((2, 3)), Holding((3,))]
 
 
 def test_a_message_changes_calls_in_its_order(node: Node) -> None:
@@ -84,10 +84,10 @@ def test_a_message_changes_calls_in_its_order(node: Node) -> None:
 
 
 def test_within_a_message_the_last_change_of_a_call_stands(node: Node) -> None:
-    # Given a running call; when one message sends it to the background and brings it back; then it is told both, in this order
-    told = run(node)
+    # Given a running call; when one message sends it to the background and brings it back; then it gets both, in this order
+    seen = run(node)
     node.regrant(1, 1, [["a", 1, [], True], ["a", 1, [0], False]])
-    assert told[1:] == [BACK, Holding((0,))]
+    assert seen[1:] == [BACK, Holding((0,))]
 
 
 def test_an_order_that_fails_does_not_keep_the_next_from_being_carried_out(node: Node) -> None:
@@ -97,19 +97,19 @@ def test_an_order_that_fails_does_not_keep_the_next_from_being_carried_out(node:
             raise OSError("no such group")
 
     node.attach(claim(node), lambda reason: None, fail)
-    told = run(node, "b")
+    seen = run(node, "b")
     # When both are changed; then the second is
     node.regrant(1, 1, [["a", 1, [], True], ["b", 1, [], True]])
-    assert told == [Holding((2,)), BACK]
+    assert seen == [Holding((2,)), BACK]
 
 
 def test_a_change_that_fails_is_tried_once_more(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     # Given a call whose grant cannot be changed at the first try
-    told: list[Holding] = []
+    seen: list[Holding] = []
 
     def resize(holding: Holding) -> None:
-        told.append(holding)
-        if told.count(holding) < least_tries:
+        seen.append(holding)
+        if seen.count(holding) < least_tries:
             raise OSError("the engine does not answer")
 
     least_tries = 1
@@ -117,12 +117,12 @@ def test_a_change_that_fails_is_tried_once_more(node: Node, caplog: pytest.LogCa
     least_tries = 2
     # When it changes; then the second try counts, and that is no error
     node.regrant(1, 1, [["a", 1, [], True]])
-    assert told[1:] == [BACK, BACK]
+    assert seen[1:] == [BACK, BACK]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     # When no try works; then the log says of which action
     least_tries = 9
     node.regrant(1, 2, [["a", 1, [0], False]])
-    assert told[3:] == [Holding((0,))] * 2
+    assert seen[3:] == [Holding((0,))] * 2
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "action a " in error
 
@@ -147,16 +147,16 @@ MESSAGES: list[tuple[int, int, list[object]]] = [
 @pytest.mark.parametrize("claimed_after", [0, 1, 2, 3])
 def test_messages_that_pass_each_other_end_in_the_newest_change(node: Node, order: tuple[int, ...], claimed_after: int) -> None:
     # Given three messages, the first of the scheduler before; when they come in any order, and the call after any of them
-    told: list[Holding] = []
+    seen: list[Holding] = []
     for number, index in enumerate(order):
         if number == claimed_after:
-            told = run(node)
+            seen = run(node)
         node.regrant(*MESSAGES[index])
     if claimed_after == 3:
-        told = run(node)
-    # Then the newest change stands, and nothing older was told after it
-    assert told[-1] == Holding((3,))
-    assert told.count(Holding((3,))) == 1
+        seen = run(node)
+    # Then the newest change stands, and nothing older came after it
+    assert seen[-1] == Holding((3,))
+    assert seen.count(Holding((3,))) == 1
     assert held(node.call("a").grant) == ([3], 1, False)
     # And a call that the newest message does not name has the newest one that names it
     assert run(node, "b") == [BACK]
@@ -164,21 +164,21 @@ def test_messages_that_pass_each_other_end_in_the_newest_change(node: Node, orde
 
 def test_a_message_that_comes_twice_changes_nothing(node: Node) -> None:
     # Given a call that was changed twice; when the first of the messages comes again; then nothing happens
-    told = run(node)
+    seen = run(node)
     messages: list[tuple[int, int, list[object]]] = [(1, 1, [["a", 1, [], True]]), (1, 2, [["a", 1, [3], False]])]
     for message in messages:
         node.regrant(*message)
     node.regrant(*messages[0])
-    assert told == [Holding((2,)), BACK, Holding((3,))]
+    assert seen == [Holding((2,)), BACK, Holding((3,))]
 
 
 def test_a_change_that_is_older_than_the_grant_is_dropped(node: Node) -> None:
     # Given a change by a scheduler that has been replaced, of a try whose grant the next one has sent again
     node.regrant(1, 7, [["a", 1, [], True]])
     # When that comes, and another such change; then its own cores stand
-    told = run(node, epoch=2)
+    seen = run(node, epoch=2)
     node.regrant(1, 8, [["a", 1, [0, 1], False]])
-    assert told == [Holding((2,))]
+    assert seen == [Holding((2,))]
 
 
 def test_changes_that_overtake_the_grant_are_kept_for_it(node: Node) -> None:
@@ -192,9 +192,9 @@ def test_changes_that_overtake_the_grant_are_kept_for_it(node: Node) -> None:
 
 def test_a_change_of_the_next_try_is_kept_for_it_while_the_last_one_runs(node: Node) -> None:
     # Given a running try; when a change of the next one comes; then that one has it
-    told = run(node)
+    seen = run(node)
     node.regrant(1, 1, [["a", 2, [0, 1], False]])
-    assert told == [Holding((2,))]
+    assert seen == [Holding((2,))]
     assert run(node, attempt=2) == [Holding((0, 1))]
 
 
@@ -203,16 +203,26 @@ def test_what_a_command_gets_in_the_background_is_reported_as_it_gets_on(node: N
     got: list[float] = []
     node.attach(claim(node), lambda reason: None, None, lambda: Usage(cpu_s=100.0 + got[-1], background_cpu_s=got[-1]))
 
-    def told(background_cpu_s: float) -> list[float]:
+    def sent(background_cpu_s: float) -> list[float]:
         got.append(background_cpu_s)
         return [report["background_cpu_s"] for report in node.used()]
 
-    # When it is looked at; then that is said whenever it is more by 0.05 s and a fifth
-    assert [told(s) for s in (0.0, 0.04, 0.05, 0.09, 0.11, 0.5, 0.59, 0.61, 0.61)] == [[], [], [0.05], [], [0.11], [0.5], [], [0.61], []]
+    # When the node reports; then that is said whenever it is more by 0.05 s and a fifth
+    assert [sent(s) for s in (0.0, 0.04, 0.05, 0.09, 0.11, 0.5, 0.59, 0.61, 0.61)] == [
+        [],
+        [],
+        [0.05],
+        [],
+        [0.11],
+        [0.5],
+        [],
+        [0.61],
+        [],
+    ]
 
 
 def test_what_a_report_of_use_says(node: Node) -> None:
-    # Given three commands: one that got something in the background, one on whole cores, one that was not looked at yet
+    # Given three commands: one that got something in the background, one on whole cores, one that was not sampled yet
     for action_id, usage in (("a", Usage(cpu_s=2.0, background_cpu_s=1.5)), ("b", Usage(cpu_s=9.0)), ("c", None)):
         node.attach(claim(node, action_id), lambda reason: None, None, lambda usage=usage: usage)  # type: ignore[misc]
     # When the node says what they use; then it says so of the first alone, and not of one that is over

@@ -1,4 +1,4 @@
-"""The stand-in for a command uses the CPU time it was told to, on as many processes."""
+"""The stand-in for a command uses the CPU time it was asked for, on as many processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import workers.cpu.burn as burn_module
-from workers.cpu.burn import parse
-
-from .support import until
+import app.replay.burn as burn_module
+from app.replay.burn import parse
+from tests.workers_cpu.support import until
 
 SCRIPT = Path(burn_module.__file__)
 
@@ -107,5 +106,5 @@ def test_bad_arguments_are_refused_in_one_line(arguments: list[str]) -> None:
 
 def test_bad_arguments_end_with_code_2() -> None:
     # Given wrong arguments; when the script runs as a module; then it ends with 2 and one line on standard error
-    ended = subprocess.run([sys.executable, "-m", "workers.cpu.burn", "1", "0"], capture_output=True, cwd=SCRIPT.parents[2])
+    ended = subprocess.run([sys.executable, "-m", "app.replay.burn", "1", "0"], capture_output=True, cwd=SCRIPT.parents[2])
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, b"", 1)

@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-import workers.cpu.burn as burn_module
+import app.replay.burn as burn_module
+from tests.workers_cpu.support import until
 from workers.cpu.process import tree
-
-from .support import until
 
 HERE = sorted(os.sched_getaffinity(0))
 ONE, TWO = {HERE[0]}, set(HERE[:2])
@@ -41,11 +40,11 @@ def burning(cores: set[int], *arguments: str) -> Iterator[subprocess.Popen[bytes
 def pin(shell: int, cores: set[int]) -> None:
     """Hold every thread below a shell to `cores`."""
 
-    def look() -> tuple[list[int], bool]:
+    def scan() -> tuple[list[int], bool]:
         found, is_all = tree.settled(shell)
         return [thread for process in found for thread in tree.threads_of(process)], is_all
 
-    tree.place(look, list, lambda thread: os.sched_setaffinity(thread, cores) is None)
+    tree.place(scan, list, lambda thread: os.sched_setaffinity(thread, cores) is None)
 
 
 def processes(shell: subprocess.Popen[bytes]) -> int:
@@ -123,10 +122,10 @@ def test_more_cores_are_no_use_beyond_the_most() -> None:
 
 @needs_two_cores
 def test_cores_that_came_before_the_start_are_used() -> None:
-    # Given work that was told one core and finds two; when the caller says that two are the most; then it uses both
+    # Given work that was given one core and finds two; when the caller says that two are the most; then it uses both
     with burning(TWO, "300", "1", "1", "2") as shell:
         assert until(lambda: processes(shell) == 2)
-    # When the caller says nothing; then it does as it was told
+    # When the caller says nothing; then it does as it was given
     with burning(TWO, "300", "1") as shell:
         assert until(lambda: burns(shell))
         assert processes(shell) == 1

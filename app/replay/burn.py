@@ -1,4 +1,4 @@
-"""Burn a known amount of CPU: `python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY]]]`, or `python -m workers.cpu.burn …`.
+"""Burn a known amount of CPU: `python -S -E burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY]]]`, or `python -m app.replay.burn …`.
 
 It stands in for a command when a trace without commands is replayed, and it is an elastic program. By Amdahl's law, the
 share `1 - PARALLEL_FRACTION` of WORK_S runs on one process first. The rest lies in a shared counter as small chunks, from
@@ -8,7 +8,7 @@ which every process takes one after the other. How many processes there are:
   if there are more cores;
 * once the cores that it may run on are others than at the start, as many as those, and at most MOST.
 
-Each process looks at its cores between two chunks. Work is measured by the CPU time of each process, so on a core that
+Each process reads its affinity between two chunks. Work is measured by the CPU time of each process, so on a core that
 is shared it takes longer, and never does less. BUSY, by default 1, is the part of the work that needs a core. In the rest
 of the time the process sleeps, so that bursts and pauses alternate. This file is also run by its path: the standard library only, and no
 import that is slow.
@@ -21,7 +21,7 @@ import sys
 import time
 
 USAGE = "usage: burn.py WORK_S DOP [PARALLEL_FRACTION [MOST [BUSY]]]"
-STEPS_BETWEEN_LOOKS = 2_000
+STEPS_BETWEEN_CHECKS = 2_000
 CHUNK_S = 0.01
 LONGEST_CHUNK_S = 0.1
 MOST_CHUNKS = 1_000_000
@@ -32,7 +32,7 @@ def burn(until_s: float) -> None:
     """Use CPU until this thread has used `until_s` seconds of it."""
     value = 1
     while time.thread_time() < until_s:
-        for _ in range(STEPS_BETWEEN_LOOKS):
+        for _ in range(STEPS_BETWEEN_CHECKS):
             value = (value * 1_103_515_245 + 12_345) & 0x7FFFFFFF
 
 
@@ -78,7 +78,7 @@ class Crew:
         """Do the work; return False when a helper was killed."""
         self._take_chunks(0)
         for number in list(self._helpers):
-            self._bury(number, 0)
+            self._reap(number, 0)
         return self._intact
 
     def _wanted(self) -> int:
@@ -103,7 +103,7 @@ class Crew:
     def _call(self, wanted: int) -> None:
         """Fork the helpers that are wanted and not there."""
         for number in range(1, wanted if self._intact else 0):
-            if number in self._helpers and not self._bury(number, os.WNOHANG):
+            if number in self._helpers and not self._reap(number, os.WNOHANG):
                 continue
             helper = os.fork()
             if helper == 0:
@@ -111,7 +111,7 @@ class Crew:
                 os._exit(0)
             self._helpers[number] = helper
 
-    def _bury(self, number: int, options: int) -> bool:
+    def _reap(self, number: int, options: int) -> bool:
         """Take note of a helper's end; return whether it has ended."""
         ended, status = os.waitpid(self._helpers[number], options)
         if ended:
@@ -159,11 +159,11 @@ def parse(arguments: list[str]) -> tuple[float, int, float, int | None, float]:
 def main(arguments: list[str]) -> int:
     """Burn what the arguments ask for; return the exit code."""
     try:
-        order = parse(arguments)
+        work = parse(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0 if burn_elastic(*order) else 1
+    return 0 if burn_elastic(*work) else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""How commands and files of an environment end that ends by itself, and what is no such end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from workers.cpu.errors import EnvironmentGone, SessionUnavailable
+from workers.cpu.process.backend import ProcessBackend, ProcessBackends
+from workers.cpu.process.environment import ProcessEnvironment
+from workers.cpu.shell.execution import ShellExecution
+
+from .support import admit, printed, sleepers
+
+
+def kill_supervisor(execution: object) -> None:
+    """Kill what holds the session of a command, and so all processes of that."""
+    assert isinstance(execution, ShellExecution)
+    backend = execution._backend
+    assert isinstance(backend, ProcessBackend)
+    os.kill(backend._members.supervisor, signal.SIGKILL)
+
+
+def refuse(_: ProcessBackends) -> ProcessBackend:
+    """Refuse a session, as an environment that has ended does."""
+    raise SessionUnavailable("there is nothing to start a session in")
+
+
+@pytest.mark.parametrize("loss", ["", "its host has gone"])
+def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
+    env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    # Given a command that runs, one that waits for its turn, and one that is cancelled while it waits
+    first, second, third = (admit(env, command) for command in ("sleep 305.125", "echo second", "echo third"))
+    with ThreadPoolExecutor(3) as threads:
+        outcomes = [threads.submit(first.wait)]
+        sleepers("305.125")
+        outcomes += [threads.submit(second.wait), threads.submit(third.wait)]
+        third.kill("not wanted")
+        # When its session ends, be it alone or with the whole environment
+        monkeypatch.setattr(ProcessBackends, "loss", lambda _: loss)
+        if loss:
+            monkeypatch.setattr(ProcessBackends, "backend", refuse)
+        kill_supervisor(first)
+        ended = [outcome.result(20) for outcome in outcomes]
+    # Then what ran is lost with the environment, and has failed without; what was cancelled stays cancelled
+    if loss:
+        assert [(outcome.status, outcome.reason) for outcome in ended] == [("lost", loss), ("lost", loss), ("cancelled", "not wanted")]
+    else:
+        assert [outcome.status for outcome in ended] == ["failed", "succeeded", "cancelled"]
+        assert printed(env, "echo alive") == "alive\n"
+
+
+def test_files_of_an_environment_that_has_ended_by_itself_are_gone(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an environment that has ended by itself, of which its sandbox has not heard yet
+    monkeypatch.setattr(ProcessBackends, "loss", lambda _: "its host has gone")
+    # When a file cannot be had; then that says so
+    for use in (lambda: env.read_file("missing"), lambda: env.write_file(".", b"")):
+        with pytest.raises(EnvironmentGone, match="environment e1 is lost: its host has gone"):
+            use()
+    # And so it is once it is closed
+    env.hang_up()
+    with pytest.raises(EnvironmentGone, match="environment e1 is lost: its host has gone"):
+        admit(env, "true")

@@ -1,0 +1,68 @@
+"""What the fork server and the supervisors have in common: each serves one socket, and learns when a child has ended.
+
+Rules: the standard library only, one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process. Raises `OSError` when the kernel refuses."""
+    if _prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+class Wakeup:
+    """A file descriptor that becomes readable when a child has ended."""
+
+    def __init__(self) -> None:
+        self.reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def clear(self) -> None:
+        """Take the pending wake-ups."""
+        try:
+            os.read(self.reading, 4096)
+        except BlockingIOError:
+            return
+
+    def wait(self, limit_s: float) -> None:
+        """Return once a child has ended, or after `limit_s` seconds."""
+        select.select([self.reading], [], [], limit_s)
+        self.clear()
+
+    def close(self) -> None:
+        """Give the descriptors back, in the child of a fork."""
+        signal.set_wakeup_fd(-1)
+        os.close(self.reading)
+        os.close(self._writing)
+
+
+def serve(channel: socket.socket, wakeup: Wakeup, reap: Callable[[], float | None], answer: Callable[[], bool]) -> None:
+    """Answer what comes over `channel` until `answer` says that its other end is closed.
+
+    `reap` is called when a child has ended, and once more after the seconds that it returns.
+    """
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    poller.register(wakeup.reading, select.POLLIN)
+    again_s: float | None = None
+    while True:
+        ready = {descriptor for descriptor, _ in poller.poll(None if again_s is None else again_s * 1000)}
+        if wakeup.reading in ready or again_s is not None:
+            wakeup.clear()
+            again_s = reap()
+        if channel.fileno() in ready and not answer():
+            return
