@@ -28,7 +28,7 @@ from scheduler.live.entries import (
     ActionReceived,
     ActionRequeued,
     ActionResized,
-    EndsTold,
+    EndsPublished,
     Entry,
     EnvironmentChanged,
     InstanceChanged,
@@ -62,7 +62,7 @@ class Fold:
     def __init__(self, last_position: int = 0) -> None:
         self.last_position = last_position
         self.jobs: dict[str, Row] = {}
-        self.told: dict[str, Row] = {}
+        self.published: dict[str, Row] = {}
         self.environments: dict[str, Row] = {}
         self.nodes: dict[str, Row] = {}
         self.services: dict[str, Row] = {}
@@ -86,8 +86,8 @@ class Fold:
                     self._change(entry.id, {"status": WAITING, "reason": clean(entry.reason), "node": None, "units": None})
                 case ActionEnded():
                     self._ended(entry)
-                case EndsTold():
-                    self.told.update((clean(id), {"of": clean(id)}) for id in entry.ids)
+                case EndsPublished():
+                    self.published.update((clean(id), {"of": clean(id)}) for id in entry.ids)
                 case EnvironmentChanged():
                     self._environment(entry)
                 case NodeChanged():

@@ -19,12 +19,12 @@ from scheduler.live.entries import (
     ActionReceived,
     ActionRequeued,
     ActionResized,
-    EndsTold,
+    EndsPublished,
     Entry,
     EnvironmentChanged,
     Journal,
     NodeChanged,
-    UntoldEnd,
+    UnpublishedEnd,
 )
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
@@ -38,8 +38,8 @@ REMEMBERED_ENDS = 100_000
 """Ended actions whose ids are remembered, so that a message that comes twice is not run twice."""
 
 
-class Orders:
-    """Messages of unfinished actions, entries to be committed, and counts of what was ordered."""
+class CommandExecutor:
+    """Carries out commands. Keeps the messages of unfinished actions, the entries to be committed, and counts of commands."""
 
     def __init__(self, core: Core, transport: Transport, journal: Journal, epoch: int) -> None:
         self._core = core
@@ -47,7 +47,7 @@ class Orders:
         self._journal = journal
         self._epoch = epoch
         self._entries: list[Entry] = []
-        self._untold: list[str] = []
+        self._unpublished: list[str] = []
         self._regrants: dict[str, list[WireRegrant]] = {}
         self._serial = 0
         self.messages: dict[str, str] = {}
@@ -98,10 +98,10 @@ class Orders:
         for node in list(self._regrants):
             self._send_regrants(node)
         self._transport.flush()
-        told = len(self._untold) - self._transport.ends_to_store
-        if told:
-            self._entries.append(EndsTold(ids=tuple(self._untold[:told])))
-            del self._untold[:told]
+        published = len(self._unpublished) - self._transport.ends_to_store
+        if published:
+            self._entries.append(EndsPublished(ids=tuple(self._unpublished[:published])))
+            del self._unpublished[:published]
         if batch:
             self._transport.acknowledge(batch)
 
@@ -222,10 +222,10 @@ class Orders:
         self.regrant(command.node, command.id, command)
 
     def regrant(self, node: str, action_id: str, grant: Grant | commands.Resize) -> None:
-        """Have a node told which cores a running action has; telling it twice is harmless.
+        """Send a node the cores of a running action; sending them twice is harmless.
 
-        All that a node is to be told goes out in one message: before the next action that starts there, which may get cores that
-        others lose, or with the next `commit`.
+        All changes for a node go out in one message: before the next action that starts there, which may get cores that others lose,
+        or with the next `commit`.
         """
         self._regrants.setdefault(node, []).append((action_id, grant.attempt, list(grant.core_ids), grant.background))
 
@@ -247,8 +247,8 @@ class Orders:
         if not command.by_worker:
             if granted is not None:
                 self._transport.disown(command.id, granted)
-            self.tell(
-                UntoldEnd(
+            self.publish_end(
+                UnpublishedEnd(
                     id=command.id,
                     message=message,
                     status=command.status,
@@ -257,10 +257,10 @@ class Orders:
                 )
             )
 
-    def tell(self, end: UntoldEnd) -> None:
+    def publish_end(self, end: UnpublishedEnd) -> None:
         """Have the result of an action stored that ends without a worker, and note when that is done."""
         self._transport.store_end(end.id, end.message, end.status, end.reason, end.environment_lost_on)
-        self._untold.append(end.id)
+        self._unpublished.append(end.id)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
         self._entries.append(

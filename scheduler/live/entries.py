@@ -70,7 +70,7 @@ class ActionEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndsTold:
+class EndsPublished:
     """The results of these actions, which ended without a worker, are stored: their trainers know."""
 
     ids: tuple[str, ...]
@@ -158,7 +158,7 @@ Entry = (
     | ActionResized
     | ActionRequeued
     | ActionEnded
-    | EndsTold
+    | EndsPublished
     | EnvironmentChanged
     | NodeChanged
     | InstanceChanged
@@ -194,7 +194,7 @@ class SpentAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UntoldEnd:
+class UnpublishedEnd:
     """An action that ended lately without a worker, and of whose result nobody knows whether it was stored."""
 
     id: str
@@ -221,7 +221,7 @@ class Unfinished:
     """All that a restarted scheduler goes on with, in order of reception.
 
     `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
-    them that drew on quotas, in the order of their grants, `untold` those whose trainers may still wait. `gone` are the environments
+    them that drew on quotas, in the order of their grants, `unpublished` those whose trainers may still wait. `gone` are the environments
     that were closed or lost lately, the oldest first. `set_aside` are the messages that the core is not to be given. `pods`
     are the cores of the environments that hold some for themselves, by environment.
     """
@@ -231,7 +231,7 @@ class Unfinished:
     nodes: Sequence[NodeChanged]
     ended: Sequence[str] = ()
     spent: Sequence[SpentAction] = ()
-    untold: Sequence[UntoldEnd] = ()
+    unpublished: Sequence[UnpublishedEnd] = ()
     gone: Sequence[EnvironmentGone] = ()
     set_aside: Sequence[SetAside] = ()
     pods: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
