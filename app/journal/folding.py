@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.journal.models import ABSENT, ENVIRONMENT_ENDS, NODE_UP, RUNNING, WAITING
+from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING
 from scheduler.live.entries import (
     ActionEnded,
     ActionGranted,
@@ -36,6 +36,7 @@ from scheduler.live.entries import (
     MessageFailed,
     NodeChanged,
 )
+from scheduler.model.lifecycle import ENVIRONMENT
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
 
 Row = dict[str, Any]
@@ -262,7 +263,7 @@ class Fold:
             "created_at": earlier["created_at"] if earlier else entry.at,
             "opened_at": earlier["opened_at"] if earlier and earlier["opened_at"] is not None else opened_at,
             "changed_at": entry.at,
-            "ended_at": entry.at if entry.state in ENVIRONMENT_ENDS else None,
+            "ended_at": entry.at if entry.state in ENVIRONMENT.ends else None,
             "client": entry.client or None,
             "used_at": entry.used_at,
         }

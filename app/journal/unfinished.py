@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from app.journal.models import (
-    ENVIRONMENT_ENDS,
     NODE_UP,
     RUNNING,
     Action,
@@ -31,6 +30,7 @@ from scheduler.live.entries import (
 )
 from scheduler.live.poison import FAILURES_ALLOWED
 from scheduler.model.events import EnvironmentGone
+from scheduler.model.lifecycle import ENVIRONMENT
 
 # Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
 ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
@@ -81,7 +81,7 @@ def load_unfinished(connection: Connection) -> Unfinished:
         .where(Environment.ended_at > time.time() - ENDS_LOADED_S, Environment.state == state)
         .order_by(Environment.ended_at.desc())
         .limit(REMEMBERED)
-        for state in ENVIRONMENT_ENDS
+        for state in ENVIRONMENT.ends
     ]
     lost = (Environment.id == Action.environment) & (Environment.state == "lost") & (Action.status == "lost")
     unpublished = (

@@ -28,6 +28,7 @@ from scheduler.live.entries import (
 )
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
+from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, ActionState, EnvironmentState, NodeState
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action
 from tangram.wire import BLOB_KEY_PREFIX, WireEvicted, WireRegrant
@@ -56,6 +57,8 @@ class CommandExecutor:
         self.granted: dict[str, int] = {}
         self.ended: OrderedDict[str, None] = OrderedDict()
         self.descriptions: dict[str, Mapping[str, Any]] = {}
+        self.environments: dict[str, EnvironmentState] = {}
+        self._nodes: dict[str, NodeState] = {}
         self.resizes = 0
         self.restores = 0
 
@@ -131,6 +134,7 @@ class CommandExecutor:
                 arguments = {"id": command.id, "attempt": 0, "reason": command.reason}
                 self._transport.send_control(command.node, "tangram.close_environment", arguments)
             case commands.Requeue():
+                ACTION.next(self._action_state(command.id), "waiting")
                 log.warning("action %s waits again: %s", command.id, command.reason)
                 self._transport.disown(command.id, self.granted.pop(command.id))
                 self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now))
@@ -139,12 +143,21 @@ class CommandExecutor:
             case commands.NoteNode():
                 self._note_node(command, now)
 
+    def _action_state(self, action_id: str) -> ActionState | None:
+        if action_id not in self.messages:
+            return None
+        return "running" if action_id in self.granted else "waiting"
+
     def _note_node(self, command: commands.NoteNode, now: float) -> None:
+        state = NODE.next(self._nodes.pop(command.name, None), command.state)
+        if state == "up":
+            self._nodes[command.name] = state
         log.log(logging.WARNING if command.state == "lost" else logging.INFO, "node %s is %s", command.name, _because(command))
         description = self.descriptions.get(command.name, {})
         self._entries.append(NodeChanged(name=command.name, state=command.state, description=description, at=now, reason=command.reason))
 
     def _start(self, command: commands.Start, now: float) -> None:
+        ACTION.next(self._action_state(command.id), "running")
         grant = command.grant
         self.restores += grant.restore
         self.granted[command.id] = grant.attempt
@@ -236,7 +249,8 @@ class CommandExecutor:
             self._transport.send_control(node, "tangram.regrant", {"epoch": self._epoch, "serial": self._serial, "grants": grants})
 
     def _finish(self, command: commands.Finish, now: float) -> None:
-        message = self.messages.pop(command.id, "")
+        ACTION.next(self._action_state(command.id), command.status)
+        message = self.messages.pop(command.id)
         self._blobs.pop(command.id, None)
         self.submitted_at.pop(command.id, None)
         granted = self.granted.pop(command.id, None)
@@ -263,6 +277,11 @@ class CommandExecutor:
         self._unpublished.append(end.id)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
+        known = self.environments.get(command.id)
+        if command.state != known:
+            self.environments[command.id] = ENVIRONMENT.next(known, command.state)
+        if command.state in ENVIRONMENT.ends:
+            del self.environments[command.id]
         self._entries.append(
             EnvironmentChanged(
                 id=command.id,

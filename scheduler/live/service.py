@@ -35,7 +35,7 @@ from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
 from scheduler.live.poison import CoreBroken, Quarantine
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Grant, commands, events
-from scheduler.model.lifecycle import End
+from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
 from scheduler.model.stats import summary
 from tangram.action import Action
 from tangram.errors import InvalidAction
@@ -88,6 +88,7 @@ class Service:
         self._executor.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
         for end in unfinished.unpublished:
             self._executor.publish_end(end)
+        self._executor.environments.update((kept.id, kept.state) for kept in unfinished.environments)
         for gone in unfinished.gone:
             self._handle(gone, now)
         for node in unfinished.nodes:
@@ -112,7 +113,9 @@ class Service:
     def _lose_node(self, node: NodeChanged, now: float, found: SetAside) -> None:
         """Write down that a node is lost whose worker's messages are set aside; the core never hears of it."""
         reason = poison.reason_of(found)
-        self._executor.note(NodeChanged(name=node.name, state="lost", description=node.description, at=now, reason=reason))
+        self._executor.note(
+            NodeChanged(name=node.name, state=NODE.next(node.state, "lost"), description=node.description, at=now, reason=reason)
+        )
 
     def _resume_environments(self, unfinished: Unfinished, now: float) -> None:
         lost = {node.name for node in unfinished.nodes} - set(self._core.state.nodes)
@@ -141,7 +144,8 @@ class Service:
 
     def _lose_environment(self, kept: EnvironmentChanged, reason: str, now: float) -> None:
         """Write down that an environment is lost; a node that beats with one that the core does not know is asked to close it."""
-        self._executor.note(replace(kept, state="lost", at=now, reason=reason))
+        self._executor.environments.pop(kept.id, None)
+        self._executor.note(replace(kept, state=ENVIRONMENT.next(kept.state, "lost"), at=now, reason=reason))
         self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
 
     def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, str], now: float) -> None:
@@ -178,8 +182,9 @@ class Service:
         action_id, grant, kind = kept.id, kept.grant, str(kept.header["kind"])
         self._executor.keep(action_id, kept.message, kept.submitted_at)
         stored = next(iter(self._transport.stored_ends({action_id: kind})), None) if grant is not None else None
-        if grant is not None and stored is None:
+        if grant is not None:
             self._executor.granted[action_id] = grant.attempt
+        if grant is not None and stored is None:
             arguments = {"id": action_id, "attempt": grant.attempt, "reason": poison.reason_of(found)}
             self._transport.send_control(grant.node, "tangram.stop", arguments)
         queue_s = (now if grant is None else grant.granted_at) - kept.received_at
@@ -329,7 +334,7 @@ class Service:
         try:
             for command in out:
                 self._executor.carry_out(command, now)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (InvalidTransition, LookupError, TypeError, ValueError, AttributeError) as error:
             raise CoreBroken(f"what the core decided on {type(event).__name__} could not be carried out") from error
 
     def _show(self) -> None:
