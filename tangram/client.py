@@ -128,7 +128,7 @@ class Client:
     def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:
         """Cancel every waiting and running action of a trajectory of this job, or of a whole job, and its environments.
 
-        Returns once the broker knows; raises `StackUnreachable` where it cannot be told.
+        Returns once the broker knows; raises `StackUnreachable` where it cannot be reached.
         """
         self._session.wait_for(self._session.cancel(trajectory, job))
 

@@ -124,13 +124,13 @@ class Session:
             for environment, place in tuple(self._environments.items()):
                 if place.job == what["job"] and trajectory in (None, place.trajectory):
                     del self._environments[environment]
-            wish = Control({"cancel": what})
-            self._publisher.send(wish)
-            return wish
+            control = Control({"cancel": what})
+            self._publisher.send(control)
+            return control
 
-    def wait_for(self, wish: Control) -> None:
+    def wait_for(self, control: Control) -> None:
         """Return once the broker knows. Raises `StackUnreachable`."""
-        self._publisher.wait_for(wish)
+        self._publisher.wait_for(control)
 
     def cancel_task(self, task_id: str) -> None:
         """Ask for the end of one action, which fails if that cannot be sent. Does nothing once the client is closed."""

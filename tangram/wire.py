@@ -3,7 +3,7 @@
 | queue | from → to | holds |
 |---|---|---|
 | `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header`, `client`, `submitted_at`, `blobs`) |
-| `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and orders, see below |
+| `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and control tasks, see below |
 | `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown, service |
 | `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
 
@@ -14,9 +14,9 @@ a message may arrive twice, and its task id says so.
 A cancel names tasks, one trajectory of a job, or a whole job:
 `{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`.
 
-An order is a Celery task of the worker's own, whose result nobody reads:
+A control task is a Celery task of the worker's own, whose result nobody reads:
 
-| order | arguments | meaning |
+| control task | arguments | meaning |
 |---|---|---|
 | `tangram.regrant` | epoch, serial, grants: list of `WireRegrant` | running commands have other cores, or go to the background |
 | `tangram.stop` | id, attempt, reason | a running action ends |

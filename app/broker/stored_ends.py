@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scheduler.model.events import StoredEnd
-from scheduler.model.lifecycle import ENDS, End
+from scheduler.model.lifecycle import ACTION, End
 from tangram.action import KINDS
 from tangram.decode import read_meta, stored_value
 from tangram.errors import ActionError
 
-_ENDS: Mapping[str, End] = {end: end for end in ENDS}
+_ENDS: Mapping[str, End] = {end: end for end in ACTION.ends}
 
 
 def stored_end(action_id: str, kind: str, raw: object) -> StoredEnd | None:

@@ -21,14 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.journal.models import ABSENT, ENVIRONMENT_ENDS, NODE_UP, RUNNING, WAITING
+from app.journal.models import ABSENT, NODE_UP, RUNNING, WAITING
 from scheduler.live.entries import (
     ActionEnded,
     ActionGranted,
     ActionReceived,
     ActionRequeued,
     ActionResized,
-    EndsTold,
+    EndsPublished,
     Entry,
     EnvironmentChanged,
     InstanceChanged,
@@ -36,6 +36,7 @@ from scheduler.live.entries import (
     MessageFailed,
     NodeChanged,
 )
+from scheduler.model.lifecycle import ENVIRONMENT
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
 
 Row = dict[str, Any]
@@ -62,7 +63,7 @@ class Fold:
     def __init__(self, last_position: int = 0) -> None:
         self.last_position = last_position
         self.jobs: dict[str, Row] = {}
-        self.told: dict[str, Row] = {}
+        self.published: dict[str, Row] = {}
         self.environments: dict[str, Row] = {}
         self.nodes: dict[str, Row] = {}
         self.services: dict[str, Row] = {}
@@ -86,8 +87,8 @@ class Fold:
                     self._change(entry.id, {"status": WAITING, "reason": clean(entry.reason), "node": None, "units": None})
                 case ActionEnded():
                     self._ended(entry)
-                case EndsTold():
-                    self.told.update((clean(id), {"of": clean(id)}) for id in entry.ids)
+                case EndsPublished():
+                    self.published.update((clean(id), {"of": clean(id)}) for id in entry.ids)
                 case EnvironmentChanged():
                     self._environment(entry)
                 case NodeChanged():
@@ -262,7 +263,7 @@ class Fold:
             "created_at": earlier["created_at"] if earlier else entry.at,
             "opened_at": earlier["opened_at"] if earlier and earlier["opened_at"] is not None else opened_at,
             "changed_at": entry.at,
-            "ended_at": entry.at if entry.state in ENVIRONMENT_ENDS else None,
+            "ended_at": entry.at if entry.state in ENVIRONMENT.ends else None,
             "client": entry.client or None,
             "used_at": entry.used_at,
         }

@@ -3,60 +3,48 @@
 Only table definitions live here: no connection, no query. Times are seconds since the epoch, durations seconds.
 `migrations/` builds the same tables; a test holds the two together.
 
-| action's status | meaning | next |
-|---|---|---|
-| waiting | in a queue of the scheduler | running, or any end |
-| running | granted resources on a node | waiting (its node was lost), or any end |
-| succeeded, failed, timed_out, cancelled, rejected, lost | the six ends; `ended_at` is set | none: the first end stands |
-
-| environment's state | meaning | next |
-|---|---|---|
-| waiting | not placed yet | opening, closed |
-| opening | its node starts it | open, closing, closed, lost |
-| open | actions can run in it | closing, lost |
-| closing | its node takes it down | closed, lost |
-| closed, lost | gone; `ended_at` is set | none |
-
-| node's state | meaning | next |
-|---|---|---|
-| up | its beats arrive | lost, left |
-| lost | three beats were missed | up (it joined anew) |
-| left | its worker said goodbye | up |
-
-| service instance's state | meaning |
-|---|---|
-| absent | nowhere, or not heard of since its worker began |
-| starting | the model is loaded from its folder |
-| resident | its weights are on its cells |
-| evicting | they leave |
-| host | a copy of them is in host memory |
-| restoring | the copy goes back onto cells, these or others |
-| failed | it could not do that, or its process ended; it holds nothing |
-
-What follows on what is the table in `scheduler/model/lifecycle.py`.
+What may stand in a column of state, and which of its words are ends, follows from the tables in `scheduler/model/lifecycle.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, Final, cast
 
-from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, Table, Text, false, text
+from sqlalchemy import JSON, BigInteger, CheckConstraint, Double, Index, Integer, MetaData, Table, Text, false, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-WAITING, RUNNING = "waiting", "running"
-ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "lost")
-ENVIRONMENT_ENDS = ("closed", "lost")
-NODE_UP = "up"
-ABSENT = "absent"
+from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE, ActionState, NodeState, ServiceState
+
+WAITING: Final[ActionState] = "waiting"
+RUNNING: Final[ActionState] = "running"
+NODE_UP: Final[NodeState] = "up"
+ABSENT: Final[ServiceState] = "absent"
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+def words_of(column: str, words: Iterable[str]) -> CheckConstraint:
+    """Return the constraint that lets only these words stand in `column`."""
+    return CheckConstraint(f"{column} IN ({', '.join(map(repr, words))})", name=column)
+
+
+def ended_in(column: str, ends: Iterable[str]) -> CheckConstraint:
+    """Return the constraint that `ended_at` is set in these states and in no others."""
+    return CheckConstraint(f"(ended_at IS NOT NULL) = ({column} IN ({', '.join(map(repr, ends))}))", name="ended_at")
 
 
 class Base(DeclarativeBase):
     """Base of all tables: how Python types become columns, and how constraints are named."""
 
-    metadata = MetaData(naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_N_name)s"})
+    metadata = MetaData(
+        naming_convention={
+            "pk": "pk_%(table_name)s",
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+        }
+    )
     type_annotation_map = {str: Text(), float: Double(), dict[str, Any]: Json, list[int]: Json, list[str]: Json}  # noqa: RUF012
 
 
@@ -111,6 +99,8 @@ class Action(Base):
 
     # The indexes over ended_at are partial: an action enters them once, at its end, and costs nothing before.
     __table_args__ = (
+        words_of("status", ACTION.states),
+        ended_in("status", ACTION.ends),
         Index("ix_actions_unfinished", "position", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
         Index("ix_actions_trajectory", "trajectory"),
         Index(
@@ -175,6 +165,8 @@ class Environment(Base):
     used_at: Mapped[float | None]
 
     __table_args__ = (
+        words_of("state", ENVIRONMENT.states),
+        ended_in("state", ENVIRONMENT.ends),
         Index("ix_environments_unfinished", "created_at", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
         Index("ix_environments_job", "job"),
         Index(
@@ -194,6 +186,8 @@ class Node(Base):
     description: Mapped[dict[str, Any]]
     joined_at: Mapped[float | None]
     changed_at: Mapped[float]
+
+    __table_args__ = (words_of("state", NODE.states),)
 
 
 class Service(Base):
@@ -228,6 +222,8 @@ class ServiceInstance(Base):
     evictions: Mapped[int] = mapped_column(Integer)
     leaks: Mapped[int] = mapped_column(Integer)
     changed_at: Mapped[float]
+
+    __table_args__ = (words_of("state", SERVICE.states),)
 
 
 class Run(Base):
@@ -271,6 +267,8 @@ class ActionHour(Base):
     cell_s: Mapped[float]
     histograms: Mapped[dict[str, Any]]
 
+    __table_args__ = (words_of("status", ACTION.ends),)
+
 
 class EnvironmentHour(Base):
     """How many environments of a job were created in the hour that began at `hour` and ended in `state`; retention has removed their rows.
@@ -285,6 +283,8 @@ class EnvironmentHour(Base):
     state: Mapped[str] = mapped_column(primary_key=True)
     environments: Mapped[int] = mapped_column(BigInteger)
     pod_core_s: Mapped[float]
+
+    __table_args__ = (words_of("state", ENVIRONMENT.ends),)
 
 
 class FailedMessage(Base):

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from app.journal.models import (
-    ENVIRONMENT_ENDS,
     NODE_UP,
     RUNNING,
     Action,
@@ -27,10 +26,11 @@ from scheduler.live.entries import (
     SpentAction,
     Unfinished,
     UnfinishedAction,
-    UntoldEnd,
+    UnpublishedEnd,
 )
 from scheduler.live.poison import FAILURES_ALLOWED
 from scheduler.model.events import EnvironmentGone
+from scheduler.model.lifecycle import ENVIRONMENT
 
 # Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
 ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
@@ -81,10 +81,10 @@ def load_unfinished(connection: Connection) -> Unfinished:
         .where(Environment.ended_at > time.time() - ENDS_LOADED_S, Environment.state == state)
         .order_by(Environment.ended_at.desc())
         .limit(REMEMBERED)
-        for state in ENVIRONMENT_ENDS
+        for state in ENVIRONMENT.ends
     ]
     lost = (Environment.id == Action.environment) & (Environment.state == "lost") & (Action.status == "lost")
-    untold = (
+    unpublished = (
         select(Action.id, Action.message, Action.status, Action.reason, Environment.node)
         .join_from(Action, Environment, lost, isouter=True)
         .where(Action.ended_at > time.time() - ENDS_LOADED_S, Action.message.is_not(None))
@@ -120,9 +120,9 @@ def load_unfinished(connection: Connection) -> Unfinished:
         ],
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
         spent=tuple(SpentAction(header=row.header, granted_at=row.granted_at) for row in connection.execute(spent)),
-        untold=tuple(
-            UntoldEnd(id=row.id, message=row.message, status=row.status, reason=row.reason, environment_lost_on=row.node or "")
-            for row in connection.execute(untold)
+        unpublished=tuple(
+            UnpublishedEnd(id=row.id, message=row.message, status=row.status, reason=row.reason, environment_lost_on=row.node or "")
+            for row in connection.execute(unpublished)
         ),
         gone=tuple(
             EnvironmentGone(id=row.id, state=row.state, node=row.node or "", reason=row.reason, at=row.ended_at)

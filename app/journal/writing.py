@@ -166,8 +166,8 @@ class SqlJournal:
             execute(statements.received_and_changed(shape), rows)
         for shape, rows in fold.changed().items():
             execute(statements.changed(shape), rows)
-        if fold.told:
-            execute(statements.told, list(fold.told.values()))
+        if fold.published:
+            execute(statements.published, list(fold.published.values()))
         if resizes := fold.resizes():
             execute(statements.resize, resizes)
         if releases := fold.releases():
@@ -202,8 +202,8 @@ class _Statements:
         self.job = self._insert(Job).on_conflict_do_nothing()
         self.received = self._insert(Action).on_conflict_do_nothing()
         held_before = (Grant.action == bindparam("of"), Grant.attempt < bindparam("below"), Grant.released_at.is_(None))
-        told = (Action.id == bindparam("of"), Action.ended_at.is_not(None))
-        self.told = update(table(Action)).where(*told).values(message=None)
+        published = (Action.id == bindparam("of"), Action.ended_at.is_not(None))
+        self.published = update(table(Action)).where(*published).values(message=None)
         self.release = update(table(Grant)).where(*held_before).values(released_at=bindparam("at"))
         resized = (Grant.action == bindparam("of"), Grant.attempt == bindparam("tried"), Grant.released_at.is_(None))
         self.resize = update(table(Grant)).where(*resized)

@@ -57,8 +57,8 @@ class LiveRun:
 class LiveReplay:
     """One live replay. `folder` is where relative paths of the trace start, `api_url` stands for `{demo}`.
 
-    `check` is called now and then and raises when the stack is broken; `told` says whether the recorded durations are
-    declared. With `pretend`, services are played by stubs, which take as long as was recorded.
+    `check` is called now and then and raises when the stack is broken; `known_durations` says whether actions declare the
+    recorded durations. With `pretend`, services are played by stubs, which take as long as was recorded.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LiveReplay:
         speed: float = 1.0,
         pretend: bool = False,
         run_name: str = "",
-        told: bool = True,
+        known_durations: bool = True,
         progress: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -84,7 +84,7 @@ class LiveReplay:
         self._speed = speed
         self._pretend = pretend
         self._run_name = run_name
-        self._told = told
+        self._known_durations = known_durations
         self._progress = progress
         self._check = check
         self._files: dict[tuple[str | None, bool], Any] = {}
@@ -232,7 +232,7 @@ class LiveReplay:
         prepared = []
         for place, recorded in enumerate(step.actions):
             session = "main" if place == 0 else f"parallel-{place}"
-            action = action_of(recorded, trajectory, environment="to-be-opened", session=session, told=self._told)
+            action = action_of(recorded, trajectory, environment="to-be-opened", session=session, told=self._known_durations)
             prepared.append(replace(action, arguments=self._arguments(recorded, session)))
         return prepared
 

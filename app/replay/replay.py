@@ -141,7 +141,7 @@ def _replay(
         check=target.check,
         run_name=run_id,
         progress=progress(count),
-        told=make_policy(policy).rules.profiled,
+        known_durations=make_policy(policy).rules.profiled,
     )
     live = replay.run()
     _wait_for_journal(engine, live)

@@ -131,7 +131,7 @@ class Core:
 
         Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
         """
-        times = [self.pools.next_wake(now), self._environments.next_start(now), self._environments.next_lease(now)]
+        times = [self.pools.next_wake(now), self._environments.next_start(now), self._environments.leases.next_end(now)]
         deadlines = self.state.deadlines
         while deadlines and deadlines[0][1] not in self.state.waiting:
             heapq.heappop(deadlines)

@@ -7,11 +7,11 @@ earlier action of the same shell session has ended. A worker is thus only ever h
 
 from __future__ import annotations
 
-import heapq
 from typing import Final, Literal
 
 from scheduler.core.ends import Ends
 from scheduler.core.gone import GoneEnvironments
+from scheduler.core.leases import Leases
 from scheduler.core.open_order import OpenOrder
 from scheduler.core.open_queue import OpenQueue
 from scheduler.core.pools import Pools
@@ -54,8 +54,7 @@ class Environments:
         self._returns_seen = (0, 0)
         self._opening = 0
         self._next_start_s = float("-inf")
-        self._leases: list[tuple[float, int, Environment]] = []
-        self._leased = 0
+        self.leases = Leases(state)
 
     def open(self, waiting: Waiting, now: float) -> None:
         """Take in a `cpu.open` action; its environment is placed when the event is dealt with, or as soon as there is room."""
@@ -95,7 +94,8 @@ class Environments:
         self._cpu.end_pod(environment, None)
         if environment.node is not None:
             self._count_place(environment, -1)
-        environment.state, environment.node, environment.pod_core_ids = "waiting", None, ()
+        environment.enter("waiting")
+        environment.node, environment.pod_core_ids = None, ()
         self._note(environment)
         self.opens.add(waiting)
 
@@ -164,7 +164,7 @@ class Environments:
 
     def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
         environment.node = node.spec.name
-        environment.state = "opening"
+        environment.enter("opening")
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
         self._count_place(environment, 1)
@@ -174,9 +174,9 @@ class Environments:
     def opened(self, environment: Environment, now: float) -> None:
         """Note that an environment stands: what was parked for it may go on, unless it is to be closed again."""
         self._count_opening(environment, -1)
-        environment.state = "open"
+        environment.enter("open")
         environment.last_used = now
-        self._lease(environment)
+        self.leases.begin(environment)
         self._note(environment)
         asked = any(waiting.action.kind == "cpu.close" for waiting in environment.parked)
         if environment.close_requested and not asked:
@@ -202,7 +202,7 @@ class Environments:
         self._occupy(environment, node)
         environment.state = "closing" if environment.close_requested else "open"
         if environment.state == "open":
-            self._lease(environment)
+            self.leases.begin(environment)
         self._cpu.groups[node.spec.name].touch()
 
     def readopt_opening(self, environment: Environment, node: Node | None) -> None:
@@ -289,7 +289,8 @@ class Environments:
             self.forget(environment, reason, now)
             self._changed = True
             return
-        environment.state, environment.over = "closing", reason
+        environment.enter("closing")
+        environment.over = reason
         self._end_waiting(environment, f"environment {environment.id} is lost: {reason}", now)
         self._note(environment, reason)
 
@@ -305,7 +306,8 @@ class Environments:
 
     def closing(self, environment: Environment, reason: str, now: float) -> None:
         """Fail what waits and stop what runs in an environment that is being closed."""
-        environment.state, environment.close_requested = "closing", environment.close_requested or reason
+        environment.enter("closing")
+        environment.close_requested = environment.close_requested or reason
         self._end_waiting(environment, reason, now)
         for action_id in list(environment.actions):
             running = self._state.running.get(action_id)
@@ -332,34 +334,10 @@ class Environments:
         if environment.state == "open" and lease_s is not None and now - environment.use_noted >= lease_s * NOTED_PART:
             self._note(environment)
 
-    def _lease(self, environment: Environment) -> None:
-        """Note when the lease of an environment that has just opened is over, should nobody use it until then."""
-        if self._state.limits.lease_s is not None:
-            self._leased += 1
-            heapq.heappush(self._leases, (environment.last_used + self._state.limits.lease_s, self._leased, environment))
-
-    def next_lease(self, now: float) -> float | None:
-        """Return when the next unused environment's lease is over; None where there are no leases.
-
-        An environment has one entry, which is put off only when it comes up: what was used since has longer, what is
-        in use has all of its time from now on.
-        """
-        while self._leases:
-            due, number, environment = self._leases[0]
-            if environment.state != "open" or self._state.environments.get(environment.id) is not environment:
-                heapq.heappop(self._leases)
-                continue
-            used = now if environment.actions else environment.last_used
-            later = used + (self._state.limits.lease_s or 0.0)
-            if due > now or later <= due:
-                return due
-            heapq.heapreplace(self._leases, (later, number, environment))
-        return None
-
     def end_leases(self, now: float) -> None:
         """Close the environments that nobody has used for as long as a lease lasts."""
-        while (due := self.next_lease(now)) is not None and due <= now:
-            self.close_unasked(self._leases[0][2], f"unused for {self._state.limits.lease_s:g} s", now)
+        for environment in self.leases.over(now):
+            self.close_unasked(environment, f"unused for {self._state.limits.lease_s:g} s", now)
 
     def forget(self, environment: Environment, reason: str, now: float) -> None:
         """Give back the room of an environment that was closed or lost, and remember how it ended."""
@@ -380,7 +358,7 @@ class Environments:
             self.places.leave(environment.job)
             self._cpu.ranking.trajectory_ended(environment)
         state: Literal["closed", "lost"] = "lost" if environment.lost else "closed"
-        environment.state = state
+        environment.enter(state)
         self.ended.add(EnvironmentGone(id=environment.id, state=state, node=environment.node or "", reason=reason, at=now))
         self._note(environment, reason)
 

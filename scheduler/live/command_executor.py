@@ -19,15 +19,16 @@ from scheduler.live.entries import (
     ActionReceived,
     ActionRequeued,
     ActionResized,
-    EndsTold,
+    EndsPublished,
     Entry,
     EnvironmentChanged,
     Journal,
     NodeChanged,
-    UntoldEnd,
+    UnpublishedEnd,
 )
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
+from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, ActionState, EnvironmentState, NodeState
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action
 from tangram.wire import BLOB_KEY_PREFIX, WireEvicted, WireRegrant
@@ -38,8 +39,8 @@ REMEMBERED_ENDS = 100_000
 """Ended actions whose ids are remembered, so that a message that comes twice is not run twice."""
 
 
-class Orders:
-    """Messages of unfinished actions, entries to be committed, and counts of what was ordered."""
+class CommandExecutor:
+    """Carries out commands. Keeps the messages of unfinished actions, the entries to be committed, and counts of commands."""
 
     def __init__(self, core: Core, transport: Transport, journal: Journal, epoch: int) -> None:
         self._core = core
@@ -47,7 +48,7 @@ class Orders:
         self._journal = journal
         self._epoch = epoch
         self._entries: list[Entry] = []
-        self._untold: list[str] = []
+        self._unpublished: list[str] = []
         self._regrants: dict[str, list[WireRegrant]] = {}
         self._serial = 0
         self.messages: dict[str, str] = {}
@@ -56,6 +57,8 @@ class Orders:
         self.granted: dict[str, int] = {}
         self.ended: OrderedDict[str, None] = OrderedDict()
         self.descriptions: dict[str, Mapping[str, Any]] = {}
+        self.environments: dict[str, EnvironmentState] = {}
+        self._nodes: dict[str, NodeState] = {}
         self.resizes = 0
         self.restores = 0
 
@@ -98,10 +101,10 @@ class Orders:
         for node in list(self._regrants):
             self._send_regrants(node)
         self._transport.flush()
-        told = len(self._untold) - self._transport.ends_to_store
-        if told:
-            self._entries.append(EndsTold(ids=tuple(self._untold[:told])))
-            del self._untold[:told]
+        published = len(self._unpublished) - self._transport.ends_to_store
+        if published:
+            self._entries.append(EndsPublished(ids=tuple(self._unpublished[:published])))
+            del self._unpublished[:published]
         if batch:
             self._transport.acknowledge(batch)
 
@@ -131,6 +134,7 @@ class Orders:
                 arguments = {"id": command.id, "attempt": 0, "reason": command.reason}
                 self._transport.send_control(command.node, "tangram.close_environment", arguments)
             case commands.Requeue():
+                ACTION.next(self._action_state(command.id), "waiting")
                 log.warning("action %s waits again: %s", command.id, command.reason)
                 self._transport.disown(command.id, self.granted.pop(command.id))
                 self._entries.append(ActionRequeued(id=command.id, reason=command.reason, at=now))
@@ -139,12 +143,21 @@ class Orders:
             case commands.NoteNode():
                 self._note_node(command, now)
 
+    def _action_state(self, action_id: str) -> ActionState | None:
+        if action_id not in self.messages:
+            return None
+        return "running" if action_id in self.granted else "waiting"
+
     def _note_node(self, command: commands.NoteNode, now: float) -> None:
+        state = NODE.next(self._nodes.pop(command.name, None), command.state)
+        if state == "up":
+            self._nodes[command.name] = state
         log.log(logging.WARNING if command.state == "lost" else logging.INFO, "node %s is %s", command.name, _because(command))
         description = self.descriptions.get(command.name, {})
         self._entries.append(NodeChanged(name=command.name, state=command.state, description=description, at=now, reason=command.reason))
 
     def _start(self, command: commands.Start, now: float) -> None:
+        ACTION.next(self._action_state(command.id), "running")
         grant = command.grant
         self.restores += grant.restore
         self.granted[command.id] = grant.attempt
@@ -222,10 +235,10 @@ class Orders:
         self.regrant(command.node, command.id, command)
 
     def regrant(self, node: str, action_id: str, grant: Grant | commands.Resize) -> None:
-        """Have a node told which cores a running action has; telling it twice is harmless.
+        """Send a node the cores of a running action; sending them twice is harmless.
 
-        All that a node is to be told goes out in one message: before the next action that starts there, which may get cores that
-        others lose, or with the next `commit`.
+        All changes for a node go out in one message: before the next action that starts there, which may get cores that others lose,
+        or with the next `commit`.
         """
         self._regrants.setdefault(node, []).append((action_id, grant.attempt, list(grant.core_ids), grant.background))
 
@@ -236,7 +249,8 @@ class Orders:
             self._transport.send_control(node, "tangram.regrant", {"epoch": self._epoch, "serial": self._serial, "grants": grants})
 
     def _finish(self, command: commands.Finish, now: float) -> None:
-        message = self.messages.pop(command.id, "")
+        ACTION.next(self._action_state(command.id), command.status)
+        message = self.messages.pop(command.id)
         self._blobs.pop(command.id, None)
         self.submitted_at.pop(command.id, None)
         granted = self.granted.pop(command.id, None)
@@ -247,8 +261,8 @@ class Orders:
         if not command.by_worker:
             if granted is not None:
                 self._transport.disown(command.id, granted)
-            self.tell(
-                UntoldEnd(
+            self.publish_end(
+                UnpublishedEnd(
                     id=command.id,
                     message=message,
                     status=command.status,
@@ -257,12 +271,17 @@ class Orders:
                 )
             )
 
-    def tell(self, end: UntoldEnd) -> None:
+    def publish_end(self, end: UnpublishedEnd) -> None:
         """Have the result of an action stored that ends without a worker, and note when that is done."""
         self._transport.store_end(end.id, end.message, end.status, end.reason, end.environment_lost_on)
-        self._untold.append(end.id)
+        self._unpublished.append(end.id)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
+        known = self.environments.get(command.id)
+        if command.state != known:
+            self.environments[command.id] = ENVIRONMENT.next(known, command.state)
+        if command.state in ENVIRONMENT.ends:
+            del self.environments[command.id]
         self._entries.append(
             EnvironmentChanged(
                 id=command.id,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from scheduler.model.commands import Finish
 from scheduler.model.events import EnvironmentGone
-from scheduler.model.lifecycle import End
+from scheduler.model.lifecycle import End, EnvironmentState, NodeState, ServiceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class ActionEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndsTold:
+class EndsPublished:
     """The results of these actions, which ended without a worker, are stored: their trainers know."""
 
     ids: tuple[str, ...]
@@ -78,13 +78,13 @@ class EndsTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentChanged:
-    """An environment is now in `state`: waiting, opening, open, closing, closed or lost.
+    """An environment is now in `state`.
 
     It goes with its `client`, unless that is empty, and was last used at `used_at`, as far as that is known.
     """
 
     id: str
-    state: str
+    state: EnvironmentState
     node: str | None
     job: str
     trajectory: str
@@ -98,10 +98,10 @@ class EnvironmentChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanged:
-    """A node is now in `state`: up, lost or left; `description` is what its worker said when it joined."""
+    """A node is now in `state`; `description` is what its worker said when it joined."""
 
     name: str
-    state: str
+    state: NodeState
     description: Mapping[str, Any]
     at: float
     reason: str = ""
@@ -109,7 +109,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceChanged:
-    """The instance of a service on these cells of a node is now in `state`, a word of `lifecycle.ServiceState`.
+    """The instance of a service on these cells of a node is now in `state`.
 
     `memory_mb` and `host_mb` are the measured MiB that it holds on its cells and in host memory; the rest counts since its worker began.
     """
@@ -117,7 +117,7 @@ class InstanceChanged:
     node: str
     service: str
     cell_ids: tuple[int, ...]
-    state: str
+    state: ServiceState
     at: float
     reason: str = ""
     memory_mb: float = 0.0
@@ -158,7 +158,7 @@ Entry = (
     | ActionResized
     | ActionRequeued
     | ActionEnded
-    | EndsTold
+    | EndsPublished
     | EnvironmentChanged
     | NodeChanged
     | InstanceChanged
@@ -194,7 +194,7 @@ class SpentAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UntoldEnd:
+class UnpublishedEnd:
     """An action that ended lately without a worker, and of whose result nobody knows whether it was stored."""
 
     id: str
@@ -221,7 +221,7 @@ class Unfinished:
     """All that a restarted scheduler goes on with, in order of reception.
 
     `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
-    them that drew on quotas, in the order of their grants, `untold` those whose trainers may still wait. `gone` are the environments
+    them that drew on quotas, in the order of their grants, `unpublished` those whose trainers may still wait. `gone` are the environments
     that were closed or lost lately, the oldest first. `set_aside` are the messages that the core is not to be given. `pods`
     are the cores of the environments that hold some for themselves, by environment.
     """
@@ -231,7 +231,7 @@ class Unfinished:
     nodes: Sequence[NodeChanged]
     ended: Sequence[str] = ()
     spent: Sequence[SpentAction] = ()
-    untold: Sequence[UntoldEnd] = ()
+    unpublished: Sequence[UnpublishedEnd] = ()
     gone: Sequence[EnvironmentGone] = ()
     set_aside: Sequence[SetAside] = ()
     pods: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -1,8 +1,7 @@
-"""Which nodes are there and what they really run: beats, and what follows from them.
+"""Beats of nodes: which nodes are there and what they really run.
 
-A beat names what a node runs and holds. What the scheduler thinks it runs and it does not is asked for; what it holds
-and the scheduler does not know of it is told to give up; and while the scheduler itself could not hear, nobody's
-silence counts.
+A beat names what a node runs and holds. The scheduler asks a node for the actions that it should run and does not, and has it give up
+what the scheduler does not know. While the scheduler itself could not receive beats, no node's silence counts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from scheduler.core.core import Core
 from scheduler.core.nodes import IDLENESS, SILENCE, idle, silent
-from scheduler.live.command_executor import Orders
+from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
 from scheduler.live.instances import Instances, sensible
@@ -33,7 +32,7 @@ _OF_NOW = ("running", "environments", "instances")
 
 RESTORE_UNSEEN_S = 180.0
 """Longest time that the cells of a restore are kept for it while its node's beats do not show it: its worker first waits, a minute
-each, for the calls in what it is to evict. After that its order, or the report of its end, is taken for lost."""
+each, for the calls in what it is to evict. After that the control task, or the report of its end, is taken for lost."""
 
 _UNDER_WAY = ("starting", "restoring", "evicting")
 
@@ -41,20 +40,20 @@ MOST_RESENT = 2
 """Times that a grant is sent again to a node that says that it never got it."""
 
 
-class RollCall:
-    """Hears the nodes. `handle` takes an event at a time to the core and carries out what follows."""
+class Heartbeats:
+    """Receives the beats of the nodes. `handle` takes an event at a time to the core and carries out what follows."""
 
     def __init__(
         self,
         core: Core,
         transport: Transport,
-        orders: Orders,
+        orders: CommandExecutor,
         handle: Callable[[events.Event, float], None],
         now: float,
     ) -> None:
         self._core = core
         self._transport = transport
-        self._orders = orders
+        self._executor = orders
         self._handle = handle
         self.instances = Instances(handle, orders.note)
         self._incarnations: dict[str, str] = {}
@@ -68,7 +67,7 @@ class RollCall:
 
     def resume(self, name: str, description: Mapping[str, Any], now: float) -> None:
         """Take a node for up that was so when the scheduler before this one stopped."""
-        self._orders.descriptions[name] = description
+        self._executor.descriptions[name] = description
         self._incarnations[name] = str(description.get("incarnation", ""))
         self._unheard[name] = None
         self._join(description, now, resumed=True)
@@ -81,7 +80,7 @@ class RollCall:
 
     def _learn_from(self, name: str, service: ServiceSpec, now: float) -> None:
         """Take a service up as a node declares it, and say so where another one does otherwise: here it is only one thing."""
-        for other, description in self._orders.descriptions.items():
+        for other, description in self._executor.descriptions.items():
             declared = description.get("services", {}).get(service.name)
             if other != name and other in self._core.state.nodes and declared and service_spec(service.name, declared) != service:
                 log.warning(
@@ -93,7 +92,7 @@ class RollCall:
     def forget_the_gone(self) -> None:
         """Drop what was kept of nodes that are gone and of actions that have ended."""
         nodes, running, waiting = self._core.state.nodes, self._core.state.running, self._core.state.waiting
-        for kept in (self._incarnations, self._beat_at, self._orders.descriptions, self._unheard):
+        for kept in (self._incarnations, self._beat_at, self._executor.descriptions, self._unheard):
             for name in [name for name in kept if name not in nodes]:
                 del kept[name]
         self.instances.forget([name for name in self.instances.nodes() if name not in nodes])
@@ -113,7 +112,7 @@ class RollCall:
                 self._count_beat(name, now)
         if self._excused_until == float("inf") and self._transport.caught_up:
             self._excused_until = now + RETURN_S
-            self.repeat_orders()
+            self.resend_commands()
         self._looked_at = now
 
     def lose_the_silent(self, now: float) -> None:
@@ -147,10 +146,10 @@ class RollCall:
             self.lose(name, "its worker was restarted", now)
             self._incarnations[name] = incarnation
             self._unheard.pop(name, None)
-            self._orders.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
+            self._executor.descriptions[name] = {k: v for k, v in description.items() if k not in _OF_NOW}
             self._join(description, now)
             self.instances.joined(name, said, now)
-        elif description.get("services") != self._orders.descriptions[name].get("services"):
+        elif description.get("services") != self._executor.descriptions[name].get("services"):
             self._describe_anew(name, description, now)
         # Beats that have piled up while nobody read them all tell of the past: one of them counts, the others are signs of life.
         if now - self._beat_at.get(name, float("-inf")) < (self._core.state.limits.beat_s or 0.0) / 2:
@@ -194,22 +193,22 @@ class RollCall:
 
     def _declare(self, name: str, now: float) -> None:
         """Tell the core which services a node declares, now that it has said what there is on its cells."""
-        services = self._orders.descriptions[name].get("services")
+        services = self._executor.descriptions[name].get("services")
         if services is not None and name in self._core.state.nodes:
             self._handle(events.ServicesDeclared(node=name, services=frozenset(services)), now)
 
     def _describe_anew(self, name: str, description: Mapping[str, Any], now: float) -> None:
         """Take up the services of a node whose services file was read again: the latest description of a service counts."""
-        before = self._orders.descriptions[name]
+        before = self._executor.descriptions[name]
         known, declared = before.get("services", {}), description.get("services", {})
-        self._orders.descriptions[name] = {**before, "services": declared}
+        self._executor.descriptions[name] = {**before, "services": declared}
         for service in services_of(description):
             if known.get(service.name) != declared[service.name]:
                 self._learn_from(name, service, now)
         log.warning("node %s has read its services anew: %s", name, ", ".join(declared) or "none")
         if name not in self._unheard:  # else that follows when it has said what is on its cells
             self._declare(name, now)
-        self._orders.note(NodeChanged(name=name, state="up", description=self._orders.descriptions[name], at=now))
+        self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
 
     def _count_beat(self, name: str, now: float) -> None:
         """Let a node live on, whatever it runs."""
@@ -244,7 +243,7 @@ class RollCall:
             if action_id not in self._core.state.running or self._core.state.running[action_id].grant.attempt != attempt:
                 return  # it waits for its turn under its quotas, or has been granted anew
             self._transport.send_action(
-                node, self._orders.messages[action_id], self._orders.grant_header(action_id, running.grant, running.granted_at)
+                node, self._executor.messages[action_id], self._executor.grant_header(action_id, running.grant, running.granted_at)
             )
             return
         reason = f"node {node} does not know how it ended" if running.started_at is not None else f"node {node} cannot take its message up"
@@ -254,7 +253,7 @@ class RollCall:
         """Have a node give up what it runs or holds and this scheduler does not know of.
 
         Such things are left over from a time in which the node was taken for lost. Two beats in a row must show
-        them, since a beat and an order may cross.
+        them, since a beat and a control task may cross.
         """
         orphans = [("tangram.stop", i) for i in description["running"] if i not in self._core.state.running]
         orphans += [("tangram.close_environment", e) for e in description["environments"] if e not in self._core.state.environments]
@@ -267,7 +266,7 @@ class RollCall:
                 log.warning("node %s holds %s, which is not known here: %s", name, orphan, task)
                 self._transport.send_control(name, task, {"id": orphan, "attempt": 0, "reason": "not known to the scheduler"})
 
-    def repeat_orders(self) -> None:
+    def resend_commands(self) -> None:
         """Send again what may have been lost with a broker's connection; each is harmless when it comes twice."""
         for running in self._core.state.running.values():
             grant, action_id = running.grant, running.waiting.id
@@ -275,7 +274,7 @@ class RollCall:
                 arguments = {"id": action_id, "attempt": grant.attempt, "reason": running.stopping}
                 self._transport.send_control(grant.node, "tangram.stop", arguments)
             elif grant.core_ids or grant.background:
-                self._orders.regrant(grant.node, action_id, grant)
+                self._executor.regrant(grant.node, action_id, grant)
         actions = [running.waiting.action for running in self._core.state.running.values()]
         closed_by_action = {action.environment for action in actions if action.kind == "cpu.close"}
         for environment in self._core.state.environments.values():

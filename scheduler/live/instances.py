@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from scheduler.live.entries import InstanceChanged, InstancesForgotten
 from scheduler.model import events
-from scheduler.model.lifecycle import ServiceState
+from scheduler.model.lifecycle import SERVICE, ServiceState
 
 log = logging.getLogger(__name__)
 
 Name = tuple[str, tuple[int, ...]]
 
-_STATES: Mapping[str, ServiceState] = {state: state for state in get_args(ServiceState)}
-_SETTLED = ("absent", "host", "resident", "failed")
+_STATES: Mapping[str, ServiceState] = {state: state for state in SERVICE.states}
+_SETTLED: tuple[ServiceState, ...] = ("absent", "host", "resident", "failed")
 """States that a beat is believed about: the others pass, and the end of each is reported."""
 
 
@@ -29,7 +29,7 @@ class Instances:
     def __init__(self, handle: Callable[[events.Event, float], None], note: Callable[[InstanceChanged | InstancesForgotten], None]) -> None:
         self._handle = handle
         self._note = note
-        self._said: dict[str, dict[Name, str]] = {}
+        self._said: dict[str, dict[Name, ServiceState]] = {}
 
     def joined(self, node: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
         """Take in all that a node has which has joined; nothing else is there."""
@@ -82,7 +82,7 @@ class Instances:
 
     def _tell(self, entry: InstanceChanged, now: float) -> None:
         changed = events.ServiceChanged(
-            node=entry.node, service=entry.service, cell_ids=entry.cell_ids, state=_STATES[entry.state], reason=entry.reason
+            node=entry.node, service=entry.service, cell_ids=entry.cell_ids, state=entry.state, reason=entry.reason
         )
         self._handle(changed, now)
 
@@ -102,9 +102,9 @@ def sensible(node: str, said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, 
 
 def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
     """Return what a worker says of one instance. Raises `ValueError`, `LookupError` or `TypeError` for what makes no sense."""
-    state = str(said["state"])
-    if state not in _STATES:
-        raise ValueError(f"no such state of a service: {state!r}")
+    state = _STATES.get(str(said["state"]))
+    if state is None:
+        raise ValueError(f"no such state of a service: {said['state']!r}")
     return InstanceChanged(
         node=node,
         service=str(said["service"]),

@@ -76,11 +76,11 @@ def of_content(kind: str, content: object) -> Message:
     return Message(key=f"{_CONTENT}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}", kind=kind)
 
 
-def of_cancel(wish: reports.Wish) -> Message:
+def of_cancel(request: reports.Cancel) -> Message:
     """Return a trainer's cancel."""
-    if len(wish.ids) == 1 and wish.job is None:
-        return of_action(wish.ids[0], "cancel")
-    return of_content("cancel", wish.model_dump())
+    if len(request.ids) == 1 and request.job is None:
+        return of_action(request.ids[0], "cancel")
+    return of_content("cancel", request.model_dump())
 
 
 def of_report(said: reports.Report, descriptions: Mapping[str, Mapping[str, Any]]) -> Message:

@@ -100,7 +100,7 @@ class Left(_Report):
 
 
 class _Described(BaseModel):
-    """What the roll call reads of a description beside the node itself."""
+    """What the heartbeats need of a description beside the node itself."""
 
     name: Word
     running: list[Word]
@@ -152,7 +152,7 @@ class ServiceChanged(_Report):
 Report = Started | Sent | Used | Finished | Unknown | Left | Beat | ServiceChanged
 
 
-class Wish(BaseModel):
+class Cancel(BaseModel):
     """A cancel: of tasks, of one trajectory of a job, or of a whole job."""
 
     ids: list[Word] = Field(default_factory=list)
@@ -160,8 +160,8 @@ class Wish(BaseModel):
     trajectory: Word | None = None
 
 
-class _Wishes(BaseModel):
-    cancel: Wish
+class _ControlRequest(BaseModel):
+    cancel: Cancel
 
 
 _READER: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="type")])
@@ -188,12 +188,12 @@ def read_all(body: object) -> Iterator[Report]:
             log.warning("a report makes no sense and is dropped: %s", error)
 
 
-def read_wish(body: object) -> Wish | None:
+def read_control(body: object) -> Cancel | None:
     """Return what a trainer asks for; None, and a word why, where it makes no sense."""
     try:
-        return _Wishes.model_validate(body).cancel
+        return _ControlRequest.model_validate(body).cancel
     except ValidationError as error:
-        log.warning("a wish makes no sense and is dropped: %s", _first_problem(error))
+        log.warning("a control request makes no sense and is dropped: %s", _first_problem(error))
         return None
 
 

@@ -2,7 +2,7 @@
 
 One thread, one loop, a batch at a time:
 
-1. Receive what is there: actions, reports of workers, wishes of trainers.
+1. Receive what is there: actions, reports of workers, control requests of trainers.
 2. Hand each to the core as an event; its commands become journal entries and outgoing messages.
 3. Commit the entries as one group; only then send; acknowledge what was received last.
 
@@ -11,8 +11,8 @@ system, the larger the batches, the fewer the commits. When the process dies bet
 hands out what was not acknowledged again, and duplicates are known by their task id.
 
 Of this package only this module reads a clock; the broker, Celery and SQL are behind the protocols `Transport` and
-`Journal`. What follows from the core's commands is in `orders.py`, what follows from the nodes' beats in `roll_call.py`, and what
-becomes of a message on which schedulers fail in `poison.py`.
+`Journal`. `command_executor.py` carries out the core's commands, `heartbeats.py` takes the nodes' beats, and `poison.py` says what
+becomes of a message on which schedulers fail.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from functools import partial
 from scheduler.core.core import Core
 from scheduler.live import poison, reports
 from scheduler.live.clients import Clients
-from scheduler.live.command_executor import REMEMBERED_ENDS, Orders
+from scheduler.live.command_executor import REMEMBERED_ENDS, CommandExecutor
 from scheduler.live.entries import EnvironmentChanged, Journal, NodeChanged, SetAside, SpentAction, Unfinished, UnfinishedAction
 from scheduler.live.event_log import EventLog
-from scheduler.live.heartbeats import HOUSEKEEPING_S, RollCall
+from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
 from scheduler.live.poison import CoreBroken, Quarantine
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Grant, commands, events
-from scheduler.model.lifecycle import End
+from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
 from scheduler.model.stats import summary
 from tangram.action import Action
 from tangram.errors import InvalidAction
@@ -71,10 +71,10 @@ class Service:
         self._epoch = epoch
         self._clock = clock
         self._still_leading = still_leading
-        self._orders = Orders(core, transport, journal, epoch)
+        self._executor = CommandExecutor(core, transport, journal, epoch)
         self._event_log = event_log
         now = clock()
-        self._roll_call = RollCall(core, transport, self._orders, self._handle, now)
+        self._heartbeats = Heartbeats(core, transport, self._executor, self._handle, now)
         self._clients = Clients(core.state, transport, self._handle, orphan_s, now)
         self._quarantine = Quarantine(journal, epoch)
         self._next_housekeeping = self._keep_blobs_at = 0.0
@@ -85,13 +85,14 @@ class Service:
         unfinished, now = self._journal.unfinished(), self._clock()
         deal = self._quarantine.deal
         self._quarantine.load(unfinished.set_aside)
-        self._orders.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
-        for end in unfinished.untold:
-            self._orders.tell(end)
+        self._executor.ended.update(dict.fromkeys(unfinished.ended[-REMEMBERED_ENDS:]))
+        for end in unfinished.unpublished:
+            self._executor.publish_end(end)
+        self._executor.environments.update((kept.id, kept.state) for kept in unfinished.environments)
         for gone in unfinished.gone:
             self._handle(gone, now)
         for node in unfinished.nodes:
-            resume = partial(self._roll_call.resume, node.name, node.description, now)
+            resume = partial(self._heartbeats.resume, node.name, node.description, now)
             deal(poison.of_node(node.name, node.description, "reload"), now, resume, partial(self._lose_node, node, now))
         self._resume_environments(unfinished, now)
         for spent in unfinished.spent:
@@ -102,7 +103,7 @@ class Service:
             instead = partial(self._end_unfinished, kept, unfinished, now)
             deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, close_requested, now), instead)
         self._handle(events.Tick(), now)
-        self._roll_call.repeat_orders()  # the journal knows what the one before decided, which may have died before it told anybody
+        self._heartbeats.resend_commands()  # the journal knows what the one before decided, which may have died before it sent anything
         self._commit([])
         return len(unfinished.actions)
 
@@ -112,7 +113,9 @@ class Service:
     def _lose_node(self, node: NodeChanged, now: float, found: SetAside) -> None:
         """Write down that a node is lost whose worker's messages are set aside; the core never hears of it."""
         reason = poison.reason_of(found)
-        self._orders.note(NodeChanged(name=node.name, state="lost", description=node.description, at=now, reason=reason))
+        self._executor.note(
+            NodeChanged(name=node.name, state=NODE.next(node.state, "lost"), description=node.description, at=now, reason=reason)
+        )
 
     def _resume_environments(self, unfinished: Unfinished, now: float) -> None:
         lost = {node.name for node in unfinished.nodes} - set(self._core.state.nodes)
@@ -140,12 +143,13 @@ class Service:
         self._lose_environment(kept, poison.reason_of(found), now)
 
     def _lose_environment(self, kept: EnvironmentChanged, reason: str, now: float) -> None:
-        """Write down that an environment is lost; a node that beats with one that the core does not know is told to close it."""
-        self._orders.note(replace(kept, state="lost", at=now, reason=reason))
+        """Write down that an environment is lost; a node that beats with one that the core does not know is asked to close it."""
+        self._executor.environments.pop(kept.id, None)
+        self._executor.note(replace(kept, state=ENVIRONMENT.next(kept.state, "lost"), at=now, reason=reason))
         self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
 
     def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, str], now: float) -> None:
-        self._orders.keep(kept.id, kept.message, kept.submitted_at, _blobs_of(kept.message))
+        self._executor.keep(kept.id, kept.message, kept.submitted_at, _blobs_of(kept.message))
         action, grant = Action.from_header(kept.header), kept.grant
         if grant is None:
             submitted = events.Submitted(
@@ -153,7 +157,7 @@ class Service:
             )
             self._handle(submitted, now)
             return
-        self._orders.granted[kept.id] = grant.attempt
+        self._executor.granted[kept.id] = grant.attempt
         resumed = events.Resumed(
             id=kept.id,
             action=action,
@@ -176,10 +180,11 @@ class Service:
     def _end_unfinished(self, kept: UnfinishedAction, unfinished: Unfinished, now: float, found: SetAside) -> None:
         """End an action whose message is set aside, and have its node stop it. A result that its worker has stored stands."""
         action_id, grant, kind = kept.id, kept.grant, str(kept.header["kind"])
-        self._orders.keep(action_id, kept.message, kept.submitted_at)
+        self._executor.keep(action_id, kept.message, kept.submitted_at)
         stored = next(iter(self._transport.stored_ends({action_id: kind})), None) if grant is not None else None
+        if grant is not None:
+            self._executor.granted[action_id] = grant.attempt
         if grant is not None and stored is None:
-            self._orders.granted[action_id] = grant.attempt
             arguments = {"id": action_id, "attempt": grant.attempt, "reason": poison.reason_of(found)}
             self._transport.send_control(grant.node, "tangram.stop", arguments)
         queue_s = (now if grant is None else grant.granted_at) - kept.received_at
@@ -197,7 +202,7 @@ class Service:
             dop=0 if grant is None else grant.units,
             unit_s=0.0 if grant is None else len(grant.core_ids + grant.cell_ids) * (now - grant.granted_at),
         )
-        self._orders.carry_out(end, now)
+        self._executor.carry_out(end, now)
         for environment in unfinished.environments:
             if kind == "cpu.open" and environment.id == kept.header.get("environment"):
                 self._lose_environment(environment, poison.reason_of(found), now)
@@ -212,46 +217,46 @@ class Service:
         housekeeping = now >= self._next_housekeeping
         if housekeeping and not self._still_leading():
             return False
-        # Wishes last: a cancel that came with the submissions it is about, or overtook them, must find them.
+        # Control requests last: a cancel that came with the submissions it is about, or overtook them, must find them.
         for received in sorted(batch, key=lambda one: one.sort == "control"):
             self._take(received, now)
         if housekeeping or (wake is not None and wake <= now):
-            self._roll_call.excuse(now)
-            self._roll_call.lose_the_silent(now)
+            self._heartbeats.excuse(now)
+            self._heartbeats.lose_the_silent(now)
             self._handle(events.Tick(), now)
         if housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_S
-            self._roll_call.forget_the_gone()
+            self._heartbeats.forget_the_gone()
             self._clients.look(now)
             if now >= self._keep_blobs_at:
                 self._keep_blobs_at = now + BLOB_TTL_S / 4
-                self._orders.keep_blobs()
+                self._executor.keep_blobs()
             self._show()
         self._commit(batch)
         return True
 
     def finish(self) -> None:
-        """Write down what was told last, so that the next scheduler does not tell it once more, and send its callbacks twice."""
-        self._orders.write()
+        """Write down which results were published last: the next scheduler must not send their callbacks again."""
+        self._executor.write()
 
     def _commit(self, batch: Sequence[Received]) -> None:
-        self._orders.commit(batch)
+        self._executor.commit(batch)
         if self._event_log is not None:
             self._event_log.flush()
 
     def _take(self, received: Received, now: float) -> None:
         """Read a message, and hand over what makes sense of it. What does not is refused; what fails after that is ours."""
         if received.sort == "action":
-            if received.id and not self._orders.knows(received.id):
+            if received.id and not self._executor.knows(received.id):
                 take, end = partial(self._take_action, received, now), partial(self._end_received, received, now)
                 self._quarantine.deal(poison.of_action(received.id, "action"), now, take, end)
         elif received.sort == "events":
             for said in reports.read_all(received.body):
-                message = poison.of_report(said, self._orders.descriptions)
+                message = poison.of_report(said, self._executor.descriptions)
                 self._quarantine.deal(message, now, partial(self._take_report, said, now))
-        elif (wish := reports.read_wish(received.body)) is not None:
-            cancelled = events.Cancelled(ids=tuple(wish.ids), job=wish.job, trajectory=wish.trajectory)
-            self._quarantine.deal(poison.of_cancel(wish), now, partial(self._handle, cancelled, now))
+        elif (request := reports.read_control(received.body)) is not None:
+            cancelled = events.Cancelled(ids=tuple(request.ids), job=request.job, trajectory=request.trajectory)
+            self._quarantine.deal(poison.of_cancel(request), now, partial(self._handle, cancelled, now))
 
     def _take_action(self, received: Received, now: float) -> None:
         self._keep(received, now)
@@ -260,8 +265,8 @@ class Service:
         except (InvalidAction, TypeError) as error:
             self._end_unscheduled(received.id, UNREADABLE, "rejected", f"header {ACTION_HEADER}: {error}", now)
             return
-        self._orders.note_received(received.id, action, now)
-        self._handle(events.Submitted(id=received.id, action=action, submitted_at=self._orders.submitted_at[received.id]), now)
+        self._executor.note_received(received.id, action, now)
+        self._handle(events.Submitted(id=received.id, action=action, submitted_at=self._executor.submitted_at[received.id]), now)
 
     def _keep(self, received: Received, now: float) -> None:
         """Keep the message of an action, with what its header says beside the action itself."""
@@ -269,7 +274,7 @@ class Service:
         submitted_at, blobs = header.get("submitted_at", now), header.get("blobs", ())
         if isinstance(submitted_at, bool) or not isinstance(submitted_at, (int, float)) or not now - 86_400 <= submitted_at <= now:
             submitted_at = now
-        self._orders.keep(received.id, received.message, submitted_at, blobs if isinstance(blobs, list) else ())
+        self._executor.keep(received.id, received.message, submitted_at, blobs if isinstance(blobs, list) else ())
 
     def _end_received(self, received: Received, now: float, found: SetAside) -> None:
         """End an action whose message is set aside."""
@@ -282,7 +287,7 @@ class Service:
 
     def _end_unscheduled(self, action_id: str, action: Action, status: End, reason: str, now: float) -> None:
         """End an action of which the core never hears, with all the ceremony of one of which it does."""
-        self._orders.note_received(action_id, action, now)
+        self._executor.note_received(action_id, action, now)
         end = commands.Finish(
             id=action_id,
             status=status,
@@ -290,12 +295,12 @@ class Service:
             by_worker=False,
             started_at=None,
             queue_s=0.0,
-            overhead_s=now - self._orders.submitted_at[action_id],
+            overhead_s=now - self._executor.submitted_at[action_id],
             execution_s=0.0,
             cpu_s=0.0,
             dop=0,
         )
-        self._orders.carry_out(end, now)
+        self._executor.carry_out(end, now)
 
     def _take_report(self, said: reports.Report, now: float) -> None:
         match said:
@@ -308,13 +313,13 @@ class Service:
             case reports.Used():
                 self._handle(events.Used(id=said.id, attempt=said.attempt, background_cpu_s=said.background_cpu_s), now)
             case reports.Beat():
-                self._roll_call.take_beat(said.node, now)
+                self._heartbeats.take_beat(said.node, now)
             case reports.ServiceChanged():
-                self._roll_call.instances.changed(said.node, said.instance, now)
+                self._heartbeats.instances.changed(said.node, said.instance, now)
             case reports.Unknown():
-                self._roll_call.answer_unknown(said.id, said.attempt, now)
+                self._heartbeats.answer_unknown(said.id, said.attempt, now)
             case reports.Left():
-                self._roll_call.lose(said.name, "its worker was stopped", now, left=True)
+                self._heartbeats.lose(said.name, "its worker was stopped", now, left=True)
 
     def _handle(self, event: events.Event, now: float) -> None:
         before, began = self._core.decisions, time.perf_counter()
@@ -328,12 +333,12 @@ class Service:
             self._event_log.handled(event, now, out)
         try:
             for command in out:
-                self._orders.carry_out(command, now)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+                self._executor.carry_out(command, now)
+        except (InvalidTransition, LookupError, TypeError, ValueError, AttributeError) as error:
             raise CoreBroken(f"what the core decided on {type(event).__name__} could not be carried out") from error
 
     def _show(self) -> None:
-        state, orders = self._core.state, self._orders
+        state, orders = self._core.state, self._executor
         decision_us, error = summary(self._decision_us), state.durations.error()
         self._transport.show(
             {

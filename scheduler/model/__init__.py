@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from scheduler.learning.durations import Estimate, speed_on
 from scheduler.learning.work_left import Life
-from scheduler.model.lifecycle import EnvironmentState
+from scheduler.model.lifecycle import ENVIRONMENT, EnvironmentState
 from tangram.action import Action
 from tangram.elasticity import FLAT
 
@@ -299,3 +299,7 @@ class Environment:
     client: str = ""
     lost: bool = False
     use_noted: float = 0.0
+
+    def enter(self, state: EnvironmentState) -> None:
+        """Go over to another state. Raises `InvalidTransition` where that does not follow the present one."""
+        self.state = ENVIRONMENT.next(self.state, state)

@@ -1,77 +1,152 @@
-"""Every life cycle the scheduler knows, each as one table; SQL, CLI and docs use its words.
+"""Every life cycle that the scheduler knows, each as one table that says what may follow what, and on what occasion.
 
-Action:
-
-| from | on | to |
-|---|---|---|
-| – | submitted | `waiting`, or at once `rejected`; `failed` where its environment is closed, `lost` where that is lost |
-| `waiting` | start | `running` |
-| `waiting` | cancelled, queue deadline, environment closed, environment lost | `cancelled`, `timed_out`, `failed`, `lost` |
-| `running` | finished | `succeeded`, `failed`, `timed_out`, `cancelled` |
-| `running` | node lost | what its stored result says; without one `waiting` when it may run again, else `lost`, as in an environment |
-| `running` | an outside API refused it | `waiting` when it may run again, else `succeeded` with the refusal as answer |
-| `running` | its node never got it | `waiting` if it draws on quotas alone, else it is sent to its node again |
-
-Environment:
-
-| from | on | to |
-|---|---|---|
-| – | `cpu.open` submitted | `waiting` |
-| `waiting` | placed on a node | `opening` |
-| `opening` | opened, failed | `open`, `closed` |
-| `open` | `cpu.close`, lease over, trajectory cancelled, client gone | `closing` |
-| `closing` | closed | `closed` |
-| `opening` | node lost, for the second time | `waiting`, `lost` |
-| `open`, `closing` | node lost, ended by itself | `lost` |
-
-Node:
-
-| from | on | to |
-|---|---|---|
-| – | joined | `up` |
-| `up` | three missed beats, or beats that never take up a grant | `lost` |
-| `up` | left | `left` |
-| `lost`, `left` | joined | `up` |
-
-A service on cells, one instance each, as its worker reports it and its engine lives it (`SERVICE_TRANSITIONS`):
-
-| from | on | to |
-|---|---|---|
-| `absent` | its cells are granted | `starting` |
-| `starting` | the model is loaded from its folder, or is not | `resident`, `failed` |
-| `resident` | its cells or their memory are wanted, or it is stopped | `evicting` |
-| `evicting` | its weights are in host memory, are dropped, are stuck; calls did not end in time | `host`, `absent`, `failed`, `resident` |
-| `host` | cells are granted; host memory is wanted, or its copy goes to other cells | `restoring`, `absent` |
-| `restoring` | the weights are back, or are not | `resident`, `failed` |
-| `resident`, `host` | its process ended by itself | `failed` |
-| `failed` | another try from the folder; it is stopped | `starting`, `absent` |
-
-What passed quickly need not be reported. An instance that takes over the copy of one on other cells is `restoring` next, though it was
-`absent`; one that could not even begin is reported as `failed`.
+Whoever writes a state asks the table first, with `Lifecycle.next`. SQL, the command line and the docs use the words of these tables,
+and the constraints of the journal's columns of state are made from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 End = Literal["succeeded", "failed", "timed_out", "cancelled", "rejected", "lost"]
-ActionState = Literal["waiting", "running"] | End
-EnvironmentState = Literal["waiting", "opening", "open", "closing", "closed", "lost"]
+ActionState = Literal["waiting", "running", End]
+EnvironmentEnd = Literal["closed", "lost"]
+EnvironmentState = Literal["waiting", "opening", "open", "closing", EnvironmentEnd]
 NodeState = Literal["up", "lost", "left"]
 ServiceState = Literal["absent", "starting", "resident", "evicting", "host", "restoring", "failed"]
 
-SERVICE_TRANSITIONS: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {
-    "absent": frozenset({"starting"}),
-    "starting": frozenset({"resident", "failed"}),
-    "resident": frozenset({"evicting", "failed"}),
-    "evicting": frozenset({"host", "absent", "failed", "resident"}),
-    "host": frozenset({"restoring", "absent", "failed"}),
-    "restoring": frozenset({"resident", "failed"}),
-    "failed": frozenset({"starting", "absent"}),
-}
+S = TypeVar("S", bound=str)
+E = TypeVar("E", bound=str)
 
-ENDS: Final[tuple[End, ...]] = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "lost")
+
+class InvalidTransition(RuntimeError):
+    """Raised when something is to enter a state that does not follow its present one."""
+
+
+class Lifecycle(Generic[S, E]):
+    """The states `S` of one kind of thing and the transitions between them; `E` are the states that nothing follows.
+
+    Parameters
+    ----------
+    thing
+        What has these states, for messages.
+    transitions
+        For each state, the states that may follow it, each with the occasion. `None` is the state before the first.
+
+    """
+
+    def __init__(self, thing: str, transitions: Mapping[S | None, Mapping[S, str]]) -> None:
+        self.thing = thing
+        self.transitions = transitions
+        states = [to for following in transitions.values() for to in following]
+        self.states: tuple[S, ...] = tuple(dict.fromkeys(states))
+        self.ends: tuple[E, ...] = tuple(state for state in self.states if state not in transitions)  # type: ignore[misc]
+
+    def after(self, state: S | None) -> frozenset[S]:
+        """Return the states that may follow `state`."""
+        return frozenset(self.transitions.get(state, ()))
+
+    def next(self, state: S | None, to: S) -> S:
+        """Return `to`, the state that something in `state` enters; `None` where it begins.
+
+        Raises
+        ------
+        InvalidTransition
+            When `to` does not follow `state`.
+
+        """
+        if to not in self.transitions.get(state, ()):
+            raise InvalidTransition(f"{self.thing}: {to} does not follow {state or 'the beginning'}")
+        return to
+
+
+ACTION: Final[Lifecycle[ActionState, End]] = Lifecycle(
+    "action",
+    {
+        None: {"waiting": "submitted"},
+        "waiting": {
+            "running": "granted",
+            "succeeded": "closes an environment that has no node yet",
+            "failed": "its environment is closed, or it is set aside",
+            "timed_out": "its queue deadline is over",
+            "cancelled": "cancelled",
+            "rejected": "refused: it can never run, a queue is full, its header makes no sense",
+            "lost": "its environment is lost, or it may not be tried once more",
+        },
+        "running": {
+            "waiting": "its node was lost or never got it, or an outside API refused it, and it may run again",
+            "succeeded": "its result says so",
+            "failed": "its result says so, or it is set aside",
+            "timed_out": "its result says so",
+            "cancelled": "its result says so, or it was cancelled before it could wait again",
+            "lost": "its node was lost and has stored no result, or does not know how it ended",
+        },
+    },
+)
+
+ENVIRONMENT: Final[Lifecycle[EnvironmentState, EnvironmentEnd]] = Lifecycle(
+    "environment",
+    {
+        None: {"waiting": "`cpu.open` submitted"},
+        "waiting": {
+            "opening": "placed on a node",
+            "closed": "closed, cancelled or too late before it was placed",
+            "lost": "its opening is set aside",
+        },
+        "opening": {
+            "open": "its node has opened it",
+            "closed": "it could not be opened",
+            "waiting": "its node was lost, and it may open on another one",
+            "lost": "its node was lost once too often, or its opening is set aside",
+        },
+        "open": {
+            "closing": "`cpu.close`, lease over, trajectory cancelled, client gone; or it ended by itself while actions run",
+            "lost": "its node was lost, or it ended by itself",
+        },
+        "closing": {"closed": "its node has closed it", "lost": "its node was lost, or the last action in a lost one has ended"},
+    },
+)
+
+NODE: Final[Lifecycle[NodeState, NodeState]] = Lifecycle(
+    "node",
+    {
+        None: {"up": "joined"},
+        "up": {"lost": "three missed beats, or beats that never take up a grant", "left": "its worker was stopped"},
+        "lost": {"up": "joined"},
+        "left": {"up": "joined"},
+    },
+)
+
+SERVICE: Final[Lifecycle[ServiceState, ServiceState]] = Lifecycle(
+    "service",
+    {
+        None: {"absent": "its node declares it"},
+        "absent": {"starting": "its cells are granted"},
+        "starting": {"resident": "the model is loaded from its folder", "failed": "it is not"},
+        "resident": {"evicting": "its cells or their memory are wanted, or it is stopped", "failed": "its process ended by itself"},
+        "evicting": {
+            "host": "its weights are in host memory",
+            "absent": "its weights are dropped",
+            "failed": "its weights are stuck",
+            "resident": "calls did not end in time",
+        },
+        "host": {
+            "restoring": "cells are granted",
+            "absent": "host memory is wanted, or its copy goes to other cells",
+            "failed": "its process ended by itself",
+        },
+        "restoring": {"resident": "the weights are back", "failed": "they are not"},
+        "failed": {"starting": "another try from the folder", "absent": "it is stopped"},
+    },
+)
+"""One instance of a service, on its cells, as its engine lives it.
+
+Workers report what they see: a state that passed quickly may be missing. An instance that takes over the copy of one on other cells is
+reported as `restoring` next, though it was `absent`; one that could not even begin is reported as `failed`.
+"""
+
+SERVICE_TRANSITIONS: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {state: SERVICE.after(state) for state in SERVICE.states}
 
 MISSED_BEATS: Final = 3
 """Beats a node may miss before it is lost."""

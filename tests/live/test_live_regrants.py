@@ -14,7 +14,7 @@ from app.broker.transport import KombuTransport
 from app.celery import make_app
 from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
-from scheduler.live.command_executor import Orders
+from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.entries import NodeChanged
 from scheduler.live.service import Service
 from scheduler.model import Grant, commands
@@ -49,17 +49,17 @@ def test_a_change_of_cores_reaches_the_node_and_the_next_scheduler(engine: Engin
     core = Core(make_policy("fcfs"))
     with SqlJournal(engine) as journal:
         # Given an action that is started on two cores
-        orders = Orders(core, transport, journal, epoch=1)
-        orders.keep("a", MESSAGE, 1.0)
-        orders.note_received("a", ACTION, 1.0)
+        executor = CommandExecutor(core, transport, journal, epoch=1)
+        executor.keep("a", MESSAGE, 1.0)
+        executor.note_received("a", ACTION, 1.0)
         journal.write([NodeChanged(name="n", state="up", description=NODE, at=1.0)])
-        orders.carry_out(commands.Start(id="a", grant=Grant(node="n", core_ids=(2, 3), units=2)), 2.0)
-        orders.commit([])
+        executor.carry_out(commands.Start(id="a", grant=Grant(node="n", core_ids=(2, 3), units=2)), 2.0)
+        executor.commit([])
         # When it goes to the background, and then gets one
-        orders.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(), units=2, background=True), 3.0)
-        orders.commit([])
-        orders.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(1,), units=1), 3.5)
-        orders.commit([])
+        executor.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(), units=2, background=True), 3.0)
+        executor.commit([])
+        executor.carry_out(commands.Resize(id="a", node="n", attempt=1, core_ids=(1,), units=1), 3.5)
+        executor.commit([])
         # Then its node was told each, in an order that it can tell
         start, *regrants = sent(redis_urls)
         grant = start["headers"][GRANT_HEADER]

@@ -175,7 +175,7 @@ def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_do
         assert repr(app.backend.get_result("a")) == repr(ActionCancelled("by the trainer"))
         # And it is told once
         service.step()
-        assert journal.unfinished().untold == ()
+        assert journal.unfinished().unpublished == ()
 
 
 def test_a_node_that_died_between_a_result_and_its_report_has_ended_the_action(

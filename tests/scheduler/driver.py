@@ -1,4 +1,4 @@
-"""A core with its orders and its roll call, as the live service has them, between wires that go nowhere."""
+"""A core with its command executor and its heartbeats, as the live service has them, between wires that go nowhere."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.core.core import Core
-from scheduler.live.command_executor import Orders
+from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.entries import Entry
-from scheduler.live.heartbeats import RollCall
+from scheduler.live.heartbeats import Heartbeats
 from scheduler.model import QuotaSpec, events
 from scheduler.model.commands import Command
 from scheduler.policies import make_policy
@@ -52,10 +52,10 @@ class Driver:
         self.core = Core(make_policy(policy), quotas=quotas)
         self.wires: Any = wires or Wires()
         self.out: list[Command] = []
-        self.orders = Orders(self.core, self.wires, self.wires, 1)
-        self.roll_call = RollCall(self.core, self.wires, self.orders, self.handle, now)
+        self.executor = CommandExecutor(self.core, self.wires, self.wires, 1)
+        self.heartbeats = Heartbeats(self.core, self.wires, self.executor, self.handle, now)
 
     def handle(self, event: events.Event, now: float) -> None:
         for command in self.core.handle(event, now):
             self.out.append(command)
-            self.orders.carry_out(command, now)
+            self.executor.carry_out(command, now)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.live.entries import ActionEnded, EndsTold, Entry
+from scheduler.live.entries import ActionEnded, EndsPublished, Entry
 from scheduler.model import events
 from scheduler.model.lifecycle import MISSED_BEATS, End
 from tangram.action import Action
@@ -52,34 +52,34 @@ class Scheduler(Driver):
         super().__init__(wires=SlowStore())
         self.beat(0.0)
         for action_id, action in handed.items():
-            self.orders.keep(action_id, "a message", 0.0)
+            self.executor.keep(action_id, "a message", 0.0)
             self.handle(events.Submitted(id=action_id, action=action, submitted_at=0.0), 0.0)
 
     def beat(self, now: float) -> None:
-        self.roll_call.take_beat(NODE, now)
+        self.heartbeats.take_beat(NODE, now)
 
     def told(self) -> list[tuple[str, ...]]:
         """Return what was written down as told, entry by entry."""
-        return [tuple(entry.ids) for entry in self.wires.written if isinstance(entry, EndsTold)]
+        return [tuple(entry.ids) for entry in self.wires.written if isinstance(entry, EndsPublished)]
 
     def ended(self) -> dict[str, tuple[str, bool]]:
         """Write down what there is; return of each end how it was, and whether its worker has stored it."""
-        self.orders.write()
+        self.executor.write()
         return {one.end.id: (one.end.status, one.end.by_worker) for one in self.wires.written if isinstance(one, ActionEnded)}
 
 
 def test_what_was_told_is_written_down_though_more_is_still_to_be_told() -> None:
     # Given five actions that are lost with their node, and a store that takes two at a time
     scheduler = Scheduler(**dict.fromkeys(("a", "b", "c", "d", "e"), PLAIN))
-    scheduler.roll_call.lose("n", "it burned", 1.0)
+    scheduler.heartbeats.lose("n", "it burned", 1.0)
     # When the scheduler takes two steps
-    scheduler.orders.commit([])
-    scheduler.orders.commit([])
+    scheduler.executor.commit([])
+    scheduler.executor.commit([])
     # Then what the first has told is written down
     assert scheduler.wires.stored == ["a", "b", "c", "d"]
     assert scheduler.told() == [("a", "b")]
     # And when it stops, what the second has told is, too, and nothing more is told
-    scheduler.orders.write()
+    scheduler.executor.write()
     assert scheduler.told() == [("a", "b"), ("c", "d")]
     assert scheduler.wires.stored == ["a", "b", "c", "d"]
 
@@ -91,8 +91,8 @@ def test_what_a_node_does_not_know_any_more_has_ended_as_its_result_says(result:
     scheduler.handle(events.Started(id="a", attempt=1, at=0.0), 0.1)
     scheduler.wires.results = {"a": result} if result else {}
     # When its node says that it does not know it
-    scheduler.roll_call.answer_unknown("a", 1, 1.0)
-    scheduler.orders.commit([])
+    scheduler.heartbeats.answer_unknown("a", 1, 1.0)
+    scheduler.executor.commit([])
     # Then the result counts; where there is none it is lost, and that is written down as an end that the scheduler has to tell
     assert scheduler.ended() == {"a": (result, True) if result else ("lost", False)}
     assert scheduler.wires.stored == ([] if result else ["a"])
@@ -116,7 +116,7 @@ def test_an_opening_whose_node_is_lost_has_ended_only_if_it_failed(result: End) 
     scheduler = Scheduler(open=Action(kind="cpu.open", environment="e"))
     scheduler.wires.results = {"open": result}
     # When its node is lost
-    scheduler.roll_call.lose("n", "it burned", 1.0)
+    scheduler.heartbeats.lose("n", "it burned", 1.0)
     # Then one that could not be opened has failed, and one that nobody can have used is opened elsewhere
     assert scheduler.ended() == ({} if result == "succeeded" else {"open": ("failed", True)})
     assert ("open" in scheduler.core.state.waiting) == (result == "succeeded")

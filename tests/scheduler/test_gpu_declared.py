@@ -156,26 +156,26 @@ def driver() -> Beaten:
 
 def test_a_restarted_scheduler_hears_what_is_there_before_it_brings_warm_services(driver: Beaten) -> None:
     # Given a node that an earlier scheduler knew, of which nothing is heard yet
-    driver.roll_call.resume("n", driver.described(), 0.0)
+    driver.heartbeats.resume("n", driver.described(), 0.0)
     driver.handle(events.Tick(), 0.1)
     assert driver.restores() == []
 
     # When it says that its warm service is there, then it is not brought once more
-    driver.roll_call.take_beat(driver.described(hot("resident")), 1.0)
+    driver.heartbeats.take_beat(driver.described(hot("resident")), 1.0)
     driver.handle(events.Tick(), 1.1)
     assert driver.restores() == []
 
     # And where it is on its way to other cells than it would be brought onto, it is waited for
     third = Beaten()
-    third.roll_call.resume("n", {**third.described(), "cells": 2}, 0.0)
-    third.roll_call.take_beat(third.described({**hot("starting"), "cell_ids": [1]}), 1.0)
+    third.heartbeats.resume("n", {**third.described(), "cells": 2}, 0.0)
+    third.heartbeats.take_beat(third.described({**hot("starting"), "cell_ids": [1]}), 1.0)
     third.handle(events.Tick(), 1.1)
     assert (third.restores(), third.restoring()) == ([], [True])
 
     # And where it is not there, it is brought
     other = Beaten()
-    other.roll_call.resume("n", other.described(), 0.0)
-    other.roll_call.take_beat(other.described(), 1.0)
+    other.heartbeats.resume("n", other.described(), 0.0)
+    other.heartbeats.take_beat(other.described(), 1.0)
     other.handle(events.Tick(), 1.1)
     assert other.restores() == ["hot"]
 
@@ -185,46 +185,46 @@ def test_a_restarted_scheduler_hears_what_is_there_before_it_brings_warm_service
 def test_a_restarted_scheduler_grants_no_cells_before_it_knows_what_is_on_them(policy: str, changed: bool) -> None:
     # Given a node of an earlier scheduler, of which nothing is heard yet, and an action for what is there
     driver = Beaten(policy=policy)
-    driver.roll_call.resume("n", driver.described(), 0.0)
+    driver.heartbeats.resume("n", driver.described(), 0.0)
     action = Action(kind="gpu.score", service="hot", cost=Cost({"cells": (1,)}))
-    driver.orders.keep("a", "message", 0.0)
+    driver.executor.keep("a", "message", 0.0)
     driver.handle(events.Submitted(id="a", action=action, submitted_at=0.0), 0.0)
     driver.handle(events.Tick(), 0.5)
     assert not [one for one in driver.out if isinstance(one, Start)]
     # When its first beat says what is there, next to what makes no sense; then it starts at once, and nothing is brought
     services = {"hot": {"warm": True, "restore_s": 3.0}} if changed else {}
-    driver.roll_call.take_beat(driver.described({**hot("resident"), "cell_ids": ["x"]}, hot("resident"), **services), 1.0)
+    driver.heartbeats.take_beat(driver.described({**hot("resident"), "cell_ids": ["x"]}, hot("resident"), **services), 1.0)
     assert [(one.id, one.grant.cell_ids, one.grant.restore) for one in driver.out if isinstance(one, Start)] == [("a", (0,), False)]
 
 
 def test_a_restore_of_which_beats_show_nothing_gives_its_cells_back(driver: Beaten) -> None:
     # Given a restore that was ordered, of which the node knows nothing
-    driver.roll_call.take_beat(driver.described(), 0.0)
+    driver.heartbeats.take_beat(driver.described(), 0.0)
     driver.handle(events.Tick(), 0.1)
     assert driver.restoring() == [True]
 
     # When it is under way, it may take as long as it does; when nothing is seen of it for long, its cells are free
-    driver.roll_call.take_beat(driver.described(hot("starting")), RESTORE_UNSEEN_S + 1.0)
+    driver.heartbeats.take_beat(driver.described(hot("starting")), RESTORE_UNSEEN_S + 1.0)
     assert driver.restoring() == [True]
-    driver.roll_call.take_beat(driver.described(), RESTORE_UNSEEN_S + 2.0)
+    driver.heartbeats.take_beat(driver.described(), RESTORE_UNSEEN_S + 2.0)
 
     assert driver.restoring() == []
 
 
 def test_a_beat_that_shows_a_restored_instance_ends_its_restore(driver: Beaten) -> None:
     # Given a restore of what had been resident before, as far as was said
-    driver.roll_call.take_beat(driver.described(), 0.0)
-    driver.roll_call.instances.changed("n", hot("resident"), 0.05)
+    driver.heartbeats.take_beat(driver.described(), 0.0)
+    driver.heartbeats.instances.changed("n", hot("resident"), 0.05)
     driver.core.pools.gpu.groups["n"].instances[0].restoring = True
 
-    driver.roll_call.take_beat(driver.described(hot("resident")), 2.0)
+    driver.heartbeats.take_beat(driver.described(hot("resident")), 2.0)
 
     assert driver.restoring() == [False]
 
 
 def test_nodes_that_declare_a_service_differently_are_spoken_of(driver: Beaten, caplog: pytest.LogCaptureFixture) -> None:
-    driver.roll_call.take_beat(driver.described(rm={"memory_mb": 500}), 0.0)
-    driver.roll_call.take_beat({**driver.described(rm={"memory_mb": 900}), "name": "m"}, 0.0)
+    driver.heartbeats.take_beat(driver.described(rm={"memory_mb": 500}), 0.0)
+    driver.heartbeats.take_beat({**driver.described(rm={"memory_mb": 900}), "name": "m"}, 0.0)
 
     assert "node m declares service rm otherwise than node n does" in caplog.text
 
@@ -233,7 +233,7 @@ def test_a_worker_that_says_nothing_of_instances_is_taken_in(driver: Beaten) -> 
     described = driver.described(rm={})
     del described["instances"]
 
-    driver.roll_call.take_beat(described, 0.0)
-    driver.roll_call.take_beat(described, 2.0)
+    driver.heartbeats.take_beat(described, 0.0)
+    driver.heartbeats.take_beat(described, 2.0)
 
     assert "n" in driver.core.state.nodes

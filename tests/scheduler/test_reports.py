@@ -1,4 +1,4 @@
-"""What the live service takes in: reports of workers and wishes of trainers, each on its own, and large arguments."""
+"""What the live service takes in: reports of workers and control requests of trainers, each on its own, and large arguments."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_message_of_no_reports_is_dropped(body: object) -> None:
 
 
 @pytest.mark.parametrize("body", [None, {}, {"cancel": None}, {"cancel": {"ids": 7}}, {"cancel": {"job": ["a"]}}])
-def test_a_wish_that_makes_no_sense_is_dropped(body: object) -> None:
+def test_a_control_request_that_makes_no_sense_is_dropped(body: object) -> None:
     live = Live()
     live.submit("a", "b")
     live.takes(Received(sort="control", body=body))

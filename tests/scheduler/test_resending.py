@@ -21,8 +21,8 @@ class Restarted(Driver):
         super().__init__([quota], NOW)
         self.handle(events.NodeJoined(node=NodeSpec(name="n", pools=("api", "cpu"), cores=8), resumed=True), NOW)
         for number, action in enumerate(granted):
-            self.orders.keep(f"c{number}", f"c{number}", NOW - 1.0)
-            self.orders.granted[f"c{number}"] = 1
+            self.executor.keep(f"c{number}", f"c{number}", NOW - 1.0)
+            self.executor.granted[f"c{number}"] = 1
             grant = Grant(node="n", attempt=1, units=1, core_ids=(number,)) if action is BUILD else Grant(node="n", attempt=1)
             self.handle(
                 events.Resumed(
@@ -34,7 +34,7 @@ class Restarted(Driver):
     def unknown(self, *numbers: int, attempt: int = 1, now: float = NOW) -> None:
         """Have the node say that it knows nothing of these."""
         for number in numbers:
-            self.roll_call.answer_unknown(f"c{number}", attempt, now)
+            self.heartbeats.answer_unknown(f"c{number}", attempt, now)
 
     def sent_until(self, until: float) -> list[tuple[float, str, int]]:
         """Let time pass; return when each try was sent."""
@@ -91,7 +91,7 @@ def test_what_holds_cores_keeps_them_and_is_sent_again_as_it_is() -> None:
     # Then it keeps its core, and its request counts: the next one comes two seconds later
     assert scheduler.wires.sent == [("c0", 1)]
     assert not [one for one in scheduler.out if isinstance(one, Requeue)]
-    scheduler.orders.keep("new", "new", NOW)
+    scheduler.executor.keep("new", "new", NOW)
     scheduler.handle(events.Submitted(id="new", action=CALL, submitted_at=NOW), NOW)
     assert scheduler.sent_until(NOW + 9.0)[1:] == [(NOW + 3.0, "new", 1)]
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_delivered_is_given_up_at_last_and_old_tries_do_not_count
     # When one try after the other never arrives
     for attempt in range(1, MOST_RESENT + 2):
         scheduler.unknown(0, attempt=attempt, now=NOW + attempt)
-        scheduler.roll_call.forget_the_gone()
+        scheduler.heartbeats.forget_the_gone()
 
     # Then that has an end
     assert [end.status for end in scheduler.out if isinstance(end, Finish)] == ["lost"]

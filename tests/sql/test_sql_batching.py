@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import EndsTold, Entry, InstancesForgotten, MessageFailed
+from scheduler.live.entries import EndsPublished, Entry, InstancesForgotten, MessageFailed
 
 NEXT_ENVIRONMENT_STATES = {
     None: ["waiting"],
@@ -66,7 +66,7 @@ def histories(draw: st.DrawFn, make: Any) -> list[Entry]:
             epoch, seen_at = at // 5, float(at - at % 5)  # a scheduler fails once; what it writes twice is the same
             entries.append(MessageFailed(message=id, kind="action", action=id, epoch=epoch, traceback="", at=seen_at))
         elif what == "told" and states.get(id) == "ended":
-            entries.append(EndsTold(ids=(id,)))
+            entries.append(EndsPublished(ids=(id,)))
         elif id not in states or what == "redelivery":
             states.setdefault(id, "waiting")
             entries.append(make.received(id, float(draw(st.integers(1, at))), job=draw(st.sampled_from(["j", "k"]))))

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from app.journal.folding import Fold
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import EndsTold, Journal, Unfinished, UntoldEnd
+from scheduler.live.entries import EndsPublished, Journal, Unfinished, UnpublishedEnd
 from scheduler.model.events import EnvironmentGone
 
 
@@ -89,13 +89,13 @@ def test_the_message_of_an_end_without_a_worker_is_kept_until_the_result_is_stor
         lost = make.ended("a1", now, status="lost", reason="its node was lost", by_worker=False)
         journal.write([lost, make.received("a2", now), make.ended("a2", now, status="rejected", reason="no", by_worker=False)])
         # Then the next scheduler finds them, with what it needs to store them
-        assert journal.unfinished().untold == (
-            UntoldEnd(id="a1", message='["args"]', status="lost", reason="its node was lost"),
-            UntoldEnd(id="a2", message='["args"]', status="rejected", reason="no"),
+        assert journal.unfinished().unpublished == (
+            UnpublishedEnd(id="a1", message='["args"]', status="lost", reason="its node was lost"),
+            UnpublishedEnd(id="a2", message='["args"]', status="rejected", reason="no"),
         )
         # And when one is stored, the other
-        journal.write([EndsTold(ids=("a1",))])
-        assert [end.id for end in journal.unfinished().untold] == ["a2"]
+        journal.write([EndsPublished(ids=("a1",))])
+        assert [end.id for end in journal.unfinished().unpublished] == ["a2"]
     assert [row["message"] for row in tables.rows(engine, "actions")] == [None, '["args"]']
 
 
@@ -215,7 +215,7 @@ def test_what_is_still_to_be_told_of_a_lost_environment_names_its_node(engine: E
         lost = make.ended("a1", now, status="lost", reason="it burned", by_worker=False)
         cancelled = make.ended("a2", now, status="cancelled", reason="enough", by_worker=False)
         journal.write([lost, cancelled, make.environment("lost", now, reason="it burned")])
-        assert [(end.id, end.environment_lost_on) for end in journal.unfinished().untold] == [("a1", "n1"), ("a2", "")]
+        assert [(end.id, end.environment_lost_on) for end in journal.unfinished().unpublished] == [("a1", "n1"), ("a2", "")]
 
 
 def test_an_environment_keeps_the_times_of_its_life(engine: Engine, make: Any, tables: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
+from sqlalchemy.exc import IntegrityError
 
 from app.journal.database import (
     DatabaseError,
@@ -22,8 +23,9 @@ from app.journal.database import (
     upgrade,
     writing,
 )
-from app.journal.models import Base
+from app.journal.models import Action, ActionHour, Base, Environment, EnvironmentHour, Node, ServiceInstance
 from app.journal.queries import status
+from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -164,3 +166,41 @@ def test_a_journal_in_use_is_migrated_with_what_is_in_it(database: str, tmp_path
         assert connection.execute(text("SELECT name FROM jobs")).scalars().all() == ["coding"]
         assert connection.execute(text("SELECT count(*) FROM failed_messages")).scalar_one() == 0
     engine.dispose()
+
+
+STATES: list[tuple[type[Base], str, tuple[str, ...], tuple[str, ...]]] = [
+    (Action, "status", ACTION.states, ACTION.ends),
+    (Environment, "state", ENVIRONMENT.states, ENVIRONMENT.ends),
+    (Node, "state", NODE.states, ()),
+    (ServiceInstance, "state", SERVICE.states, ()),
+    (ActionHour, "status", ACTION.ends, ()),
+    (EnvironmentHour, "state", ENVIRONMENT.ends, ()),
+]
+
+
+def refused(engine: Engine, model: type[Base], **values: object) -> bool:
+    """Say whether the database refuses a row with these values, with something in every other column."""
+    filled: dict[type, object] = {str: "x", int: 1, float: 1.0, dict: {}, object: {}, bool: False}
+    nullable = {column.name for column in model.__table__.columns if column.nullable}
+    row = {column.name: filled[column.type.python_type] for column in model.__table__.columns if column.name not in nullable}
+    with engine.connect() as connection:
+        try:
+            connection.execute(model.__table__.insert().values({**row, **values}))
+        except IntegrityError:
+            return True
+        finally:
+            connection.rollback()
+    return False
+
+
+@pytest.mark.parametrize(("model", "column", "states", "ends"), STATES, ids=[one[0].__name__ for one in STATES])
+def test_the_database_holds_the_words_of_life_cycles_and_no_others(
+    engine: Engine, model: type[Base], column: str, states: tuple[str, ...], ends: tuple[str, ...]
+) -> None:
+    # alembic does not compare check constraints, so what they refuse is held against the life cycles here
+    for state in states:
+        ended_at = {"ended_at": 1.0} if state in ends else {}
+        assert not refused(engine, model, **{column: state}, **ended_at), state
+        if ends:
+            assert refused(engine, model, **{column: state}, ended_at=None if state in ends else 1.0), state
+    assert refused(engine, model, **{column: "up and away"})

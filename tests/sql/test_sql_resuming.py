@@ -30,14 +30,14 @@ class Line(Wires):
     """Hands over what is in its inbox, once."""
 
     inbox: list[Received] = field(default_factory=list)
-    orders: list[tuple[str, str]] = field(default_factory=list)
+    controls: list[tuple[str, str]] = field(default_factory=list)
 
     def receive(self, timeout_s: float) -> list[Received]:
         batch, self.inbox = self.inbox, []
         return batch
 
     def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
-        self.orders.append((task, str(arguments.get("id"))))
+        self.controls.append((task, str(arguments.get("id"))))
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         pass
@@ -208,7 +208,7 @@ def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is
     one.start("elastic")
 
     # Then it tells the node, and takes no more actions there
-    assert one.line.orders == [("tangram.close_environment", "e0")]
+    assert one.line.controls == [("tangram.close_environment", "e0")]
     one.exec("late", "e0")
     assert not one.core.state.running and not one.core.state.waiting
     assert one.node.memory_free == 400
@@ -229,8 +229,8 @@ def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Call
 
     # When another scheduler goes on, it stops that; closing is the business of the action that does so
     one.start("elastic")
-    assert ("tangram.stop", "runs") in one.line.orders
-    assert ("tangram.close_environment", "e0") not in one.line.orders
+    assert ("tangram.stop", "runs") in one.line.controls
+    assert ("tangram.close_environment", "e0") not in one.line.controls
 
     # Then the memory comes back when both have ended
     one.finish("close-e0")
@@ -269,7 +269,7 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
     one.start("elastic")
     one.finish("open-e0")
 
-    assert ("tangram.close_environment", "e0") in one.line.orders
+    assert ("tangram.close_environment", "e0") in one.line.controls
     assert one.core.state.environments["e0"].state == "closing"
 
 

@@ -181,7 +181,7 @@ def test_what_recovery_reads_stays(engine: Engine, make: Any, live: Any) -> None
         journal.write([make.received("spent", now - 60.0, **quota), make.granted("spent", now - 60.0), make.ended("spent", now - 59.0)])
         live(journal, "old", now - 2 * DAY_S)
         before = journal.unfinished()
-        assert (len(before.ended), len(before.untold), len(before.spent)) == (3, 1, 1)
+        assert (len(before.ended), len(before.unpublished), len(before.spent)) == (3, 1, 1)
         # When as little is kept as can be
         assert Retention(engine, keep_days=1, history=0).prune(now) == 1
         # Then a scheduler that takes over finds the same

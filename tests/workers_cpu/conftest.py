@@ -32,11 +32,11 @@ TAKES_IDS_FOR_THE_HOSTS = {
 }
 
 
-Shared = Callable[[Wish, str | None], ProcessSandbox]
+Shared = Callable[[IsolationChoice, str | None], ProcessSandbox]
 numbers = count()
 
 
-def isolation_for(request: pytest.FixtureRequest) -> Wish:
+def isolation_for(request: pytest.FixtureRequest) -> IsolationChoice:
     """Return the isolation of a test's sandbox."""
     return "none" if request.node.name in TAKES_IDS_FOR_THE_HOSTS else "auto"
 
@@ -44,7 +44,7 @@ def isolation_for(request: pytest.FixtureRequest) -> Wish:
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """Return what gives the sandbox of an isolation and a shell that tests share; none of them may harm it."""
-    boxes: dict[tuple[Wish, str | None], ProcessSandbox] = {}
+    boxes: dict[tuple[IsolationChoice, str | None], ProcessSandbox] = {}
 
     def find(isolation: IsolationChoice, shell: str | None) -> ProcessSandbox:
         if (isolation, shell) not in boxes:

@@ -1,0 +1,114 @@
+"""The tables of life cycles: what they allow, and that what writes states asks them."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from scheduler.live.entries import ActionRequeued, Entry, EnvironmentChanged, NodeChanged
+from scheduler.model import Grant, commands
+from scheduler.model.lifecycle import (
+    ACTION,
+    ENVIRONMENT,
+    NODE,
+    SERVICE,
+    ActionState,
+    End,
+    EnvironmentEnd,
+    EnvironmentState,
+    InvalidTransition,
+    Lifecycle,
+    NodeState,
+    ServiceState,
+)
+
+from .driver import Driver
+
+FINISH: Any = {"by_worker": True, "started_at": None, "queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0, "cpu_s": 0.0, "dop": 1}
+ENVIRONMENT_OF: Any = {"node": "n", "job": "j", "trajectory": "t", "memory_mb": 1, "pod_core_ids": ()}
+
+
+def words(*kinds: Any) -> set[str]:
+    """Return the words of literals, and of unions of them."""
+    return {word for kind in kinds for word in ([kind] if isinstance(kind, str) else words(*get_args(kind)))}
+
+
+@pytest.mark.parametrize(
+    ("life", "states", "ends"),
+    [(ACTION, ActionState, End), (ENVIRONMENT, EnvironmentState, EnvironmentEnd), (NODE, NodeState, ""), (SERVICE, ServiceState, "")],
+)
+def test_the_words_of_a_table_are_those_of_its_type(life: Lifecycle[Any, Any], states: Any, ends: Any) -> None:
+    assert set(life.states) == words(states)
+    assert set(life.ends) == (words(ends) if ends else set())
+
+
+@pytest.mark.parametrize("life", [ACTION, ENVIRONMENT, NODE, SERVICE])
+def test_what_a_table_has_may_follow_and_nothing_else(life: Lifecycle[Any, Any]) -> None:
+    for state in (None, *life.states):
+        for to in life.states:
+            if to in life.transitions.get(state, {}):
+                assert life.next(state, to) == to
+            else:
+                with pytest.raises(InvalidTransition, match=f"{life.thing}: {to} does not follow {state or 'the beginning'}"):
+                    life.next(state, to)
+
+
+def start(action: str) -> commands.Command:
+    return commands.Start(id=action, grant=Grant(node="n", core_ids=(1,), units=1))
+
+
+def finish(action: str, status: End) -> commands.Command:
+    return commands.Finish(id=action, status=status, reason="", **FINISH)
+
+
+def environment(state: EnvironmentState) -> commands.Command:
+    return commands.NoteEnvironment(id="e", state=state, **ENVIRONMENT_OF)
+
+
+def node(state: NodeState) -> commands.Command:
+    return commands.NoteNode(name="n", state=state)
+
+
+REFUSED: dict[str, list[commands.Command]] = {
+    "an action that nobody submitted starts": [start("unknown")],
+    "an action starts twice": [start("a"), start("a")],
+    "an action ends twice": [finish("a", "succeeded"), finish("a", "failed")],
+    "an action waits again that never ran": [commands.Requeue(id="a", reason="")],
+    "a running action is rejected": [start("a"), finish("a", "rejected")],
+    "an environment opens that nobody asked for": [environment("open")],
+    "an environment closes before it stands": [*map(environment, ("waiting", "opening", "closing"))],
+    "a closed environment is lost": [*map(environment, ("waiting", "opening", "open", "closing", "closed", "lost"))],
+    "a node is lost that has left": [*map(node, ("up", "left", "lost"))],
+    "a node joins that is up": [*map(node, ("up", "up"))],
+}
+
+
+@pytest.mark.parametrize("commands", REFUSED.values(), ids=REFUSED)
+def test_what_the_core_decides_against_the_tables_is_not_carried_out(commands: list[commands.Command]) -> None:
+    # Given an action that waits
+    driver = Driver()
+    driver.executor.keep("a", "message", 0.0)
+    # When the core decides what may be, it is carried out
+    for command in commands[:-1]:
+        driver.executor.carry_out(command, 1.0)
+    # Then what may not be is refused
+    with pytest.raises(InvalidTransition):
+        driver.executor.carry_out(commands[-1], 1.0)
+
+
+def test_what_begins_anew_begins_from_the_beginning() -> None:
+    # Given a driver that keeps what is written down
+    driver, written = Driver(), list[Entry]()
+    driver.wires.write = written.extend
+    driver.executor.keep("a", "message", 0.0)
+    # When an action is tried twice, an environment of one name lives twice, and a node comes back
+    states: list[EnvironmentState] = ["waiting", "opening", "waiting", "opening", "open", "open", "closing", "closed", "waiting", "closed"]
+    twice = [start("a"), commands.Requeue(id="a", reason=""), start("a"), finish("a", "lost")]
+    for command in [*map(node, ("up", "lost", "up", "left", "up")), *map(environment, states), *twice]:
+        driver.executor.carry_out(command, 1.0)
+    driver.executor.write()
+    # Then all of it is written down
+    assert [entry.state for entry in written if isinstance(entry, EnvironmentChanged)] == states
+    assert [entry.state for entry in written if isinstance(entry, NodeChanged)] == ["up", "lost", "up", "left", "up"]
+    assert sum(isinstance(entry, ActionRequeued) for entry in written) == 1
