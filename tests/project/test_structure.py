@@ -36,6 +36,38 @@ def test_imports_run_one_way(layer: str) -> None:
         assert not imported(path) & forbidden, path
 
 
+ROOMS_BEFORE: dict[str, set[str]] = {
+    "journal": set(),
+    "broker": set(),
+    "local": {"journal", "broker"},
+    "replay": {"journal", "broker", "local"},
+    "cli": {"journal", "broker", "local", "replay"},
+}
+"""The rooms of `app`, each with those that it may import from."""
+
+
+def rooms_imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("app.")}
+
+
+@pytest.mark.parametrize("room", ROOMS_BEFORE)
+def test_imports_between_the_rooms_of_app_run_one_way(room: str) -> None:
+    assert {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").is_file()} == set(ROOMS_BEFORE)
+    for path in (ROOT / "app" / room).rglob("*.py"):
+        assert rooms_imported(path) & set(ROOMS_BEFORE) <= ROOMS_BEFORE[room] | {room}, path
+
+
+def test_the_modules_of_app_outside_its_rooms_know_journal_and_broker_alone() -> None:
+    for path in (ROOT / "app").glob("*.py"):
+        assert rooms_imported(path) & set(ROOMS_BEFORE) <= {"journal", "broker"}, path
+
+
 def test_only_the_service_of_the_scheduler_knows_time_and_nothing_in_it_knows_celery_or_sql() -> None:
     outside = {"celery", "kombu", "sqlalchemy", "redis", "threading", "asyncio", "socket", "subprocess", "random"}
     for path in (ROOT / "scheduler").rglob("*.py"):
