@@ -160,6 +160,10 @@ class Cancel(BaseModel):
     job: Word | None = None
     trajectory: Word | None = None
 
+    def concerns(self, action_id: str, job: str, trajectory: str) -> bool:
+        """Say whether this is about an action, or an environment, of that job and trajectory."""
+        return action_id in self.ids or (job == self.job and self.trajectory in (None, trajectory))
+
 
 class _ControlRequest(BaseModel):
     cancel: Cancel
