@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from scheduler.live.event_log import BrokenLog, Handled, Line, Opening, Replay, Setup, decode_line, encode, encode_line
+from scheduler.live.event_log import BrokenLog, Handled, Line, Opening, Replay, Setup, decode_line, encode_commands, encode_line
 from scheduler.model.commands import Command
 from scheduler.model.events import Event
 from tangram.errors import TangramError
@@ -115,7 +115,7 @@ def replay(path: Path) -> tuple[int, str]:
                 line = decode_line(text)
                 out = again.take(line)
                 if out is not None and isinstance(line, Handled):
-                    return again.equal, f"{path}:{number}: the log has {_shown(line.commands)}, now it is {_shown(out)}"
+                    return again.equal, f"{path}:{number}: the log has {encode_commands(line.commands)}, now it is {encode_commands(out)}"
     except UnicodeDecodeError as error:
         raise BrokenLog(f"{path}:{number + 1}: it is not UTF-8: {error.reason}") from None
     except TangramError as error:
@@ -123,10 +123,6 @@ def replay(path: Path) -> tuple[int, str]:
     if not number:
         raise BrokenLog(f"{path}: it is empty")
     return again.equal, ""
-
-
-def _shown(commands: Sequence[Command]) -> str:
-    return str(encode(tuple(commands)))
 
 
 def main(words: Sequence[str] | None = None) -> int:

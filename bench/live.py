@@ -30,7 +30,7 @@ from math import inf
 from pathlib import Path
 
 from app.local.stack import cores_here
-from app.replay.replay import LiveResult, ReplayOptions, replay_live
+from app.replay.replay_command import LiveResult, ReplayOptions, replay_live
 from bench.live_compare import CLEARLY_AHEAD, FIRST, OURS, compare, text
 from bench.live_record import Act, MachineMeter, Replayed, metered
 from bench.live_trace import Workload, add_options, words, workload_of

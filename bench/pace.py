@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from app.local.demo import BUNDLED
-from app.replay.record import SubprocessExecutor, record
+from app.cli.demo import BUNDLED
+from app.replay.recorder import SubprocessExecutor, record
 from app.replay.scripts import Script
 from app.replay.traces import read_trace
 from scheduler.sim.trace import Trajectory

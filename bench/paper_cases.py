@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import numpy as np
 
 from app.replay.traces import read_trace
 from bench.workloads import WORKLOADS
-from scheduler.model.stats import percentile
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
 from scheduler.sim.summary import RunRecord, summarise
@@ -93,7 +93,7 @@ def run_case(case: Case) -> Outcome:
         decision_us_p50=figures["decision_us_p50"],
         decision_us_p99=figures["decision_us_p99"],
         act_by_job=tuple((job, each["mean_act"]) for job, each in figures["by_job"].items()),
-        act_quantiles=tuple(percentile(acts, 100.0 * point / QUANTILES) for point in range(QUANTILES + 1)),
+        act_quantiles=(acts[0], *quantiles(acts, n=QUANTILES, method="inclusive"), acts[-1]),
         cores_granted=binned_cores(run),
         wall_s=time.perf_counter() - began,
     )

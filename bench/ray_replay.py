@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from app.local.stack import cores_here
-from app.replay.live import BURN, BURN_INSIDE, burn_command
+from app.replay.live_trainer import BURN, BURN_INSIDE, burn_command
 from app.replay.scripts import starting_files
 from bench import ray_tasks
 from bench.live_record import Act, MachineMeter, Replayed

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import NoReturn
 
-from app.replay.replay import simulate
+from app.replay.replay_command import simulate
 from bench.shortage_cases import FAMILIES, HALVES, Case, Recording, all_cases
 from bench.spread import Spread
 from scheduler.policies import make_policy

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
-from app.replay.outside import OutsideApi, OutsideHandler, as_seconds
+from app.replay.outside_api import OutsideApi, OutsideHandler, as_seconds
 
 WINDOW_S = 1.0
 RETRY_AFTER_S = 1

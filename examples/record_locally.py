@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.replay.record import SubprocessExecutor, record_trace
+from app.replay.recorder import SubprocessExecutor, record_trace
 from app.replay.scripts import Script, read_script
 from app.replay.traces import write_trace
 

@@ -17,7 +17,10 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from tangram.elasticity import FLAT, Amdahl, Curve, Elasticity, Flat, Table, check_units, make_curve, shown
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import core_schema
+
+from tangram.elasticity import FLAT, Amdahl, Curve, Elasticity, Flat, Table, check_units, curve_words, make_curve, shown
 from tangram.errors import InvalidAction
 
 CORES = "cores"
@@ -205,10 +208,7 @@ class Action:
     def to_header(self) -> dict[str, Any]:
         """Return the JSON-able header; fields at their default are left out, arguments are not in it."""
         header: dict[str, Any] = {"kind": self.kind, "cost": {name: list(amounts) for name, amounts in self.cost.amounts.items()}}
-        if isinstance(self.curve, Amdahl):
-            header["parallel_fraction"] = self.curve.parallel_fraction
-        elif isinstance(self.curve, Table):
-            header["efficiency"] = {str(units): value for units, value in self.curve.efficiency}
+        header.update(curve_words(self.curve))
         for name in _PLAIN:
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
@@ -244,6 +244,12 @@ class Action:
             curve=make_curve(header.get("parallel_fraction"), efficiency),
             **plain,
         )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Let a model hold an action as its header."""
+        write = core_schema.plain_serializer_function_ser_schema(cls.to_header)
+        return core_schema.no_info_plain_validator_function(cls.from_header, serialization=write)
 
     def with_arguments(self, **arguments: Any) -> Action:
         """Return a copy with these keyword arguments for its task."""

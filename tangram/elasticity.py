@@ -12,7 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Annotated, Any, Final
+
+from pydantic import PlainSerializer, PlainValidator
 
 from tangram.errors import InvalidAction
 
@@ -74,7 +76,24 @@ class Table:
         return self._points[int(units)] * units
 
 
-Curve = Flat | Amdahl | Table
+def curve_words(curve: Flat | Amdahl | Table) -> dict[str, Any]:
+    """Return the words of a trace or a header that describe a curve, as `make_curve` takes them."""
+    match curve:
+        case Amdahl():
+            return {"parallel_fraction": curve.parallel_fraction}
+        case Table():
+            return {"efficiency": {str(units): value for units, value in curve.efficiency}}
+    return {}
+
+
+def _read_curve(words: object) -> Flat | Amdahl | Table:
+    if not isinstance(words, dict) or not words.keys() <= {"parallel_fraction", "efficiency"}:
+        raise InvalidAction("curve", f"must be parallel_fraction or efficiency, not {shown(words)}")
+    return make_curve(**words)
+
+
+Curve = Annotated[Flat | Amdahl | Table, PlainValidator(_read_curve), PlainSerializer(curve_words)]
+"""A curve. Models hold it as the words that describe it."""
 
 FLAT = Flat()
 

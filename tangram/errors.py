@@ -7,6 +7,8 @@ result backend by class name, so each can be rebuilt from its arguments, which a
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 
 class TangramError(Exception):
     """Base of all errors of this project."""
@@ -94,3 +96,10 @@ BY_STATUS: dict[str, type[ActionError]] = {
     error.status: error for error in (ActionFailed, ActionTimedOut, ActionCancelled, ActionRejected, ActionLost)
 }
 """The error of each way to end without a result."""
+
+
+def first_problem(error: ValidationError) -> str:
+    """Say in one line what is wrong first with what was not a valid message."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where or 'message'}: {first['msg']}, not {first['input']!r:.80}"

@@ -110,8 +110,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded rollouts."""
-    from app.replay.replay import ReplayOptions, replay_live
-    from app.replay.replay import simulate as in_virtual_time
+    from app.replay.replay_command import ReplayOptions, replay_live
+    from app.replay.replay_command import simulate as in_virtual_time
     from app.replay.traces import read_trace
     from scheduler.policies import make_policy
     from scheduler.sim.summary import summarise
@@ -158,7 +158,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Replay the bundled rollouts live, under static:1 and under elastic, and compare."""
-    from app.local.demo import run_demo
+    from app.cli.demo import run_demo
 
     if not 0 < speed < float("inf"):
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
@@ -174,8 +174,8 @@ def up(
     cells: Annotated[int, typer.Option(min=1, help="GPU cells of the GPU node.")] = 2,
 ) -> None:
     """Run the embedded stack in the state folder, until Ctrl-C; a process of it that ends is started again."""
+    from app.cli.demo import tiny_services
     from app.local import stack
-    from app.local.demo import tiny_services
     from scheduler.policies import make_policy
 
     settings = Settings()
@@ -259,7 +259,7 @@ def record(
     out: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the trace; standard output by default.")] = None,
 ) -> None:
     """Run scripted rollouts live and write down how long everything took."""
-    from app.replay.recording import record_live
+    from app.replay.record_command import record_live
     from app.replay.scripts import read_script
 
     read = [read_script(path) for path in scripts]

@@ -26,7 +26,7 @@ from scheduler.sim.trace import Trace
 
 if TYPE_CHECKING:
     # It comes with SQLAlchemy, which most commands and every worker can do without.
-    from app.local.demo import DemoResult
+    from app.cli.demo import DemoResult
 
 _ACT_ROWS = ("mean_act", "p50_act", "p95_act", "p99_act", "mean_queue", "mean_execution", "mean_overhead")
 

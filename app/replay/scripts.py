@@ -1,6 +1,6 @@
 """Scripted rollouts: TOML files that say what an agent does, without how long it takes.
 
-What may live here: reading a script and the starting files it names. Running one is `app.replay.record`.
+What may live here: reading a script and the starting files it names. Running one is `app.replay.recorder`.
 
 A script says what a line of `tangram.trace/1` says, with the same keys, and differs in four points:
 

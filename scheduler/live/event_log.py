@@ -16,11 +16,12 @@ are as in the header `tangram`.
 from __future__ import annotations
 
 import json
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cache
-from typing import Any, Final, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Protocol, get_args
+
+from pydantic import ConfigDict, GetCoreSchemaHandler, SerializerFunctionWrapHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from scheduler.core.core import Core
 from scheduler.learning.durations import Observation
@@ -28,13 +29,11 @@ from scheduler.model import Limits, QuotaSpec, ServiceSpec
 from scheduler.model.commands import Command
 from scheduler.model.events import Event
 from scheduler.policies import make_policy
-from tangram.action import Action
-from tangram.elasticity import Amdahl, Curve, Flat, Table, make_curve, shown
-from tangram.errors import TangramError
+from tangram.errors import TangramError, first_problem
 
 SCHEMA: Final = "tangram.events/3"
 
-T = TypeVar("T")
+_CONFIG: Final = ConfigDict(extra="forbid")
 
 
 class BrokenLog(TangramError, ValueError):
@@ -44,6 +43,8 @@ class BrokenLog(TangramError, ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What a core is made of."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     policy: str
     depth: int = 16
@@ -59,9 +60,35 @@ class Setup:
         return Core(policy, limits=self.limits, services=self.services, quotas=self.quotas, history=self.history)
 
 
+class _ByName:
+    """Annotates a union of classes: an instance is written as an object with the name of its class as `type`."""
+
+    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        named = core_schema.wrap_serializer_function_ser_schema(_with_type)
+        choices: dict[Hashable, CoreSchema] = {
+            kind.__name__: core_schema.no_info_before_validator_function(_without_type, handler.generate_schema(kind), serialization=named)
+            for kind in get_args(union)
+        }
+        return core_schema.tagged_union_schema(choices, discriminator=_type_of)
+
+
+def _type_of(value: object) -> str | None:
+    return value.get("type") if isinstance(value, dict) else type(value).__name__
+
+
+def _without_type(words: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in words.items() if name != "type"}
+
+
+def _with_type(value: object, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    return {"type": type(value).__name__, **write(value)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
     """A scheduler begins."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
     epoch: int
     setup: Setup
@@ -71,10 +98,12 @@ class Opening:
 class Handled:
     """An event, when it was taken in, and what followed from it."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
+
     epoch: int
     at: float
-    event: Event
-    commands: tuple[Command, ...]
+    event: Annotated[Event, _ByName()]
+    commands: tuple[Annotated[Command, _ByName()], ...]
 
 
 Line = Opening | Handled
@@ -121,8 +150,13 @@ class Replay:
 
 def encode_line(line: Line) -> str:
     """Return a line of the log, without its end."""
-    words = {"schema": SCHEMA, **encode(line)} if isinstance(line, Opening) else encode(line)
-    return json.dumps(words, separators=(",", ":"))
+    words = _LINE[type(line)].dump_python(line, exclude_defaults=True)
+    return _json({"schema": SCHEMA, **words} if isinstance(line, Opening) else words)
+
+
+def encode_commands(commands: Sequence[Command]) -> str:
+    """Return commands as a line of the log has them."""
+    return _json(_COMMANDS.dump_python(tuple(commands), exclude_defaults=True))
 
 
 def decode_line(text: str) -> Line:
@@ -140,105 +174,22 @@ def decode_line(text: str) -> Line:
             raise BrokenLog("it is no object")
         if "schema" in words and words.pop("schema") != SCHEMA:
             raise BrokenLog(f"its schema is not {SCHEMA}")
-        kind: type[Line] = Opening if "setup" in words else Handled
-        return decode(kind, words)
+        line: Line = _LINE[Opening if "setup" in words else Handled].validate_python(words)
+        return line
     except json.JSONDecodeError as error:
         raise BrokenLog(f"it is not JSON: {error}") from None
+    except ValidationError as error:
+        raise BrokenLog(first_problem(error)) from None
 
 
-def encode(value: object) -> Any:
-    """Return a value of the core as JSON has it."""
-    match value:
-        case Action():
-            return value.to_header()
-        case Flat():
-            return {}
-        case Amdahl():
-            return {"parallel_fraction": value.parallel_fraction}
-        case Table():
-            return {"efficiency": {str(units): efficiency for units, efficiency in value.efficiency}}
-        case frozenset():
-            return sorted(value)
-        case tuple():
-            return [encode(one) for one in value]
-        case Mapping():
-            return dict(value)
-    if not is_dataclass(value) or isinstance(value, type):
-        return value
-    words: dict[str, Any] = {"type": type(value).__name__} if type(value).__name__ in _TYPED else {}
-    for declared in fields(value):
-        field_value = getattr(value, declared.name)
-        if field_value != _default(declared):
-            words[declared.name] = encode(field_value)
-    return words
+def _json(words: object) -> str:
+    text = json.dumps(words, separators=(",", ":"), default=sorted)  # of all values, JSON has no word for sets alone
+    if "\\ud" not in text:
+        return text
+    # Lone surrogates, which a program may have printed, are no text: no reader takes them.
+    clean = json.dumps(words, default=sorted, ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps(json.loads(clean), separators=(",", ":"))
 
 
-def decode(kind: type[T], words: object) -> T:
-    """Return the value of class `kind` that `encode` has put into these words.
-
-    Raises
-    ------
-    BrokenLog
-        When it has put no such value into them.
-
-    """
-    if not isinstance(words, dict):
-        raise BrokenLog(f"{shown(words)} is no {kind.__name__}")
-    named: Any = kind
-    hints = _hints(named)
-    for name in words:
-        if name not in hints:
-            raise BrokenLog(f"{kind.__name__} has no {shown(name)}")
-    try:
-        return kind(**{name: _decode(hints[name], value) for name, value in words.items()})
-    except BrokenLog:
-        raise
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BrokenLog(str(error)) from None
-
-
-_TYPED: Final[dict[str, type]] = {kind.__name__: kind for kind in get_args(Event) + get_args(Command)}
-_NUMBERS: Final[dict[Any, tuple[type, ...]]] = {float: (int, float), int: (int,)}
-
-
-def _default(declared: Field[Any]) -> object:
-    return declared.default if declared.default_factory is MISSING else declared.default_factory()
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _decode(hint: Any, value: Any) -> Any:
-    """Return `value` as the type of a field has it."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Action:
-        return Action.from_header(value)
-    if hint == Curve:
-        return make_curve(**value)
-    if hint in (Event, Command):
-        return _decode_typed(inner, value)
-    if is_dataclass(hint) and isinstance(hint, type):
-        return decode(hint, value)
-    if origin is types.UnionType:
-        return None if value is None else _decode(inner[0], value)
-    if origin in (tuple, frozenset) and isinstance(value, list):
-        return origin(_decode(inner[0], one) for one in value)
-    if hint in _NUMBERS:
-        fits = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
-    elif origin is Literal:
-        fits = value in inner
-    else:
-        fits = isinstance(value, origin or hint)
-    if not fits:
-        raise BrokenLog(f"{shown(value)} is no {getattr(hint, '__name__', hint)}")
-    return value
-
-
-def _decode_typed(kinds: tuple[type, ...], words: object) -> Any:
-    given = dict(words) if isinstance(words, dict) else {}
-    kind = _TYPED.get(str(given.pop("type", None)))
-    if kind not in kinds:
-        raise BrokenLog(f"{shown(words)} is none of {', '.join(one.__name__ for one in kinds)}")
-    return decode(kind, given)
+_LINE: Final[dict[type, TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in (Opening, Handled)}
+_COMMANDS: Final[TypeAdapter[Any]] = TypeAdapter(tuple[Annotated[Command, _ByName()], ...])

@@ -11,7 +11,10 @@ no core is given it again, and the action that it is about ends as `failed`.
 | the reload of an environment | the environment's id |
 | any other | its content, for `CONTENT_S`: what says the same much later is another message |
 
-What fails without a message, such as a tick, cannot be set aside.
+A cancel of more than one action that is set aside still has an effect: nodes stop what runs, and the core is given what waits by its ids.
+
+A tick is no message. Its failures are written down and shown alike, but it is never set aside: without ticks no deadline and no lease
+would end, unnoticed. The next scheduler ticks at another time, when it may pass, and what restarts schedulers decides how often.
 """
 
 from __future__ import annotations
@@ -53,6 +56,10 @@ class Message:
     key: str
     kind: str
     action: str | None = None
+
+
+TICK: Final = Message(key="tick", kind="tick")
+"""Stands for a tick where failures are written down."""
 
 
 def of_action(action_id: str, kind: str) -> Message:
@@ -107,8 +114,11 @@ class Quarantine:
     def load(self, set_aside: Sequence[SetAside]) -> None:
         """Take in what the journal says is set aside."""
         self._set_aside = {one.message: one for one in set_aside}
-        if set_aside:
-            log.warning("%d messages are set aside, see `tangram status`", len(set_aside))
+        tick = self._set_aside.pop(TICK.key, None)
+        if tick is not None:
+            log.error("%d schedulers have failed on a tick, at last with %r: see `tangram status`", tick.failures, tick.error)
+        if self._set_aside:
+            log.warning("%d messages are set aside, see `tangram status`", len(self._set_aside))
 
     def deal(self, message: Message, now: float, take: Callable[[], None], instead: Callable[[SetAside], None] | None = None) -> None:
         """Have a message taken; where it is set aside, have done what is to be done `instead`."""
@@ -116,7 +126,7 @@ class Quarantine:
         if found is not None and message.key.startswith(_CONTENT) and now - found.failed_at > CONTENT_S:
             found = None
         if found is None:
-            with self._watch(message, now):
+            with self.watch(message, now):
                 take()
             return
         log.debug("%s %s is set aside", found.kind, found.message)
@@ -124,7 +134,8 @@ class Quarantine:
             instead(found)
 
     @contextmanager
-    def _watch(self, message: Message, now: float) -> Iterator[None]:
+    def watch(self, message: Message, now: float) -> Iterator[None]:
+        """Write down a failure on this message."""
         try:
             yield
         except Exception as error:

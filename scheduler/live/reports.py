@@ -12,6 +12,7 @@ from scheduler.live.descriptions import node_spec, services_of
 from scheduler.live.instances import entry_of
 from scheduler.model import events
 from scheduler.model.lifecycle import End
+from tangram.errors import first_problem
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,10 @@ class Cancel(BaseModel):
     job: Word | None = None
     trajectory: Word | None = None
 
+    def concerns(self, action_id: str, job: str, trajectory: str) -> bool:
+        """Say whether this is about an action, or an environment, of that job and trajectory."""
+        return action_id in self.ids or (job == self.job and self.trajectory in (None, trajectory))
+
 
 class _ControlRequest(BaseModel):
     cancel: Cancel
@@ -172,7 +177,7 @@ def read(said: object) -> Report:
     try:
         return _READER.validate_python(said)
     except ValidationError as error:
-        raise ReportRefused(_first_problem(error)) from error
+        raise ReportRefused(first_problem(error)) from error
 
 
 def read_all(body: object) -> Iterator[Report]:
@@ -193,11 +198,5 @@ def read_control(body: object) -> Cancel | None:
     try:
         return _ControlRequest.model_validate(body).cancel
     except ValidationError as error:
-        log.warning("a control request makes no sense and is dropped: %s", _first_problem(error))
+        log.warning("a control request makes no sense and is dropped: %s", first_problem(error))
         return None
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where or 'message'}: {first['msg']}, not {first['input']!r:.80}"

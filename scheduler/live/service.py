@@ -102,7 +102,7 @@ class Service:
         for kept in sorted(unfinished.actions, key=lambda one: one.grant is None):
             instead = partial(self._end_unfinished, kept, unfinished, now)
             deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, close_requested, now), instead)
-        self._handle(events.Tick(), now)
+        self._tick(now)
         self._heartbeats.resend_commands()  # the journal knows what the one before decided, which may have died before it sent anything
         self._commit([])
         return len(unfinished.actions)
@@ -223,7 +223,7 @@ class Service:
         if housekeeping or (wake is not None and wake <= now):
             self._heartbeats.excuse(now)
             self._heartbeats.lose_the_silent(now)
-            self._handle(events.Tick(), now)
+            self._tick(now)
         if housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_S
             self._heartbeats.forget_the_gone()
@@ -256,7 +256,28 @@ class Service:
                 self._quarantine.deal(message, now, partial(self._take_report, said, now))
         elif (request := reports.read_control(received.body)) is not None:
             cancelled = events.Cancelled(ids=tuple(request.ids), job=request.job, trajectory=request.trajectory)
-            self._quarantine.deal(poison.of_cancel(request), now, partial(self._handle, cancelled, now))
+            instead = partial(self._cancel_on_nodes, request, now)
+            self._quarantine.deal(poison.of_cancel(request), now, partial(self._handle, cancelled, now), instead)
+
+    def _cancel_on_nodes(self, request: reports.Cancel, now: float, found: SetAside) -> None:
+        """Do what a cancel asks for that is set aside: nodes stop what runs, and the core cancels what waits, by its ids."""
+        state, reason = self._core.state, poison.reason_of(found)
+        if waiting := [one.id for one in state.waiting.values() if request.concerns(one.id, one.action.job, one.action.trajectory)]:
+            message = poison.of_content("cancel", ["waiting", request.model_dump()])
+            self._quarantine.deal(message, now, partial(self._handle, events.Cancelled(ids=tuple(waiting)), now))
+        for running in state.running.values():
+            one = running.waiting
+            if one.action.kind != "cpu.close" and request.concerns(one.id, one.action.job, one.action.trajectory):
+                arguments = {"id": one.id, "attempt": running.grant.attempt, "reason": reason}
+                self._transport.send_control(running.grant.node, "tangram.stop", arguments)
+        for environment in state.environments.values():
+            if environment.state == "open" and environment.node and request.concerns("", environment.job, environment.trajectory):
+                arguments = {"id": environment.id, "attempt": 0, "reason": reason}
+                self._transport.send_control(environment.node, "tangram.close_environment", arguments)
+
+    def _tick(self, now: float) -> None:
+        with self._quarantine.watch(poison.TICK, now):
+            self._handle(events.Tick(), now)
 
     def _take_action(self, received: Received, now: float) -> None:
         self._keep(received, now)

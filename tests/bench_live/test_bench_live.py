@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.local.demo import BUNDLED
+from app.cli.demo import BUNDLED
 from bench.live import FOR_A_TRACE, Refused, chosen_systems, main
 from bench.live_compare import CLEARLY_AHEAD, Goal, compare, text
 from bench.live_record import Act, Replayed

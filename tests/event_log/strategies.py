@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
 from scheduler.live.event_log import Line
 from tangram.action import Action, Cost
-from tangram.elasticity import FLAT, Amdahl, Curve, Table
+from tangram.elasticity import FLAT, Amdahl, Flat, Table
 
 NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=8)
 SECONDS = st.none() | st.floats(0.001, 1e9)
@@ -59,12 +59,13 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Action:
         return actions()
-    if hint == Curve:
+    if hint == (Flat | Amdahl | Table):
         return actions().map(lambda action: action.curve)
     if hint in PLAIN:
         return PLAIN[hint]
     if is_dataclass(hint):
-        return st.deferred(lambda: st.builds(hint, **{name: any_of(field) for name, field in get_type_hints(hint).items()}))
+        hints = get_type_hints(hint)
+        return st.deferred(lambda: st.builds(hint, **{field.name: any_of(hints[field.name]) for field in fields(hint)}))
     if origin is types.UnionType:
         return st.one_of(*(st.none() if one is type(None) else any_of(one) for one in inner))
     if origin is Literal:

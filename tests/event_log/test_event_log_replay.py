@@ -88,7 +88,7 @@ def test_the_first_line_that_differs_is_named(recorded: Path, capsys: pytest.Cap
     assert main([str(recorded)]) == 1
     # Then the line, what it says and what follows now are named
     out = capsys.readouterr().out
-    assert out.startswith(f"{recorded}:{number + 1}: the log has [{{'type': 'Start', 'id': 'one'")
+    assert out.startswith(f'{recorded}:{number + 1}: the log has [{{"type":"Start","id":"one"')
     assert out.count("\n") == 1
     assert "now it is" in out
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.record import SubprocessExecutor, record
+from app.replay.recorder import SubprocessExecutor, record
 from app.replay.scripts import read_script, starting_files
 from app.replay.traces import read_trace
 from scheduler.sim.trace import TraceAction, Trajectory

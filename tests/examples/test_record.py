@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.record import Outcome, RecordError, SubprocessExecutor, record, record_trace
+from app.replay.recorder import Outcome, RecordError, SubprocessExecutor, record, record_trace
 from app.replay.scripts import Script, read_script
 from app.replay.trace_lines import TraceError
 from scheduler.sim.trace import Step, TraceAction, Trajectory

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from app.journal.database import open_engine, sqlite_url, upgrade
 from app.local.stack import StackPlan
-from app.replay.outside import OutsideApi
+from app.replay.outside_api import OutsideApi
 from tangram import Client
 from tests.live.support import FAST_BEATS, SERVICES, Live, running
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.replay.outside import OutsideApi
+from app.replay.outside_api import OutsideApi
 from tangram import Action, ActionCancelled, ActionFailed, ActionTimedOut, AsyncClient, Client, calls
 from tests.live.support import Live
 

@@ -36,36 +36,55 @@ def test_imports_run_one_way(layer: str) -> None:
         assert not imported(path) & forbidden, path
 
 
-ROOMS = ("learning", "model", "quotas choosing", "cpu gpu", "policies", "core", "sim live")
+FLOORS = ("learning", "model", "quotas choosing", "cpu gpu", "policies", "core", "sim live")
 """The rooms of the scheduler, by floor: each may import what is on the floors below it, and nothing else but itself."""
 
+ROOMS_BEFORE: dict[str, set[str]] = {
+    "journal": set(),
+    "broker": set(),
+    "local": {"journal", "broker"},
+    "replay": {"journal", "broker", "local"},
+    "cli": {"journal", "broker", "local", "replay"},
+}
+"""The rooms of `app`, each with those that it may import from."""
 
-def imported_modules(path: Path) -> set[str]:
-    """Return the modules that a file imports, with those of `from package import module`."""
+
+def rooms_imported(path: Path, layer: str) -> set[str]:
+    """Return the rooms of a layer that a file imports from."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return {name.split(".")[1] for name in names if name.startswith(f"{layer}.")}
 
 
-@pytest.mark.parametrize("room", " ".join(ROOMS).split())
+@pytest.mark.parametrize("room", " ".join(FLOORS).split())
 def test_the_rooms_of_the_scheduler_know_only_those_below(room: str) -> None:
-    floor = next(number for number, rooms in enumerate(ROOMS) if room in rooms.split())
-    allowed = {room, *" ".join(ROOMS[:floor]).split()}
+    floor = next(number for number, rooms in enumerate(FLOORS) if room in rooms.split())
     folder = ROOT / "scheduler" / room
     files = list(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
     assert files
     for path in files:
-        rooms = {name.split(".")[1] for name in imported_modules(path) if name.startswith("scheduler.")}
-        assert rooms <= allowed, path
+        assert rooms_imported(path, "scheduler") <= {room, *" ".join(FLOORS[:floor]).split()}, path
 
 
 def test_every_module_of_the_scheduler_is_in_a_room() -> None:
     there = {path.stem for path in (ROOT / "scheduler").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert there - {"__init__"} == set(" ".join(ROOMS).split())
+    assert there - {"__init__"} == set(" ".join(FLOORS).split())
+
+
+@pytest.mark.parametrize("room", ROOMS_BEFORE)
+def test_imports_between_the_rooms_of_app_run_one_way(room: str) -> None:
+    assert {path.name for path in (ROOT / "app").iterdir() if (path / "__init__.py").is_file()} == set(ROOMS_BEFORE)
+    for path in (ROOT / "app" / room).rglob("*.py"):
+        assert rooms_imported(path, "app") & set(ROOMS_BEFORE) <= ROOMS_BEFORE[room] | {room}, path
+
+
+def test_the_modules_of_app_outside_its_rooms_know_journal_and_broker_alone() -> None:
+    for path in (ROOT / "app").glob("*.py"):
+        assert rooms_imported(path, "app") & set(ROOMS_BEFORE) <= {"journal", "broker"}, path
 
 
 def test_only_the_service_of_the_scheduler_knows_time_and_nothing_in_it_knows_celery_or_sql() -> None:

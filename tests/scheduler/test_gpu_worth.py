@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.workloads import Mopd, mopd
-from scheduler.model.stats import percentile
+from scheduler.model.stats import summary
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
 from tests.speed import slowness
@@ -37,7 +37,7 @@ def run(
     ).run()
     assert all(record.status == "succeeded" for record in ended.actions)
     mean_act_s = sum(record.act_s for record in ended.actions) / len(ended.actions)
-    return Figures(mean_act_s, ended.restores, percentile(sorted(ended.decision_us), 99.0))
+    return Figures(mean_act_s, ended.restores, summary(ended.decision_us).p99)
 
 
 simulated = cache(run)

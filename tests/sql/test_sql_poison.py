@@ -289,6 +289,7 @@ def test_a_cancel_of_a_job_is_set_aside_for_a_while(deploy: Any) -> None:
     deployment.fail_and_succeed(2)
     deployment.service.step()
     assert (deployment.broker.queue, list(deployment.core.state.running)) == ([], ["a"])
+    deployment.broker.controls.clear()
     # When the same is asked for much later, of a scheduler without the bug
     deployment.core.fails_on = lambda event: False
     deployment.now += CONTENT_S + 1.0
@@ -296,6 +297,80 @@ def test_a_cancel_of_a_job_is_set_aside_for_a_while(deploy: Any) -> None:
     deployment.service.step()
     # Then it is done
     assert ("tangram.stop", "a") in deployment.broker.controls
+
+
+def fails_on_jobs(event: events.Event) -> bool:
+    return isinstance(event, events.Cancelled) and event.job is not None
+
+
+@pytest.mark.parametrize("cancel", [{"job": "coding"}, {"job": "coding", "trajectory": "t"}])
+def test_a_cancel_of_a_job_that_is_set_aside_ends_its_actions_and_environments(deploy: Any, cancel: dict[str, str]) -> None:
+    # Given a job with an environment, an action that runs and one that waits, beside those of another one
+    deployment = deploy(lambda event: False)
+    for job in ("coding", "other"):
+        deployment.submit(f"open-{job}", kind="cpu.open", environment=f"e-{job}", cost=Cost(), job=job, trajectory="t")
+        deployment.service.step()
+        deployment.told(finished(f"open-{job}"))
+        deployment.submit(f"runs-{job}", cost=Cost.of(cores=NODE["cores"] // 2), job=job, trajectory="t")
+        deployment.service.step()
+    for job in ("coding", "other"):
+        deployment.submit(f"waits-{job}", cost=Cost.of(cores=NODE["cores"]), job=job, trajectory="t")
+    deployment.service.step()
+    # When two schedulers have failed on the cancel of the job, and a third gets it
+    deployment.core.fails_on = deployment.fails_on = fails_on_jobs
+    deployment.broker.queue.append(Received(sort="control", body={"cancel": cancel}))
+    deployment.fail_and_succeed(2)
+    deployment.broker.controls.clear()
+    deployment.service.step()
+    # Then what waits is cancelled, what runs is stopped, and the environment closes
+    assert deployment.broker.queue == []
+    assert deployment.ends() == {"open-coding": "succeeded", "open-other": "succeeded", "waits-coding": "cancelled"}
+    assert deployment.broker.controls == [("tangram.stop", "runs-coding"), ("tangram.close_environment", "e-coding")]
+    # And with the reports of the node, nothing of the job is left
+    deployment.told({**finished("runs-coding"), "status": "cancelled"})
+    deployment.told({"type": "beat", "node": {**NODE, "running": ["runs-other"], "environments": ["e-other"]}})
+    deployment.service.step()
+    assert list(deployment.core.state.environments) == ["e-other"]
+    assert {one.waiting.action.job for one in deployment.core.state.running.values()} == {"other"}
+
+
+def test_a_cancel_that_cannot_be_done_by_ids_either_stops_what_runs(deploy: Any) -> None:
+    # Given a core that fails on every cancel, an action that runs, and one that waits
+    deployment = deploy(lambda event: isinstance(event, events.Cancelled))
+    deployment.submit("runs", "waits", cost=Cost.of(cores=NODE["cores"]))
+    deployment.service.step()
+    deployment.broker.queue.append(Received(sort="control", body={"cancel": {"job": "coding"}}))
+    # When two schedulers have failed on it as it is, and two on the ids of what waits
+    deployment.fail_and_succeed(4)
+    deployment.service.step()
+    # Then the node stops what runs, and the scheduler goes on
+    assert deployment.broker.controls[-1] == ("tangram.stop", "runs")
+    assert deployment.broker.queue == []
+
+
+def test_ticks_on_which_schedulers_fail_are_shown_and_go_on(deploy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    # Given a core that fails on ticks while something is wrong
+    deployment = deploy(lambda event: False)
+    deployment.core.fails_on = deployment.fails_on = lambda event: isinstance(event, events.Tick)
+    deployment.now += 1.0
+    # When two schedulers have failed on one, and a third begins
+    with pytest.raises(CoreBroken):
+        deployment.service.step()
+    for _ in range(2):
+        with pytest.raises(CoreBroken, match="Tick"):
+            deployment.succeed()
+    # Then it is shown, with what went wrong, and said by each scheduler that begins after that
+    (shown,) = status(deployment.engine, 0.0).set_aside
+    assert (shown.message, shown.kind, shown.failures, shown.error) == ("tick", "tick", 3, "ZeroDivisionError: the bug")
+    assert "2 schedulers have failed on a tick" in caplog.text
+    # And once a tick passes, scheduling goes on, ticks and all
+    deployment.fails_on = lambda event: False
+    deployment.succeed()
+    deployment.submit("late", queue_timeout_s=5.0, cost=Cost.of(cores=NODE["cores"] + 1), requires=("nowhere",))
+    deployment.service.step()
+    deployment.now += 10.0
+    deployment.service.step()
+    assert list(deployment.ends()) == ["late"]
 
 
 def test_a_failure_that_cannot_be_written_down_stops_the_scheduler_with_what_it_failed_on(deploy: Any, tables: Any) -> None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.replay.live import PLACEHOLDER
-from app.replay.outside import OutsideApi
-from app.replay.record import Outcome, record_trace
-from app.replay.replay import ReplayOptions, running_or_own
+from app.replay.live_trainer import PLACEHOLDER
+from app.replay.outside_api import OutsideApi
+from app.replay.recorder import Outcome, record_trace
+from app.replay.replay_command import ReplayOptions, running_or_own
 from app.replay.scripts import Script, action_text
 from scheduler.sim.trace import Trace, TraceAction
 from tangram.client import Client, Environment

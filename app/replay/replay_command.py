@@ -21,8 +21,8 @@ from app.journal.queries import status
 from app.journal.runs import finish_run, start_run
 from app.local import stack
 from app.local.processes import wait_until
-from app.replay.live import Journaled, LiveReplay, LiveRun, with_journal
-from app.replay.outside import API_HOST, OutsideApi
+from app.replay.live_trainer import Journaled, LiveReplay, LiveRun, with_journal
+from app.replay.outside_api import API_HOST, OutsideApi
 from app.replay.traces import limits_of
 from scheduler.learning.durations import Observation
 from scheduler.model import UNLIMITED
