@@ -69,7 +69,7 @@ class Fold:
         self.services: dict[str, Row] = {}
         self.forgotten: dict[str, Row] = {}
         self.instances: dict[tuple[str, str, str], Row] = {}
-        self.failures: dict[str, Row] = {}
+        self.failures: dict[tuple[str, int], Row] = {}
         self._actions: dict[str, _Action] = {}
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -308,13 +308,13 @@ class Fold:
         self.forgotten.setdefault(entry.node, {"of": entry.node, **over})
 
     def _failed(self, entry: MessageFailed) -> None:
+        # One row for each scheduler: only the database knows which of them it has counted.
         key = clean(entry.message)
-        earlier = self.failures.get(key)
-        self.failures[key] = {
+        self.failures[key, entry.epoch] = {
             "message": key,
             "kind": entry.kind,
             "action": clean(entry.action) if entry.action is not None else None,
-            "failures": 1 if earlier is None else earlier["failures"] + (entry.epoch > earlier["epoch"]),
+            "failures": 1,
             "epoch": entry.epoch,
             "traceback": clean(entry.traceback),
             "failed_at": entry.at,
