@@ -156,8 +156,8 @@ class Node:
     def claim(self, action_id: str, grant: WireGrant, header: dict[str, Any]) -> Call | None:
         """Claim a try of an action.
 
-        Returns None, and the message is dropped, when this try was claimed before, the grant comes from a scheduler that has
-        been replaced since, or it was meant for the worker before this one: the scheduler has other plans for that.
+        Returns None for a message to be dropped. This try was claimed before, or its grant comes from a scheduler that has been
+        replaced, or it was meant for the worker before this one.
         """
         one = (action_id, grant["attempt"])
         try:

@@ -80,9 +80,9 @@ class Holding:
 class ExecRequest:
     """One command for one session of an environment.
 
-    Without cores in `holding`, the program gets the DoP `dop`. With `fence`, whatever earlier commands left running in the
-    environment is ended first, and the command starts from a clean shell: what they exported and defined is gone, only the
-    folder stays. Commands that other sessions are running go on.
+    Without cores in `holding`, the program gets the DoP `dop`. With `fence`, everything that earlier commands left running in the
+    environment is ended first. The command then starts from a clean shell, without their variables and functions, in the same folder.
+    Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
     counts for neither. `output_limit_bytes` holds for each stream.
     `variables` are environment variables of this command alone.

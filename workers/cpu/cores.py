@@ -11,9 +11,9 @@ from dataclasses import dataclass
 class CoreMap:
     """The cores that the worker may use, in ascending order.
 
-    An id that is among them is that core. Any other is a *virtual core*: so a test can have a node of 64 cores on a
-    machine of 2. Virtual cores are dealt out from the last core downwards, round after round. A node that names its cores
-    0 to n - 1 then has no two of them on one core as long as the machine has n, and beyond that equally many on each.
+    An id among them is that core. Any other id is a *virtual core*, so a test can have a node of 64 cores on a machine of 2.
+    Virtual cores are dealt out from the last core downwards, round after round. So the cores 0 to n - 1 of a node lie on different
+    cores of a machine with n cores, and are spread evenly over a smaller machine.
     """
 
     available: tuple[int, ...]

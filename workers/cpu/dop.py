@@ -1,6 +1,6 @@
 """What a program learns about its degree of parallelism.
 
-Pure values only. The names are those that common runtimes read by themselves; a value that the caller gave wins.
+Pure values only. Common runtimes read these variables by themselves. A value that the caller gave wins.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 MOST_VARIABLE = "TANGRAM_DOP_MAX"
-"""The variable that names the DoP which a program may grow to while it runs, as its cores change. A pool of processes
-may well be that large from the start: it is held to the cores that there are. A pool of threads that wait for each other
-is better off with the DoP of its start, which is why the other variables name that one."""
+"""The variable with the DoP to which a program may grow while it runs.
+
+A pool of processes may have this size from the start, since it is held to its cores anyway. Threads that wait for each other
+need the DoP of the start, so the other variables have that value."""
 
 COUNT_VARIABLES = ("TANGRAM_DOP", *THREAD_VARIABLES, "PYTEST_XDIST_AUTO_NUM_WORKERS")
 

@@ -133,8 +133,8 @@ def execute(
 def in_environment(task: PayloadTask) -> Iterator[None]:
     """Turn what a sandbox refuses into the end of an action of an environment.
 
-    The scheduler hands out no action of an environment that it closes, and stops those that run: one that is gone though the action was not
-    stopped has ended by itself.
+    The scheduler stops the actions of an environment that it closes. So if an environment is gone and its action was not stopped, the
+    environment has ended by itself.
     """
     node = this_node()
     call = node.call(task.request.id)

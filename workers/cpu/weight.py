@@ -1,8 +1,8 @@
-"""How much a control group's processes count against those of other groups: as much as its cores do, or next to nothing.
+"""The weight of a control group against other groups: that of its cores in the foreground, next to nothing in the background.
 
-The kernel divides a core among the groups that want it, level by level, by these weights. It spreads the weight of a group over
-the cores on which the group runs, so a group in the foreground has the weight of one core for each of its cores. A group in
-the background has at most 1 part in 300 of that: this is what it gets of a core that a group in the foreground wants.
+The kernel divides a core among the groups that want it, level by level, by these weights. It spreads the weight of a group over the
+cores on which the group runs. So a group in the foreground has the weight of one core for each of its cores. A group in the background
+has 1 part in 300 of one core's weight at most, and gets that part of a core that a foreground group wants.
 
 | kernel                      | background        | foreground, n cores                     |
 |-----------------------------|-------------------|-----------------------------------------|

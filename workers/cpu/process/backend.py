@@ -95,7 +95,7 @@ class ProcessBackend(Backend):
             self._hold_shell(self._core_map.real(holding.cores))
 
     def _hold_shell(self, cores: frozenset[int]) -> None:
-        """Apply a grant where only the shell is there: it waits, has one thread and starts nothing, so that no walk is needed."""
+        """Apply a grant where only the shell is there. It waits, has one thread and starts nothing, so no walk is needed."""
         with self._lock, contextlib.suppress(ProcessLookupError):
             self._weigh(len(cores) or 1)
             self._cores = cores

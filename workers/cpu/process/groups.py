@@ -1,6 +1,6 @@
 """Control groups of process sessions and environments, by which processes and memory are bounded and the background is held.
 
-The groups of a sandbox are named after its folder and lie beside each other, so that the kernel compares their weights.
+The groups of a sandbox have names made of its folder. They lie beside each other, so that the kernel compares their weights.
 
 | group of       | controller | what for                                                      | made in                                  |
 |----------------|------------|---------------------------------------------------------------|------------------------------------------|
@@ -8,8 +8,8 @@ The groups of a sandbox are named after its folder and lie beside each other, so
 | a session      | `cpu`      | idle time only, see `background.py`                           | the worker's own group                   |
 | an environment | `memory`   | `memory_mb`                                                   | the worker's own group                   |
 
-In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only, so
-the sessions of an environment with a bound on its memory have their groups in that of the environment.
+In version 1 a group has a folder for each controller. In version 2 it has one for all, and a process is in one group only. So there
+the group of an environment with a memory limit contains the groups of its sessions.
 
 The supervisor makes the group of its session. The worker makes and removes that of an environment.
 Rules: the standard library only; the supervisor imports this file too.

@@ -6,9 +6,9 @@
 | `bubblewrap` | user, PID, IPC, UTS, cgroup and network namespaces of its own; no capability; of the host's files the |
 |              | system's, read-only, and the folders of programs on PATH; its environment's two folders              |
 
-Only what is asked of `bwrap`, the program of bubblewrap, is decided here; `namespace.py` runs it. Paths are the same inside
-as outside. The folder of a session's protocol can only be read, apart from the file of its state, so that no command can
-put a link in the place of a file that the worker writes to. Nothing is mounted below a folder that commands can write to.
+This file chooses the arguments of `bwrap`, the program of bubblewrap; `namespace.py` runs it. Paths are the same inside as outside.
+Commands may only read the folder of their session's protocol, apart from the file of its state. Otherwise a command could replace a
+file to which the worker writes by a link. Nothing is mounted below a folder that commands can write to.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _system() -> list[str]:
 
 
 def copy_etc(folder: Path) -> None:
-    """Copy to `folder` what sessions see of /etc: one mount for all of it takes less of the start of a session than one for each."""
+    """Copy to `folder` what sessions see of /etc. One mount of the copy starts a session faster than one mount for each file."""
     for name in PUBLIC:
         for source in glob.glob(f"{ETC}/{name}"):
             target = folder / os.path.relpath(source, ETC)

@@ -6,8 +6,8 @@
 | `<tool>/shims` (pyenv and kin)   | all of `<tool>`                                                                    |
 | any other                        | itself                                                                             |
 
-Where a program in such a folder is a link, as the python of a virtual environment is, the `bin` that it leads to counts as
-an entry too. No folder is named that is, or is above, a home or the sandbox's own folder.
+A program in such a folder may be a link, such as the python of a virtual environment. The `bin` to which it leads counts as an entry
+too. Homes, the sandbox's own folder and the folders above these are never shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ LINKS = 40
 
 
 def folders_of_programs(search_path: str, known: Sequence[str], private: Sequence[str], programs: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders, and `programs` that lie in none of them, without what lies in `known` ones or shows `private` ones."""
+    """Return the folders to show, and the `programs` outside of these.
+
+    What lies in a `known` folder is left out, and so is every folder that would show a `private` one.
+    """
     waiting = [entry for entry in search_path.split(os.pathsep) if os.path.isabs(entry)]
     seen: set[str] = set()
     found: set[str] = set()

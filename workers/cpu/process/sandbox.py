@@ -1,26 +1,30 @@
 """The process sandbox: environments without containers, root, or a server.
 
-What it gives in any case: a folder, a home and temporary files of its own for each environment; shells with a bare
-environment (no variable of the worker's gets in); process trees that can be held to cores and ended as a whole, wherever
-their processes hide; no new privileges (setuid programs gain nothing); limits as in `ProcessLimits`.
+Every environment has a folder, a home and temporary files of its own. Its shells begin with a bare environment: no variable of the
+worker gets in. A process tree can be held to cores and ended as a whole, wherever its processes hide. Setuid programs gain nothing.
+`ProcessLimits` says what is limited.
 
-With the isolation `bubblewrap`, a session also sees nothing of the host but its system folders and the programs on PATH,
-read-only: no other environment, nothing of the worker's, no home, no process outside of it, no socket; no network but its
-own loopback; no capability; at most 512 processes. Each *session* has its own processes, its own loopback and its own
-/tmp; the sessions of one environment share the work folder and TMPDIR. What it does NOT protect from: the kernel is the
-host's, so a hole in it is a way out; disk is not limited; with a worker that may make no control groups, neither is memory
-(unless `address_space` is set) nor, if it is root, the number of processes.
+| isolation    | what a session sees                                                                                      |
+|--------------|----------------------------------------------------------------------------------------------------------|
+| `bubblewrap` | of the host its system folders and the programs on PATH, read-only; no other environment, process, socket |
+|              | or home; no network but a loopback of its own; no capability; at most 512 processes                      |
+| `none`       | all that the worker's user sees: files, the memory and variables of the worker's processes, the network  |
 
-With the isolation `none` nothing protects the host. Commands run as the worker's own operating-system user, so they can
-read and write whatever that user can: files of other environments and of the worker, the worker's memory and its
-environment variables in /proc, and they can signal its processes. There is no network isolation, no limit on disk, and none
-on the number of processes of one environment: a fork bomb reaches the whole machine.
+With bubblewrap, each session has its own processes, loopback and /tmp. The sessions of one environment share the work folder and TMPDIR.
 
-In both, core affinity is a convention that a program can undo for itself. Run code that is meant to do harm in containers
-of a runtime of its own kernel, or on a machine that holds nothing else.
+It does not protect from the following:
 
-A command in the background, and between two actions what commands have left running, gets only time that no command in
-the foreground wants. How far that holds depends on what the worker may do here, see `background.py`.
+* The kernel is the host's: a hole in it is a way out.
+* Disk is not limited.
+* Memory is not limited where the worker may make no control groups, unless `address_space` is set.
+* Processes are not limited with `none`, nor for a worker that is root and may make no control groups. A fork bomb then reaches the
+  whole machine.
+* Core affinity is a convention, which a program can undo for itself.
+
+Run malicious code in containers, or on a machine that holds nothing else.
+
+A command in the background gets only time that no command in the foreground wants. So does what commands have left running between two
+actions. How far that holds depends on what the worker may do here, see `background.py`.
 """
 
 from __future__ import annotations

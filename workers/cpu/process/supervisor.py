@@ -1,8 +1,8 @@
 """The supervisor of one session: it starts the shell, owns everything below it, and ends it.
 
-The fork server forks it with a socket to the worker, see `fork_server.py`. It is a *child subreaper*: whatever a session starts,
-however often that forks and calls setsid, stays below its supervisor, also when the shell has ended. In a session that
-bubblewrap sets apart, everything is in one PID namespace besides, which a namespace anchor holds, see `namespace.py`.
+The fork server forks it with a socket to the worker, see `fork_server.py`. It is a *child subreaper*: all descendants of a session
+stay below its supervisor, whatever they call and also when the shell has ended. With bubblewrap they are in one PID namespace too,
+which a namespace anchor holds, see `namespace.py`.
 
 | state    | meaning                                             | next                                                           |
 |----------|-----------------------------------------------------|----------------------------------------------------------------|

@@ -116,8 +116,8 @@ def _children_by_scan(pid: int) -> list[int]:
 def descendants(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> list[Process]:
     """Return the living processes below `roots`, parents first.
 
-    Without `spared` ones and what is below those, and without the `passed` ones, whose children are read only where they
-    are roots. Several roots have one thread each.
+    `spared` processes and all below them are left out. So are `passed` ones, whose children are read only if they are roots.
+    Several roots have one thread each.
     """
     return list(filter(is_alive, _walk(roots, spared, passed)[0]))
 
@@ -130,8 +130,8 @@ def with_zombies(roots: int | Sequence[int], spared: Collection[Identity] = (), 
 def settled(roots: int | Sequence[int], spared: Collection[Identity] = (), passed: Collection[int] = ()) -> tuple[list[Process], bool]:
     """Return the living processes below `roots` as `descendants` does, and whether that surely is all of them.
 
-    While a process dies its children go to one whose children have been read already, and the walk meets them nowhere.
-    So it is done again until none dies meanwhile but those that were reaped, or waited to be, before it began.
+    The children of a dying process may go to a process that the walk has passed, and then the walk misses them. So the walk is made
+    again until no process dies during it, apart from zombies that were known before.
     """
     dead: set[int] = set()
     for _ in range(WALKS):
@@ -197,10 +197,9 @@ def place(scan: Callable[[], tuple[Iterable[int], bool]], nearest: Callable[[], 
     """Put all threads where they should be, with two scans at least, and for no longer than `PLACE_LIMIT_S` where these take less.
 
     `scan` returns threads and whether that surely is all. `put` puts one there, and returns False when it was there already.
-    Masks and policies are inherited. So all is done once a scan that met all finds nothing new that had to be put: what
-    starts from then on is in place. A process that forks and ends faster than a scan takes is met by none. It is always a
-    child of the process that takes orphans in, so while a scan may have missed some these children, `nearest`, are put
-    again and again.
+    Masks and policies are inherited. So all is done once a complete scan finds nothing new to put: later threads start in place.
+    A process that forks and ends faster than a scan takes is met by none. Its successors become children of the process that adopts
+    orphans. While scans are incomplete, these children, `nearest`, are therefore put again and again.
     """
     met: set[int] = set()
     end = time.monotonic() + PLACE_LIMIT_S

@@ -3,9 +3,8 @@
 Only text is made here. The driver is a loop that reports on the FIFO `done`, saves what a successor needs in `state`,
 waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 
-1. The FIFOs are opened by path for each turn and closed before a command runs, so a command inherits nothing of the
-   protocol: whatever it does to its descriptors, it cannot read or write a turn by accident. Each turn has a random
-   name, which a report repeats.
+1. The FIFOs are opened by path for each turn and closed before a command runs. So a command inherits nothing of the
+   protocol, and cannot read or write a turn by accident. Each turn has a random name, which a report repeats.
 2. The report stands in the *condition* of the inner loop, so a command that says `continue` reports too; one that
    says `break` ends the inner loop, and the outer one enters it again.
 3. Both loops are `until`: under `set -n` no command runs and every status is 0, which ends `until` but would make
@@ -68,9 +67,9 @@ READ_BY_SHELL, WRITTEN_BY_SHELL = 0o644, 0o666
 class Control:
     """The folder of a session's protocol files, and where the shell sees it.
 
-    Shells that run as another user than the worker can do with each file what they must, and no more: they cannot
-    remove one, nor write what only the worker writes. The state is written by the shell, so it may lie elsewhere: whoever
-    shows the folder to a sandbox can then show it read-only. (FIFOs can be written all the same.)
+    Shells may run as another user than the worker. They can neither remove a file nor write one that only the worker writes. The
+    shell writes the state, so that may lie in another folder. The folder itself can then be mounted read-only. (FIFOs can be
+    written all the same.)
     """
 
     folder: Path

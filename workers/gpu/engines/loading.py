@@ -1,8 +1,7 @@
 """From a model folder to a model and its tokenizer.
 
 Only the local folder is read: never the network, never code that comes with a model, never pickled objects. A checkpoint that lacks
-weights of its architecture is refused, since transformers would fill them with random numbers, and a reward model would score at
-random.
+weights of its architecture is refused. Transformers would fill them with random numbers, and a reward model would score at random.
 """
 
 from __future__ import annotations
