@@ -232,7 +232,7 @@ class LiveReplay:
         prepared = []
         for place, recorded in enumerate(step.actions):
             session = "main" if place == 0 else f"parallel-{place}"
-            action = action_of(recorded, trajectory, environment="to-be-opened", session=session, told=self._known_durations)
+            action = action_of(recorded, trajectory, environment="to-be-opened", session=session, known_durations=self._known_durations)
             prepared.append(replace(action, arguments=self._arguments(recorded, session)))
         return prepared
 

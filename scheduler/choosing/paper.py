@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from scheduler.choosing.abstract import Choice, Chooser
-from scheduler.choosing.programme import Demand, Programme
+from scheduler.choosing.programme import Amounts, Programme
 from scheduler.model import Waiting
 from scheduler.model.group import Group
 
@@ -38,7 +38,7 @@ class Paper(Chooser):
         if useful == 0:
             return [Choice(waiting, waiting.least) for waiting in candidates]
         # No prefix of the candidates can use more than the whole free room above its own smallest amounts.
-        programme = Programme([Demand(w.units, w.durations_s) for w in candidates], min(useful, free - candidates[0].least))
+        programme = Programme([Amounts(w.units, w.durations_s) for w in candidates], min(useful, free - candidates[0].least))
         ends = sorted((release.expected_end, release.units) for release in group.releases())
         kept, room = len(candidates), free - least
         chosen, estimate = self._estimate(programme, candidates, behind, kept, room, ends, now)

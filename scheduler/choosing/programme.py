@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class Amounts:
     """One candidate: ascending `units`, and the duration in seconds on each."""
 
     units: tuple[int, ...]
@@ -21,26 +21,26 @@ class Demand:
 
 
 class Programme:
-    """The dynamic programme over demands and spare units, kept whole: every prefix of the demands is solved by it.
+    """The dynamic programme over candidates and spare units, kept whole: every prefix of the candidates is solved by it.
 
-    `totals[i][s]` is the least total duration of the first i demands with at most s spare units.
+    `totals[i][s]` is the least total duration of the first i candidates with at most s spare units.
     """
 
-    def __init__(self, demands: Sequence[Demand], spare: int) -> None:
+    def __init__(self, candidates: Sequence[Amounts], spare: int) -> None:
         """Fill the table for 0..`spare` units above the smallest amounts."""
-        self._demands = demands
+        self._candidates = candidates
         self._spare = spare
         row: NDArray[np.float64] = np.zeros(spare + 1)
         self._rows = [row]
         self._choices: list[NDArray[np.int16]] = []
-        for demand in demands:
-            best = row + demand.durations_s[0]
+        for amounts in candidates:
+            best = row + amounts.durations_s[0]
             choice = np.zeros(spare + 1, dtype=np.int16)
-            for index in range(1, len(demand.units)):
-                price = demand.units[index] - demand.units[0]
+            for index in range(1, len(amounts.units)):
+                price = amounts.units[index] - amounts.units[0]
                 if price > spare:
                     break
-                candidate = row[: spare + 1 - price] + demand.durations_s[index]
+                candidate = row[: spare + 1 - price] + amounts.durations_s[index]
                 better = candidate < best[price:] - 1e-12
                 best[price:][better] = candidate[better]
                 choice[price:][better] = index
@@ -49,7 +49,7 @@ class Programme:
             self._choices.append(choice)
 
     def total_s(self, count: int, spare: int) -> float:
-        """Return the least total duration of the first `count` demands with `spare` units to give out."""
+        """Return the least total duration of the first `count` candidates with `spare` units to give out."""
         return float(self._rows[count][min(spare, self._spare)])
 
     def best(self, count: int, spare: int | None = None) -> list[int]:
@@ -59,5 +59,5 @@ class Programme:
         for number in range(count - 1, -1, -1):
             index = int(self._choices[number][left])
             chosen[number] = index
-            left -= self._demands[number].units[index] - self._demands[number].units[0]
+            left -= self._candidates[number].units[index] - self._candidates[number].units[0]
         return chosen

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from scheduler.model import Waiting
-from scheduler.model.queue import Line
+from scheduler.model.queue import JobQueue
 from tangram.action import CORES, MEMORY_MB
 
 
@@ -28,16 +28,16 @@ class _Alike:
     """The waiting opens of one job with the same needs, in order."""
 
     def __init__(self) -> None:
-        self.line = Line()
+        self.line = JobQueue()
         self._sizes: list[int] = []
-        self._by_size: dict[int, Line] = {}
+        self._by_size: dict[int, JobQueue] = {}
 
     def add(self, waiting: Waiting) -> None:
         self.line.add(waiting)
         size = waiting.action.cost.least(MEMORY_MB)
         if size not in self._by_size:
             self._sizes.insert(bisect_left(self._sizes, size), size)
-            self._by_size[size] = Line()
+            self._by_size[size] = JobQueue()
         self._by_size[size].add(waiting)
 
     def remove(self, waiting: Waiting) -> bool:

@@ -4,22 +4,22 @@ The other rules prefer actions whose service is resident, lines with more waitin
 without end. So the preference for them ends once a line is old enough:
 
 1. *Age.* A line has *aged* once its first action has waited for `Tuning.aged_s`. An aged line needs an instance however soon a place
-   should fall free, and does not wait for a better victim.
-2. *Overdue.* An aged line is overdue while it is shut out: it can use no resident instance, or only idle ones on cells on which others
-   compute. Overdue lines are served before all others, in the order of their turns. A turn begins when the first action came in, or
+   should fall free, and does not wait for a cheaper eviction.
+2. *Starving.* An aged line is starving while it is shut out: it can use no resident instance, or only idle ones on cells on which others
+   compute. Starving lines are served before all others, in the order of their turns. A turn begins when the first action came in, or
    when the line was last brought an instance, whichever is later.
-3. *Reservation.* An overdue line that finds no room reserves a node: the one where the instances in its way have had their turn first.
+3. *Reservation.* A starving line that finds no room reserves a node: the one where the instances in its way have had their turn first.
    An instance has had its turn `Tuning.turn_s` after it was brought. Nothing else is brought onto a reserved node. When all turns
    have ended, the instances in the way take no more actions, and are evicted once idle. Where the line has an instance there, and
    only waits for the cells, the others on these cells are not evicted, but take no actions until it has started.
 4. *Release.* Reservations are made anew in each round. An instance takes actions again when no reservation needs it to go.
 
 *Claim.* Let no action hold cells for longer than L seconds, its restore included. An action waits for a service that is nowhere at
-most `bound_s(p, L)` = `aged_s` + p · (`turn_s` + L) seconds, where p counts the overdue lines up to its own.
+most `bound_s(p, L)` = `aged_s` + p · (`turn_s` + L) seconds, where p counts the starving lines up to its own.
 
-*Proof.* The line is overdue after at most `aged_s`, since a round is held when it ages. Consider the first of the overdue lines. Nothing
+*Proof.* The line is starving after at most `aged_s`, since a round is held when it ages. Consider the first of the starving lines. Nothing
 is brought onto the node that it reserves, so all turns there end within `turn_s`. Then the instances in its way take no more actions,
-and are idle within L. Now the line is brought an instance, and its next turn comes after those of all lines that are overdue by then.
+and are idle within L. Now the line is brought an instance, and its next turn comes after those of all lines that are starving by then.
 So each of the p lines takes at most `turn_s` + L. ∎
 
 The bound does not hold while a quota, the memory of the node, `instances_per_node` or a pinned instance keeps the line back. Where its
@@ -39,7 +39,7 @@ from scheduler.gpu.tuning import TUNING, Tuning
 
 
 def bound_s(place: int, longest_s: float, tuning: Tuning = TUNING) -> float:
-    """Return how long an action of the `place`-th overdue line waits at most. No action holds cells for longer than `longest_s`."""
+    """Return how long an action of the `place`-th starving line waits at most. No action holds cells for longer than `longest_s`."""
     return tuning.aged_s + place * (tuning.turn_s + longest_s)
 
 
@@ -48,12 +48,12 @@ class Reservation:
     """The service that a node is reserved for, the instances that are in its way there, and when the last of them has had its turn."""
 
     service: str
-    victims: list[Instance]
+    evicted: list[Instance]
     ready_at: float
 
 
 class Ageing:
-    """Says which lines have aged and which are overdue, and keeps the reservations of one round."""
+    """Says which lines have aged and which are starving, and keeps the reservations of one round."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -66,7 +66,7 @@ class Ageing:
         return bool(self._reserved)
 
     def turn(self, line: Line) -> tuple[float, float]:
-        """Return the place of an overdue line among the others: smaller goes first."""
+        """Return the place of a starving line among the others: smaller goes first."""
         brought = self._brought.get((line.service, line.units), -math.inf)
         return max(line.since, brought), brought
 
@@ -74,7 +74,7 @@ class Ageing:
         """Say whether a line has waited for long."""
         return line.since + self._tuning.aged_s <= now
 
-    def overdue(self, line: Line, round_: Round) -> bool:
+    def starving(self, line: Line, round_: Round) -> bool:
         """Say whether a line has aged and is shut out."""
         return self.aged(line, round_.now) and round_.shut_out(line)
 
@@ -91,28 +91,28 @@ class Ageing:
         return group not in self._reserved or self._reserved[group].service == line.service
 
     def reserve(self, line: Line, round_: Round) -> None:
-        """Reserve the node where an overdue line will have room soonest; one where instances are evicted for it already comes first."""
+        """Reserve the node where a starving line will have room soonest; one where instances are evicted for it already comes first."""
         found: list[tuple[bool, float, CellGroup, Reservation]] = []
         for group in line.groups:
-            victims = _in_the_way(group, line, round_) if group.node.memory_free >= line.memory_mb else None
-            if victims is not None:
-                ready_at = max((one.since + self._tuning.turn_s for one in victims if one.busy), default=round_.now)
+            evicted = _in_the_way(group, line, round_) if group.node.memory_free >= line.memory_mb else None
+            if evicted is not None:
+                ready_at = max((one.since + self._tuning.turn_s for one in evicted if one.busy), default=round_.now)
                 elsewhere = all(one.evicting_for != line.service for one in group.instances)
-                found.append((elsewhere, ready_at, group, Reservation(line.service, victims, ready_at)))
+                found.append((elsewhere, ready_at, group, Reservation(line.service, evicted, ready_at)))
         if not found:
             return
         _, ready_at, group, reservation = min(found, key=lambda each: each[:2])
         if group in self._reserved:  # for another line of the service
-            reservation.victims.extend(self._reserved[group].victims)
+            reservation.evicted.extend(self._reserved[group].evicted)
         self._reserved[group] = reservation
         if ready_at <= round_.now:
-            for victim in reservation.victims:
-                victim.evicting_for = line.service
+            for instance in reservation.evicted:
+                instance.evicting_for = line.service
             round_.refresh()
 
     def release(self, round_: Round) -> bool:
         """Have instances take actions again that no reservation needs to go; say whether there were any."""
-        needed = {id(victim) for reservation in self._reserved.values() for victim in reservation.victims}
+        needed = {id(instance) for reservation in self._reserved.values() for instance in reservation.evicted}
         released = [
             instance
             for group in round_.groups
@@ -136,4 +136,4 @@ def _in_the_way(group: CellGroup, line: Line, round_: Round) -> list[Instance] |
         if instance.service == line.service and instance.size in line.units and instance.evicting_for is None:
             return group.others_on(instance)
     plan = group.plan(line.spec, line.units[0], candidates(group, line, round_))
-    return None if plan is None else list(plan.victims)
+    return None if plan is None else list(plan.evicted)

@@ -150,8 +150,8 @@ class CellGroup(Group):
 
     def bring(self, spec: ServiceSpec, plan: PlacementPlan) -> Instance:
         """Carry a plan out: forget the instances that it evicts, and make the one that it is for."""
-        for victim in plan.victims:
-            self.drop(victim)
+        for instance in plan.evicted:
+            self.drop(instance)
         return self._put(spec, plan.cell_ids)
 
     def instance_on(self, service: str, cell_ids: tuple[int, ...]) -> Instance | None:

@@ -64,7 +64,7 @@ class CellDispatcher:
             attempt=waiting.attempt + 1,
             units=instance.size,
             cell_ids=instance.cell_ids,
-            evict=brought_by.evicted if brought_by is not None else (),
+            evict=brought_by.evictions if brought_by is not None else (),
             restore=brought_by is not None,
         )
         restore_s = self._state.services[instance.service].restore_s if brought_by is not None else 0.0

@@ -12,11 +12,11 @@ and when a turn ends. It has four steps:
    largest one, then on a busy one, then on the one used last. Two rules keep actions off idle instances, so that these can make way. A
    job beyond its share starts on none while a job within its share waits for a service that is nowhere. An overloaded line starts on
    none that is larger than its best size. What has not made way by the end of the round is used after all.
-2. *Rank services.* The lines that need an instance are ranked: overdue lines first, then jobs within their share (ranking.py).
+2. *Rank services.* The lines that need an instance are ranked: starving lines first, then jobs within their share (ranking.py).
 3. *Choose size and place.* An instance is as large as the backlog allows (sizing.py), or smaller where fewer cells are idle. It goes to
    the node where it can be largest, then to the one where fewest instances are evicted (placement.py).
 4. *Choose what to evict.* Idle instances make way, the least asked for first, unless it is cheaper to wait for a busy one (eviction.py).
-   For an overdue line, busy ones take no more actions and make way once they are idle (ageing.py).
+   For a starving line, busy ones take no more actions and make way once they are idle (ageing.py).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ElasticCells(CellDispatcher):
             if line.open and not line.stuck:
                 if contended and state.deprioritised(waiting, now):
                     contended = False
-                    if any(self._is_owed(each, round_) for each in lines.values()):
+                    if any(self._is_starved_of_cells(each, round_) for each in lines.values()):
                         round_.close_idle()
                         closed = True
                 if self._start_one(waiting, line, now):
@@ -110,7 +110,7 @@ class ElasticCells(CellDispatcher):
         self._take_out_started()
         return closed or any(line.kept_off for line in lines.values())
 
-    def _is_owed(self, line: Line, round_: Round) -> bool:
+    def _is_starved_of_cells(self, line: Line, round_: Round) -> bool:
         """Say whether idle cells are kept for a line: its service is nowhere, could be somewhere, and it reserves no node yet."""
         if not line.waiting or self._ageing.aged(line, round_.now):
             return False
@@ -143,7 +143,7 @@ class ElasticCells(CellDispatcher):
         return True
 
     def _bring_instances(self, round_: Round) -> None:
-        """Bring instances for the lines that need them, and reserve nodes for the overdue lines that found no room."""
+        """Bring instances for the lines that need them, and reserve nodes for the starving lines that found no room."""
         self._ageing.begin()
         backlog: Backlog | None = None
         for line in rank(round_, self._ageing):
@@ -156,7 +156,7 @@ class ElasticCells(CellDispatcher):
             while (chosen := self._choose_place(line, round_)) is not None and self._bring_for(line, *chosen, round_):
                 if not line.waiting or not (aged or len(line.waiting) > starts_soon(line, round_)):
                     break
-            if line.waiting and line.groups and self._ageing.overdue(line, round_) and not self._held(line, line.groups[0], round_):
+            if line.waiting and line.groups and self._ageing.starving(line, round_) and not self._held(line, line.groups[0], round_):
                 self._ageing.reserve(line, round_)
         self._take_out_started()
 
@@ -192,7 +192,7 @@ class ElasticCells(CellDispatcher):
             plan = self._largest_plan(group, line, [instance for instance in could_go if not instance.busy])
             if plan is not None and (self._ageing.aged(line, round_.now) or not better_later(plan, could_go, line, round_)):
                 plans.append((group, plan))
-        return max(plans, key=lambda each: (len(each[1].cell_ids), -len(each[1].victims)), default=None)
+        return max(plans, key=lambda each: (len(each[1].cell_ids), -len(each[1].evicted)), default=None)
 
     @staticmethod
     def _largest_plan(group: CellGroup, line: Line, idle: Sequence[Instance]) -> PlacementPlan | None:

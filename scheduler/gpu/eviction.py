@@ -31,10 +31,10 @@ def candidates(group: CellGroup, line: Line, round_: Round) -> list[Instance]:
 
 
 def better_later(plan: PlacementPlan, candidates: Sequence[Instance], line: Line, round_: Round) -> bool:
-    """Say whether a line had better wait for a busy candidate than evict the victims of a plan at once."""
-    cost_s = sum(_restore_cost_s(victim, round_) for victim in plan.victims)
+    """Say whether a line had better wait for a busy candidate than carry out the evictions of a plan at once."""
+    cost_s = sum(_restore_cost_s(instance, round_) for instance in plan.evicted)
     running = round_.state.running
-    for other in candidates if plan.victims else ():
+    for other in candidates if plan.evicted else ():
         if other.active and other.size >= len(plan.cell_ids):
             wait_s = max(0.0, max(running[action_id].expected_end for action_id in other.active) - round_.now)
             if round_.tuning.wait_advantage * (wait_s * len(line.waiting) + _restore_cost_s(other, round_)) < cost_s:
@@ -42,8 +42,8 @@ def better_later(plan: PlacementPlan, candidates: Sequence[Instance], line: Line
     return False
 
 
-def _restore_cost_s(victim: Instance, round_: Round) -> float:
+def _restore_cost_s(instance: Instance, round_: Round) -> float:
     """Return the seconds that the actions which come during the next restore of an instance wait for it, in total."""
-    spec = round_.state.services.get(victim.service)
+    spec = round_.state.services.get(instance.service)
     restore_s = spec.restore_s if spec is not None else 0.0
-    return round_.asked(victim) * restore_s * restore_s / 2.0
+    return round_.asked(instance) * restore_s * restore_s / 2.0

@@ -26,12 +26,12 @@ class PlacementPlan:
     """Cells for an instance, ascending, and the instances to evict for it, in order."""
 
     cell_ids: tuple[int, ...]
-    victims: tuple[Instance, ...]
+    evicted: tuple[Instance, ...]
 
     @property
-    def evicted(self) -> tuple[Evicted, ...]:
-        """The names of the victims, as a grant carries them."""
-        return tuple(Evicted(service=victim.service, cell_ids=victim.cell_ids) for victim in self.victims)
+    def evictions(self) -> tuple[Evicted, ...]:
+        """The names of the evicted instances, as a grant carries them."""
+        return tuple(Evicted(service=instance.service, cell_ids=instance.cell_ids) for instance in self.evicted)
 
 
 class Placement:
@@ -54,7 +54,7 @@ class Placement:
         self._need_mb = need_mb
         self._left_mb = [cell_mb - sum(one.memory_mb for one in there) for there in on]
         self._obstacles = [sum(self._obstructs(one) for one in there) for there in on]
-        self._victims: list[Instance] = []
+        self._evicted: list[Instance] = []
         self._replaced: Instance | None = None
 
     def replace(self, instance: Instance) -> None:
@@ -72,10 +72,10 @@ class Placement:
         if len(self._usable()) < count:
             return None
         cell_ids = take(self._emptiest(count), count)
-        for victim in reversed(self._victims):
-            if victim is not self._replaced:
-                self._spare(victim, cell_ids)
-        return PlacementPlan(cell_ids, tuple(self._victims))
+        for instance in reversed(self._evicted):
+            if instance is not self._replaced:
+                self._spare(instance, cell_ids)
+        return PlacementPlan(cell_ids, tuple(self._evicted))
 
     def _usable(self) -> list[int]:
         return [cell for cell in range(len(self._on)) if self._is_usable(cell)]
@@ -89,17 +89,17 @@ class Placement:
     def _in_the_way(self, instance: Instance, cell: int) -> bool:
         return self._obstructs(instance) or self._left_mb[cell] < self._need_mb
 
-    def _evict(self, victim: Instance) -> None:
-        self._victims.append(victim)
-        self._count(victim, -1)
+    def _evict(self, instance: Instance) -> None:
+        self._evicted.append(instance)
+        self._count(instance, -1)
 
-    def _spare(self, victim: Instance, cell_ids: Sequence[int]) -> None:
-        """Take a victim back where the cells are usable all the same."""
-        self._count(victim, 1)
+    def _spare(self, instance: Instance, cell_ids: Sequence[int]) -> None:
+        """Take an instance back where the cells are usable all the same."""
+        self._count(instance, 1)
         if all(self._is_usable(cell) for cell in cell_ids):
-            self._victims = [one for one in self._victims if one is not victim]
+            self._evicted = [one for one in self._evicted if one is not instance]
         else:
-            self._count(victim, -1)
+            self._count(instance, -1)
 
     def _count(self, instance: Instance, sign: int) -> None:
         for cell in instance.cell_ids:
@@ -108,6 +108,6 @@ class Placement:
 
     def _emptiest(self, count: int) -> list[int]:
         """Return the usable cells with the fewest instances left on them, at least `count`, ascending."""
-        left = {cell: sum(one not in self._victims for one in self._on[cell]) for cell in self._usable()}
+        left = {cell: sum(one not in self._evicted for one in self._on[cell]) for cell in self._usable()}
         most = sorted(left.values())[count - 1]
         return [cell for cell, instances in left.items() if instances <= most]

@@ -20,12 +20,12 @@ LEAST_S: Final = 0.01
 def rank(round_: Round, ageing: Ageing) -> list[Line]:
     """Return the lines in the order in which they are served.
 
-    Overdue lines come first, in the order of their turns. Then come jobs within their share, higher priorities, and the lines with
+    Starving lines come first, in the order of their turns. Then come jobs within their share, higher priorities, and the lines with
     most waiting for each place that they have: there a restore serves most.
     """
 
     def order(line: Line) -> tuple[object, ...]:
-        if ageing.overdue(line, round_):
+        if ageing.starving(line, round_):
             return (0, ageing.turn(line))
         places = sum(instance.places for instance, _ in round_.usable(line))
         last = round_.state.deprioritised(line.first, round_.now)

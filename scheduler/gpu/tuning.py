@@ -36,7 +36,7 @@ class Tuning:
     measured would mislead: it is lowest where many small instances leave nothing to restore."""
 
     wait_advantage: float = 2.0
-    """How many times as much time an eviction must cost others as waiting for a better victim. Without such waiting: 2.4 times the mean
+    """How many times as much time an eviction must cost others as waiting for a cheaper eviction. Without such waiting: 2.4 times the mean
     ACT where restores are long and two GPUs serve one popular service and two others. 1: +1 % on 24 GPUs, +2 % on 40."""
 
     fading: float = 8.0

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 START_S: Final = 15.0
 """Time that clients have for their next sign when a scheduler starts: store and clients may have been away until then."""
 
-LOOKS: Final = 10
-"""How often clients are looked at while the limit lasts."""
+CHECKS: Final = 10
+"""How often clients are checked while the limit lasts."""
 
 
 class Clients:
@@ -42,15 +42,15 @@ class Clients:
         self._handle = handle
         self._limit_s = limit_s
         self._heard_since = now - max(0.0, limit_s - START_S)
-        self._looked_at = now
+        self._checked_at = now
         self._unknown_since: dict[str, float] = {}
 
-    def look(self, now: float) -> None:
-        """Take the end of the clients that are gone to the core, if it is time to look."""
-        if not self._limit_s or now - self._looked_at < self._limit_s / LOOKS:
+    def check(self, now: float) -> None:
+        """Take the end of the clients that are gone to the core, if it is time to check."""
+        if not self._limit_s or now - self._checked_at < self._limit_s / CHECKS:
             return
-        stood_still = now - self._looked_at > self._limit_s / 2
-        self._looked_at = now
+        stood_still = now - self._checked_at > self._limit_s / 2
+        self._checked_at = now
         watched = self._watched()
         silences = self._transport.silences(watched) if watched else {}
         if silences is None or stood_still:

@@ -227,7 +227,7 @@ class Service:
         if housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING_S
             self._heartbeats.forget_the_gone()
-            self._clients.look(now)
+            self._clients.check(now)
             if now >= self._keep_blobs_at:
                 self._keep_blobs_at = now + BLOB_TTL_S / 4
                 self._executor.keep_blobs()
@@ -359,7 +359,7 @@ class Service:
             raise CoreBroken(f"what the core decided on {type(event).__name__} could not be carried out") from error
 
     def _show(self) -> None:
-        state, orders = self._core.state, self._executor
+        state, executor = self._core.state, self._executor
         decision_us, error = summary(self._decision_us), state.durations.error()
         self._transport.show(
             {
@@ -368,8 +368,8 @@ class Service:
                 "waiting": len(state.waiting),
                 "running": len(state.running),
                 "decisions": self._core.decisions,
-                "resizes": orders.resizes,
-                "restores": orders.restores,
+                "resizes": executor.resizes,
+                "restores": executor.restores,
                 "decision_us_p50": decision_us.p50,
                 "decision_us_p99": decision_us.p99,
                 "predictions": error.predictions,

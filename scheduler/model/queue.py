@@ -1,6 +1,6 @@
-"""The waiting actions of one group, in the policy's order, a line for each job.
+"""The waiting actions of one group, in the policy's order, a queue for each job.
 
-Within a line the order is that of `Waiting.key`. Between lines it is the same, but for jobs that hold more than their
+Within a job the order is that of `Waiting.key`. Between jobs it is the same, but for jobs that hold more than their
 share (`walk`): theirs come after all others. Keys are distinct, since each ends with the order of arrival.
 """
 
@@ -14,7 +14,7 @@ from itertools import islice
 from scheduler.model import Waiting
 
 
-class Line:
+class JobQueue:
     """The waiting actions of one job, sorted."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Line:
         self.items.insert(at, waiting)
 
     def remove(self, waiting: Waiting) -> bool:
-        """Take out; False where it is not in this line."""
+        """Take out; False where it is not in this queue."""
         at = bisect_left(self._keys, waiting.key)
         if at == len(self.items) or self.items[at] is not waiting:
             return False
@@ -41,10 +41,10 @@ class Line:
 
 
 class WaitQueue:
-    """Lines by job, in the order in which the jobs came."""
+    """Queues by job, in the order in which the jobs came."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, JobQueue] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class WaitQueue:
         """Insert in order."""
         line = self.lines.get(waiting.action.job)
         if line is None:
-            line = self.lines[waiting.action.job] = Line()
+            line = self.lines[waiting.action.job] = JobQueue()
         line.add(waiting)
         self._count += 1
 

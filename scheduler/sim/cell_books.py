@@ -70,14 +70,14 @@ class CellBooks:
     def _bring(self, node: str, named: Named, evicted: Sequence[Evicted]) -> None:
         resident = self._resident[node]
         for one in evicted:
-            victim = (one.service, one.cell_ids)
-            if victim not in resident:
+            gone = (one.service, one.cell_ids)
+            if gone not in resident:
                 raise BrokenGrant(f"{one.service} is evicted from cells {one.cell_ids} of {node}, where it is not resident")
-            if self.running(node, victim):
+            if self.running(node, gone):
                 raise BrokenGrant(f"{one.service} is evicted from cells {one.cell_ids} of {node} while it runs something")
             if self._services[one.service].pinned:
                 raise BrokenGrant(f"{one.service} is pinned, and evicted")
-            del resident[victim]
+            del resident[gone]
         service, cell_ids = named
         resident[named] = self._need_mb(node, service)
         for cell in cell_ids:

@@ -13,11 +13,11 @@ FILE_KINDS = ("cpu.read_file", "cpu.write_file")
 
 
 def action_of(
-    recorded: TraceAction, trajectory: Trajectory, *, environment: str | None, session: str | None = None, told: bool = True
+    recorded: TraceAction, trajectory: Trajectory, *, environment: str | None, session: str | None = None, known_durations: bool = True
 ) -> Action:
     """Return the action that a recorded one submits again. Environment and session matter to `cpu.*` only.
 
-    Unless the scheduler is to be `told`, the recorded duration is not declared: nobody knows it before it has run.
+    Without `known_durations`, the recorded duration is not declared: nobody knows it before it has run.
     """
     on_cpu = recorded.kind.startswith("cpu.")
     amounts: dict[str, tuple[int, ...]]
@@ -41,7 +41,7 @@ def action_of(
         session=session if on_cpu else None,
         service=recorded.service,
         requires=recorded.requires if not on_cpu else (),
-        work_s=recorded.work_s if told else None,
+        work_s=recorded.work_s if known_durations else None,
         timeout_s=recorded.timeout_s,
         priority=recorded.priority if recorded.priority is not None else trajectory.priority,
         idempotent=recorded.idempotent if recorded.idempotent is not None else not on_cpu,

@@ -92,7 +92,7 @@ def _no_collections() -> Iterator[None]:
 class Simulation:
     """One replay in virtual time. Use once: `run()`.
 
-    `told` says whether the scheduler is told the recorded durations of what comes in; by default as the policy is
+    `known_durations` says whether actions declare their recorded durations when they come in; by default as the policy is
     (`Rules.profiled`). `history` are actions that ended before, of which it has learned.
     """
 
@@ -104,14 +104,14 @@ class Simulation:
         *,
         speed: float = 1.0,
         limits: Limits | None = None,
-        told: bool | None = None,
+        known_durations: bool | None = None,
         history: Sequence[Observation] = (),
     ) -> None:
         self._trace = trace
         self._cluster = cluster
         self._policy = policy
         self._speed = speed
-        self._told = policy.rules.profiled if told is None else told
+        self._known_durations = policy.rules.profiled if known_durations is None else known_durations
         services, quotas = tuple(trace.services.values()), tuple(trace.quotas.values())
         self._core = Core(policy, limits=limits, services=services, quotas=quotas, history=history)
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
@@ -223,7 +223,7 @@ class Simulation:
             carried, rollout.carried_queue_s = rollout.carried_queue_s, 0.0
             self._live[action_id] = Live(action_id, recorded, now, carried)
             self._rollouts[action_id] = rollout
-            action = action_of(recorded, rollout.trajectory, environment=rollout.environment, told=self._told)
+            action = action_of(recorded, rollout.trajectory, environment=rollout.environment, known_durations=self._known_durations)
             self._handle(events.Submitted(id=action_id, action=action, submitted_at=now), now)
 
     def _start(self, command: commands.Start, now: float) -> None:

@@ -130,7 +130,7 @@ class Watch:
             if self.store.silences_s is not None:
                 for client, silent_s in self.store.silences_s.items():
                     self.store.silences_s[client] = 0.0 if client in alive else None if silent_s is None else silent_s + 1.0
-            self.clients.look(self.now)
+            self.clients.check(self.now)
 
 
 def test_a_client_is_gone_once_it_has_been_silent_for_the_limit() -> None:

@@ -140,17 +140,17 @@ def test_an_instance_leaves_for_an_overdue_action_though_its_own_go_on_waiting(w
     w.score("a1", "rm")
     w.score("j", "judge")
 
-    # When it is overdue, then the next of the stream starts no more
+    # When it is starving, then the next of the stream starts no more
     w.tick(TUNING.aged_s)
     w.finish("a0")
 
-    # Then the overdue one is brought in
+    # Then the starving one is brought in
     assert w.evicted("j") == ["rm"]
     assert w.waiting == ["a1"]
 
 
 def test_an_instance_need_not_leave_when_the_overdue_action_is_cancelled(world: Any) -> None:
-    # Given an instance that is to leave for an overdue action
+    # Given an instance that is to leave for a starving action
     w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), JUDGE])
     w.node(cells=1)
     w.score("a0", "rm")
@@ -174,7 +174,7 @@ def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> Non
     for name, service in (("a", "rm"), ("b", "judge"), ("p", "pair"), ("a1", "rm"), ("b1", "judge")):
         w.score(name, service)
 
-    # When the large one is overdue and both fall idle, one after the other
+    # When the large one is starving and both fall idle, one after the other
     w.tick(TUNING.aged_s)
     w.finish("a")
     assert w.waiting == ["p", "a1", "b1"]

@@ -78,7 +78,7 @@ def test_a_fixed_number_of_cells_is_the_nearest_below_beside_pinned_services(wor
 
 
 def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node(world: Any) -> None:
-    # Given a pinned service on one of two cells, and an overdue action for both
+    # Given a pinned service on one of two cells, and a starving action for both
     w = world(services=[PINNED, RM, JUDGE, WIDE])
     w.node(cells=2)
     w.score("p", "pinned")
@@ -96,7 +96,7 @@ def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node
 
 
 def test_instances_are_open_again_when_pinned_ones_leave_no_room_for_whom_they_were_to_leave(world: Any) -> None:
-    # Given an instance that is to leave for an overdue action, which needs both cells
+    # Given an instance that is to leave for a starving action, which needs both cells
     w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), PINNED, WIDE])
     w.node(cells=2)
     w.score("a", "rm")

@@ -205,7 +205,7 @@ def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
     # When cells are looked for, for one more
     plan = group.plan(ServiceSpec(name="new", memory_mb=need_mb), count, idle)
 
-    # Then they are found where any choice of victims would do, and without any one of them they would not do
+    # Then they are found where any choice of evictions would do, and without any one of them they would not do
     def would_do(cell: int, gone: list[Instance]) -> bool:
         left = [one for one in group.on(cell) if one not in gone]
         return not any(one.busy for one in left) and sum(one.memory_mb for one in left) + need_mb <= MEMORY_MB
@@ -215,9 +215,9 @@ def test_cells_are_found_whenever_there_are_any_and_each_victim_is_needed(
     assert (plan is not None) == possible
     if plan is not None:
         assert len(set(plan.cell_ids)) == count
-        assert all(would_do(cell, plan.victims) for cell in plan.cell_ids)
-        for kept in plan.victims:
-            gone = [victim for victim in plan.victims if victim is not kept]
+        assert all(would_do(cell, plan.evicted) for cell in plan.cell_ids)
+        for kept in plan.evicted:
+            gone = [instance for instance in plan.evicted if instance is not kept]
             assert not all(would_do(cell, gone) for cell in plan.cell_ids)
 
 

@@ -53,7 +53,7 @@ class Watch:
         state = core.state
         groups = core.pools.gpu.groups.values()
         there = [i for group in groups for i in group.instances if i.evicting_for is None]
-        overdue = False
+        starving = False
         for waiting in state.waiting.values():
             usable = any(i.service == waiting.action.service and len(i.cell_ids) in waiting.units for i in there)
             since = self.absent_since.get(waiting.id)
@@ -63,10 +63,10 @@ class Watch:
                 self.absent_since.pop(waiting.id, None)
             else:
                 self.absent_since.setdefault(waiting.id, now)
-                overdue = overdue or now - waiting.received_at >= TUNING.aged_s
+                starving = starving or now - waiting.received_at >= TUNING.aged_s
         for action_id in [each for each in self.absent_since if each not in state.waiting]:
             self.longest_s = max(self.longest_s, now - self.absent_since.pop(action_id))
-        if not overdue:
+        if not starving:
             for waiting in state.waiting.values():
                 if now - waiting.received_at > TUNING.aged_s:
                     assert all(group.free < waiting.least for group in groups), f"{waiting.id} waits beside idle cells"

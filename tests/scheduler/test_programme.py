@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.choosing.programme import Demand, Programme
+from scheduler.choosing.programme import Amounts, Programme
 
 DURATIONS = st.floats(0.0, 100.0, allow_nan=False, width=32)
 
 
 @st.composite
-def demands(draw: st.DrawFn) -> Demand:
+def demands(draw: st.DrawFn) -> Amounts:
     units = tuple(sorted(draw(st.sets(st.integers(1, 9), min_size=1, max_size=4))))
-    return Demand(units, tuple(draw(DURATIONS) for _ in units))
+    return Amounts(units, tuple(draw(DURATIONS) for _ in units))
 
 
-def least_total_s(wanted: list[Demand], units: int) -> float:
+def least_total_s(wanted: list[Amounts], units: int) -> float:
     ways = product(*(range(len(demand.units)) for demand in wanted))
     fitting = (way for way in ways if sum(d.units[i] for d, i in zip(wanted, way, strict=True)) <= units)
     return min(sum(d.durations_s[i] for d, i in zip(wanted, way, strict=True)) for way in fitting)
 
 
-def least_units(wanted: list[Demand]) -> int:
+def least_units(wanted: list[Amounts]) -> int:
     return sum(demand.units[0] for demand in wanted)
 
 
 @given(st.lists(demands(), min_size=1, max_size=4), st.integers(0, 14))
-def test_the_programme_is_optimal_for_every_prefix_and_every_amount_of_spare(wanted: list[Demand], spare: int) -> None:
+def test_the_programme_is_optimal_for_every_prefix_and_every_amount_of_spare(wanted: list[Amounts], spare: int) -> None:
     programme = Programme(wanted, spare)
 
     for count in range(1, len(wanted) + 1):
@@ -43,27 +43,27 @@ def test_the_programme_is_optimal_for_every_prefix_and_every_amount_of_spare(wan
             assert programme.total_s(count, less) == pytest.approx(best, abs=1e-6)
 
 
-def chosen(wanted: list[Demand], units: int) -> list[int]:
+def chosen(wanted: list[Amounts], units: int) -> list[int]:
     spare = units - least_units(wanted)
     return [demand.units[index] for demand, index in zip(wanted, Programme(wanted, spare).best(len(wanted)), strict=True)]
 
 
 def test_a_curve_that_is_flat_at_first_and_steep_later_is_seen_whole() -> None:
-    late = Demand((1, 2, 3, 4), (10.0, 10.0, 10.0, 1.0))
-    early = Demand((1, 2), (10.0, 8.0))
+    late = Amounts((1, 2, 3, 4), (10.0, 10.0, 10.0, 1.0))
+    early = Amounts((1, 2), (10.0, 8.0))
 
     assert chosen([late, early], 5) == [4, 1]
 
 
 def test_savings_that_are_mere_rounding_buy_no_units() -> None:
-    rounded = Demand((1, 2, 3), (9.0, 8.9999999999999, 8.9999999999999))
+    rounded = Amounts((1, 2, 3), (9.0, 8.9999999999999, 8.9999999999999))
 
     assert chosen([rounded], 3) == [1]
 
 
 def test_a_large_step_that_does_not_fit_is_given_up_only_where_that_is_best() -> None:
     # Given one step of 3 that saves most of all, and two steps of 2 that save more together
-    steep = Demand((1, 4), (10.0, 3.4))
-    others = [Demand((1, 3), (10.0, 6.0)), Demand((1, 3), (10.0, 6.0))]
+    steep = Amounts((1, 4), (10.0, 3.4))
+    others = [Amounts((1, 3), (10.0, 6.0)), Amounts((1, 3), (10.0, 6.0))]
 
     assert chosen([steep, *others], 7) == [1, 3, 3]

@@ -303,8 +303,8 @@ def test_the_cores_granted_are_the_unit_seconds_of_the_actions() -> None:
     assert held == pytest.approx(sum(record.unit_seconds for record in run.actions))
 
 
-@pytest.mark.parametrize(("policy", "told"), [("elastic", False), ("paper", True), ("fcfs", True), ("fixed:2", True), ("static:2", True)])
-def test_a_policy_is_told_the_recorded_durations_or_learns_them(policy: str, told: bool) -> None:
+@pytest.mark.parametrize(("policy", "known"), [("elastic", False), ("paper", True), ("fcfs", True), ("fixed:2", True), ("static:2", True)])
+def test_a_policy_knows_the_recorded_durations_or_learns_them(policy: str, known: bool) -> None:
     trace = coding_trace(20, 10, seed=5)
 
     run = simulate(trace, policy, Cluster(cores=16))
@@ -312,19 +312,20 @@ def test_a_policy_is_told_the_recorded_durations_or_learns_them(policy: str, tol
     # Every end is compared with what was expected of it, that of a command with work at least
     assert run.prediction is not None
     assert run.prediction.predictions >= len(run.actions)
-    assert (run.prediction.factor_p90 == 1.0) == told
-    again = simulate(trace, policy, Cluster(cores=16), told=told)
+    assert (run.prediction.factor_p90 == 1.0) == known
+    again = simulate(trace, policy, Cluster(cores=16), known_durations=known)
     assert again.actions == run.actions
 
 
-def test_elastic_that_is_told_expects_what_comes() -> None:
+def test_elastic_that_knows_durations_expects_what_comes() -> None:
     trace = coding_trace(20, 10, seed=5)
 
-    told, untold = (simulate(trace, "elastic", Cluster(cores=16), told=told).prediction for told in (True, False))
+    known = simulate(trace, "elastic", Cluster(cores=16), known_durations=True).prediction
+    unknown = simulate(trace, "elastic", Cluster(cores=16), known_durations=False).prediction
 
-    assert told is not None and untold is not None
-    assert (told.factor_p50, told.factor_p90) == (1.0, 1.0)
-    assert untold.factor_p90 > untold.factor_p50 > 1.0
+    assert known is not None and unknown is not None
+    assert (known.factor_p50, known.factor_p90) == (1.0, 1.0)
+    assert unknown.factor_p90 > unknown.factor_p50 > 1.0
 
 
 def coding_trace(trajectories: int, steps: int, seed: int) -> Trace:
