@@ -1,1 +1,1 @@
-"""The scheduler: a pure core (`core.py`), its policies and resources, and two drivers, virtual time and live."""
+"""The scheduler: a core without input and output in rooms by floor (docs/architecture.md), and two drivers, virtual time and live."""
