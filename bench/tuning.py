@@ -1,4 +1,4 @@
-"""What each constant of `elastic` on cores is worth, simulated: `python -m bench.tuning --trace FILE`, in about half an hour.
+"""What each constant of `elastic` on cores is worth, simulated: `python -m bench.tuning --trace FILE`, in about ten minutes.
 
 Each constant of `scheduler/cpu/tuning.py` is halved and doubled, or set to what is given here, with all others as they are. Printed is
 the mean ACT in cases of `bench.shortage` as a change against the constants as they are: the median over seeds, and the range.
@@ -17,7 +17,7 @@ from bench.shortage_cases import Case, Recording, all_cases
 from scheduler.cpu.marginal import steps_of
 from scheduler.cpu.tuning import TUNING
 
-CASES = ("rollouts-64-8", "coding-0.5", "waiting-4", "flood-8-flood")
+CASES = ("rollouts-64-8", "coding-0.5")
 
 VALUES: dict[str, tuple[float, float]] = {
     "better": (1.0, 2.0),
