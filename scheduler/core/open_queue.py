@@ -105,12 +105,9 @@ class OpenQueue:
             del self._by_needs[needs]
         return True
 
-    def too_large(self, memory_of: Callable[[Needs], int]) -> Iterator[Waiting]:
-        """Return the first open of each line where it does not fit, where `memory_of` is as in `fitting`."""
-        for needs, jobs in self._by_needs.items():
-            memory_mb = memory_of(needs)
-            heads = (alike.line.items[0] for alike in jobs.values())
-            yield from (head for head in heads if head.action.cost.least(MEMORY_MB) > memory_mb)
+    def heads(self) -> Iterator[Waiting]:
+        """Return the first open of each line."""
+        return (alike.line.items[0] for jobs in self._by_needs.values() for alike in jobs.values())
 
     def fitting(self, memory_of: Callable[[Needs], int]) -> Iterator[Waiting]:
         """Return the first open of each line that fits, where `memory_of` is the most memory of a node that has what is needed."""

@@ -74,12 +74,10 @@ class Shares:
             return False
         return self.dominant(job) >= self.tolerated(job)
 
-    def over_in(self, job: str, resource: str) -> bool:
-        """Say whether a job holds more of one resource than it is entitled to while others are active."""
-        offered = self._offered.get(resource, 0)
-        if len(self._actions) < 2 or offered <= 0:
-            return False
-        return self._held.get(job, {}).get(resource, 0) / offered >= self.tolerated(job)
+    def exceeds(self, job: str, resource: str, amount: float) -> bool:
+        """Say whether a job that holds some of a resource would hold more of it than it is entitled to with so much more."""
+        held, offered = self._held.get(job, {}).get(resource, 0), self._offered.get(resource, 0)
+        return held > 0 and offered > 0 and (held + amount) / offered > self.tolerated(job)
 
     def tolerated(self, job: str) -> float:
         """Return the share from which on a job holds more than it is entitled to."""
