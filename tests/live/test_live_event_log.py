@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.local.processes import Command
+from app.local.stack import commands
 from tangram import ActionCancelled
 from tests.live.support import Live
 from workers.node import LEAST_GROWTH, LEAST_GROWTH_S
@@ -90,10 +93,20 @@ def test_the_log_of_a_live_scheduler_replays_to_the_same_commands(own_stack: Cal
     assert done.stdout.endswith(" decisions, all equal\n")
 
 
-@pytest.mark.alone  # What is in the background gets nothing where other tests use all cores.
+HELD_BY_AFFINITY = """
+from workers.cpu.process import trial
+trial.MEANS = ("affinity",)
+from app.cli import main
+main()
+"""
+"""A worker that holds its background on one core. By the other means it gets nothing on a machine that is busy with something else."""
+
+
 def test_workers_say_what_commands_get_in_the_background(own_stack: Callable[..., Live], log: Path) -> None:
     # Given a stack of two cores, whose workers say again and again what commands get in the background
-    live = own_stack(variables={"TANGRAM_EVENT_LOG": str(log), "TANGRAM_USAGE_S": "0.2"})
+    live = own_stack(nodes=0, variables={"TANGRAM_EVENT_LOG": str(log), "TANGRAM_USAGE_S": "0.2"})
+    worker = next(command for command in commands(replace(live.plan, nodes=1)) if command.name == "cpu-0")
+    live.stack.spawn(Command("cpu-0", (sys.executable, "-c", HELD_BY_AFFINITY, *worker.argv[3:]), worker.env))
     with live.client() as client:
         env = client.open(trajectory="t")
         # When two commands that sleep have the cores, and one that is busy uses what they leave idle

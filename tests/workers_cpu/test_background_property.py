@@ -172,6 +172,7 @@ def _is_shell(pid: int) -> bool:
         return False
 
 
+@pytest.mark.alone  # A command in the background does nothing where other tests use all cores.
 @given(steps=STEPS)
 @settings(max_examples=6)
 def test_every_process_is_where_the_last_grant_says(box: ProcessSandbox, steps: list[tuple[str, str]]) -> None:
