@@ -163,13 +163,13 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
         beat_s=settings.beat_s,
         starting_limit=settings.starting_limit,
         starts_per_s=settings.starts_per_s,
-        weights=settings.weights,
+        weights=settings.shares,
         window_s=settings.order_window_s,
     )
     return Setup(
         policy=settings.policy,
         depth=settings.depth,
-        without=tuple(part.strip() for part in settings.without.split(",") if part.strip()),
+        without=settings.without,
         limits=limits,
         services=tuple(service_spec(name, service.model_dump()) for name, service in declared.services.items()),
         quotas=declared.quota_specs(QUOTA_LEAD_S),
