@@ -19,8 +19,8 @@ from app.broker.transport import KombuTransport
 from app.celery import make_app
 from app.event_log import EventLogFile, open_to_add
 from app.journal.database import DatabaseError, open_engine, require_latest
+from app.journal.figures import observations
 from app.journal.leader import SCHEDULER_LEASE, Lease, holder_name
-from app.journal.queries import observations
 from app.journal.retention import Pruning, Retention
 from app.journal.writing import LeaseLost, SqlJournal
 from app.reach import require_broker, require_store
