@@ -19,8 +19,8 @@ from app.broker.transport import KombuTransport
 from app.celery import make_app
 from app.event_log import EventLogFile, open_to_add
 from app.journal.database import DatabaseError, open_engine, require_latest
+from app.journal.figures import observations
 from app.journal.leader import SCHEDULER_LEASE, Lease, holder_name
-from app.journal.queries import observations
 from app.journal.retention import Pruning, Retention
 from app.journal.writing import LeaseLost, SqlJournal
 from app.reach import require_broker, require_store
@@ -163,13 +163,13 @@ def setup_of(settings: Settings, history: Sequence[Observation] = ()) -> Setup:
         beat_s=settings.beat_s,
         starting_limit=settings.starting_limit,
         starts_per_s=settings.starts_per_s,
-        weights=settings.weights,
+        weights=settings.shares,
         window_s=settings.order_window_s,
     )
     return Setup(
         policy=settings.policy,
         depth=settings.depth,
-        without=tuple(part.strip() for part in settings.without.split(",") if part.strip()),
+        without=settings.without,
         limits=limits,
         services=tuple(service_spec(name, service.model_dump()) for name, service in declared.services.items()),
         quotas=declared.quota_specs(QUOTA_LEAD_S),

@@ -15,7 +15,7 @@ def page() -> str:
     ]
     lines += ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        default = "the user's state folder" if field.default_factory else "–" if field.default in (None, "") else f"`{field.default}`"
+        default = "the user's state folder" if field.default_factory else "–" if field.default in (None, (), {}) else f"`{field.default}`"
         lines.append(f"| `TANGRAM_{name.upper()}` | {default} | {field.description} |")
     return "\n".join(lines) + "\n"
 

@@ -6,20 +6,40 @@ with the addresses of what it started, and clients and tools read it.
 
 from __future__ import annotations
 
-import math
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, NonNegativeInt, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
 def default_state_dir() -> Path:
     """Return the per-user state folder of the XDG base directory specification."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "tangram"
+
+
+def _entries(text: object) -> object:
+    """Return the entries of a list that the environment has as one text."""
+    return [entry for entry in map(str.strip, text.split(",")) if entry] if isinstance(text, str) else text
+
+
+def _pairs(text: object) -> object:
+    """Return the entries of a table that the environment has as one text."""
+    if not isinstance(text, str):
+        return text
+    pairs = [(name.strip(), number) for name, _, number in (entry.rpartition("=") for entry in map(str.strip, text.split(",")) if entry)]
+    if not all(name for name, _ in pairs) or len(dict(pairs)) < len(pairs):
+        raise ValueError(f"{text!r} is not like name=2,name=1, with each name once")
+    return dict(pairs)
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_entries)]
+Numbers = Annotated[tuple[NonNegativeInt, ...], NoDecode, BeforeValidator(_entries)]
+Counts = Annotated[dict[str, NonNegativeInt], NoDecode, BeforeValidator(_pairs)]
+Weights = Annotated[dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], NoDecode, BeforeValidator(_pairs)]
 
 
 class Settings(BaseSettings):
@@ -33,8 +53,8 @@ class Settings(BaseSettings):
     state_dir: Path = Field(default_factory=default_state_dir, description="Folder of the embedded stack, logs and SQLite.")
 
     policy: str = Field(default="elastic", description="Scheduling policy: elastic, paper, fcfs, fixed:N or static:N.")
-    without: str = Field(default="", description="Comma-separated parts of the policy `elastic` to go without.")
-    shares: str = Field(default="", description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
+    without: Words = Field(default=(), description="Comma-separated parts of the policy `elastic` to go without.")
+    shares: Weights = Field(default={}, description="Weights of jobs for fair shares, like `job-a=2,job-b=1`; 1 where a job has none.")
     order_window_s: float = Field(
         default=60.0,
         ge=0,
@@ -88,7 +108,7 @@ class Settings(BaseSettings):
     image_cache_mb: int | None = Field(
         default=None, ge=1, description="Docker images fetched by the worker and not in use are dropped beyond this; by default never."
     )
-    warm: str = Field(default="", description="Containers that stand ready on a worker, by image: `python:3.12=4,node:22=2`.")
+    warm: Counts = Field(default={}, description="Containers that stand ready on a worker, by image: `python:3.12=4,node:22=2`.")
     container_user: str = Field(default="1000:1000", description="User and group, as numbers, that commands in containers run as.")
     container_network: str = Field(default="none", description="Name of the Docker network of containers; none is no network.")
     container_runtime: str | None = Field(
@@ -113,8 +133,8 @@ class Settings(BaseSettings):
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
     cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
     cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
-    gpu_order: str = Field(
-        default="",
+    gpu_order: Numbers = Field(
+        default=(),
         description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default CUDA's own order.",
     )
     host_memory_mb: int | None = Field(
@@ -122,7 +142,7 @@ class Settings(BaseSettings):
         ge=1,
         description="Host memory for the copies of services that are off their cells; by default half of what the worker may use.",
     )
-    labels: str = Field(default="", description="Comma-separated labels of this worker's node, matched by `requires`.")
+    labels: Words = Field(default=(), description="Comma-separated labels of this worker's node, matched by `requires`.")
 
     @field_validator("orphan_s")
     @classmethod
@@ -138,74 +158,7 @@ class Settings(BaseSettings):
             raise ValueError(f"{keep_days} is neither a number of days nor `forever`")
         return keep_days or cls.model_fields["keep_days"].default
 
-    @field_validator("warm")
-    @classmethod
-    def _can_be_counts(cls, warm: str) -> str:
-        _counts(warm)
-        return warm
-
-    @cached_property
-    def warm_images(self) -> dict[str, int]:
-        """How many containers stand ready, by image."""
-        return _counts(self.warm)
-
-    @field_validator("gpu_order")
-    @classmethod
-    def _can_be_numbers(cls, gpu_order: str) -> str:
-        _numbers(gpu_order)
-        return gpu_order
-
-    @cached_property
-    def gpus_in_order(self) -> list[int] | None:
-        """The numbers that `gpu_order` names; none where it is empty."""
-        return _numbers(self.gpu_order)
-
-    @field_validator("shares")
-    @classmethod
-    def _can_be_weights(cls, shares: str) -> str:
-        _weights(shares)
-        return shares
-
-    @cached_property
-    def weights(self) -> dict[str, float]:
-        """The weights that `shares` names, by job."""
-        return _weights(self.shares)
-
     @cached_property
     def stack_file(self) -> Path:
         """Where the embedded stack writes the addresses of what it started."""
         return self.state_dir / "stack.json"
-
-
-def _numbers(gpu_order: str) -> list[int] | None:
-    entries = [entry.strip() for entry in gpu_order.split(",")] if gpu_order.strip() else []
-    for entry in entries:
-        if not (entry.isascii() and entry.isdigit()):
-            raise ValueError(f"{entry!r} is no number of a device, as in 0,1,4,5")
-    return [int(entry) for entry in entries] or None
-
-
-def _counts(warm: str) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for entry in filter(None, (entry.strip() for entry in warm.split(","))):
-        image, _, text = entry.rpartition("=")
-        if not image.strip() or not (text.isascii() and text.isdigit()) or image.strip() in counts:
-            raise ValueError(f"{entry!r} is not like python:3.12=4, with each image once")
-        counts[image.strip()] = int(text)
-    return counts
-
-
-def _weights(shares: str) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for entry in filter(None, (entry.strip() for entry in shares.split(","))):
-        job, _, text = entry.rpartition("=")
-        try:
-            weight = float(text)
-        except ValueError:
-            weight = math.nan
-        if not job.strip() or not 0 < weight < math.inf:
-            raise ValueError(f"{entry!r} is not like job-a=2, with a number above 0")
-        if job.strip() in weights:
-            raise ValueError(f"names {job.strip()!r} twice")
-        weights[job.strip()] = weight
-    return weights

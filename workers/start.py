@@ -159,7 +159,7 @@ def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
     description: WireNode = {
         "name": name,
         "kinds": [pool],
-        "labels": [*filter(None, map(str.strip, settings.labels.split(","))), node_label(name)],
+        "labels": [*settings.labels, node_label(name)],
         "cores": 0,
         "memory_mb": 0,
         "cells": 0,
@@ -281,7 +281,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         image_cache_mb=settings.image_cache_mb,
         start_timeout_s=settings.container_start_s,
         starting_limit=settings.containers_starting,
-        warm=settings.warm_images,
+        warm=settings.warm,
         limits=limits,
     )
     return ContainerSandbox(base, node=node, options=options, core_map=core_map)
@@ -298,7 +298,7 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     if settings.services_file is not None:
         declared = load_services_file(settings.services_file)
         check_models(settings.services_file, declared)
-    devices = discover(settings.cells, settings.cell_memory_mb, settings.gpus_in_order)
+    devices = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
     state_dir: Path = settings.state_dir / "services"
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     host_memory_mb = settings.host_memory_mb or usable_mb() // 2

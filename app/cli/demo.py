@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.journal.database import open_engine
-from app.journal.queries import Selection, act_report
+from app.journal.figures import Selection, act_report
 from app.journal.runs import load_run
 from app.replay.replay_command import ReplayOptions, quotas_toml, replay_live
 from app.replay.traces import read_trace

@@ -63,7 +63,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
     except ValidationError as error:
-        _fail("; ".join(f"TANGRAM_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()))
+        _fail("; ".join(": ".join([f"TANGRAM_{e['loc'][0]}".upper(), *map(str, e["loc"][1:]), e["msg"]]) for e in error.errors()))
     except BrokenPipeError:
         _leave(0)
     except TangramError as error:

@@ -11,8 +11,9 @@ from typing import Any
 from redis import RedisError
 
 from app.journal.database import open_engine, require_latest, sqlite_url
-from app.journal.queries import Selection, act_report, observations, status
+from app.journal.figures import Selection, act_report, observations
 from app.journal.runs import load_run
+from app.journal.status import status
 from scheduler.learning.durations import Observation
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError

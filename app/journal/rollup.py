@@ -1,4 +1,4 @@
-"""Figures by the hour of what retention removes from the journal: made of rows here, and read again by `app/journal/queries.py`.
+"""Figures by the hour of what retention removes from the journal: made of rows here, and read again by `app/journal/figures.py`.
 
 An hour is that of submission, or of creation for environments, in seconds since the epoch. The histograms are logarithmic, with
 `BINS_PER_OCTAVE` bins each time that seconds double, so that a percentile is right to about 2 %; counts, sums and means are exact.

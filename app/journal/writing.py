@@ -2,7 +2,7 @@
 
 `SqlJournal.write` commits a batch of entries in one transaction; it is on the way of every action, so it folds
 the batch first (`app/journal/folding.py`) and keeps its statements and its connection. Only writing entries
-lives here. What had not ended is loaded by `app/journal/unfinished.py`; figures are in `app/journal/queries.py`.
+lives here. What had not ended is loaded by `app/journal/unfinished.py`; figures are in `app/journal/figures.py`.
 
 A write may be repeated: on PostgreSQL it is, when the connection breaks and nobody knows whether the commit
 arrived. Statements therefore set values, never add to them. With a lease, each transaction first makes sure that

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.journal.database import open_engine
-from app.journal.queries import status
+from app.journal.status import status
 from app.local.embedded import EmbeddedStack
 from app.local.processes import Command
 from tangram.settings import Settings

@@ -17,8 +17,8 @@ from sqlalchemy import Engine, select
 from app.hosts import ANY
 from app.journal.database import open_engine
 from app.journal.models import Action as ActionRow
-from app.journal.queries import status
 from app.journal.runs import finish_run, start_run
+from app.journal.status import status
 from app.local import stack
 from app.local.processes import wait_until
 from app.replay.live_trainer import Journaled, LiveReplay, LiveRun, with_journal

@@ -44,14 +44,14 @@ def test_shares_that_are_none_are_named(shares: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Settings(shares=shares)
     (error,) = caught.value.errors()
-    assert error["loc"] == ("shares",)
-    assert "is not like job-a=2" in error["msg"] or "names 'a' twice" in error["msg"]
+    assert error["loc"] in (("shares",), ("shares", "a"))
 
 
 @pytest.mark.parametrize(
     ("variables", "problem"),
     [
-        ({"TANGRAM_SHARES": "a:2"}, "TANGRAM_SHARES: Value error, 'a:2' is not like job-a=2, with a number above 0"),
+        ({"TANGRAM_SHARES": "a:2"}, "TANGRAM_SHARES: Value error, 'a:2' is not like name=2,name=1, with each name once"),
+        ({"TANGRAM_SHARES": "a=0"}, "TANGRAM_SHARES: a: Input should be greater than 0"),
         ({"TANGRAM_WITHOUT": "wheels"}, "policy 'elastic' has no part 'wheels' to go without"),
         ({"TANGRAM_EVENT_LOG": "/dev/null/log"}, "/dev/null/log: Not a directory"),
     ],

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.journal.database import open_engine, upgrade
-from app.journal.queries import status
+from app.journal.status import status
 from app.local.processes import Command, Process, wait_until
 from tangram import Action, Client, Cost, Settings
 from tests.live.test_live_loss import words

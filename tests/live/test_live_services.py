@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.journal.database import open_engine
-from app.journal.queries import ServiceStatus, status
+from app.journal.status import ServiceStatus, status
 from tangram.errors import ActionError
 from tests.live.support import Live
 

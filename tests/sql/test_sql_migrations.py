@@ -24,7 +24,7 @@ from app.journal.database import (
     writing,
 )
 from app.journal.models import Action, ActionHour, Base, Environment, EnvironmentHour, Node, ServiceInstance
-from app.journal.queries import status
+from app.journal.status import status
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE
 
 ROOT = Path(__file__).resolve().parents[2]

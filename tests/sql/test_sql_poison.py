@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from app.cli import output
-from app.journal.queries import status
+from app.journal.status import status
 from app.journal.writing import SqlJournal
 from scheduler.core.core import Core
 from scheduler.live.entries import MessageFailed

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from app.journal.database import DatabaseError
-from app.journal.queries import Selection, act_report, observations, status
+from app.journal.figures import Selection, act_report, observations
 from app.journal.runs import finish_run, list_runs, load_run, start_run
+from app.journal.status import status
 from app.journal.writing import SqlJournal
 from scheduler.learning.durations import Observation
 from scheduler.live.entries import InstancesForgotten

@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from sqlalchemy import Engine
 
 from app.journal import retention
+from app.journal.figures import Selection, act_report, observations
 from app.journal.leader import Lease
-from app.journal.queries import Selection, act_report, observations, status
 from app.journal.retention import DAY_S, Pruning, Retention
 from app.journal.rollup import BINS_PER_OCTAVE, bin_of, seconds_of
 from app.journal.runs import finish_run, load_run, start_run
+from app.journal.status import status
 from app.journal.writing import LeaseLost, SqlJournal
 from app.local.processes import wait_until
 from scheduler.live.entries import MessageFailed

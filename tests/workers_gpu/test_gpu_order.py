@@ -83,7 +83,7 @@ def test_gpus_are_cells_in_the_order_in_which_cuda_counts_them(fake: FakeNvml) -
 
 def test_the_order_may_be_declared(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANGRAM_GPU_ORDER", "3, 1,0")
-    assert numbers(discover(order=Settings().gpus_in_order)) == [3, 1, 0]
+    assert numbers(discover(order=Settings().gpu_order or None)) == [3, 1, 0]
 
     for order, problem in (([0, 0], "each device once"), ([4], "no CUDA device 4, this machine has 4"), ([], "each device once")):
         with pytest.raises(DeviceError, match=problem):
@@ -91,7 +91,7 @@ def test_the_order_may_be_declared(fake: FakeNvml, monkeypatch: pytest.MonkeyPat
     with pytest.raises(DeviceError, match="cells: 2 asked for, this machine has 1"):
         discover(2, order=[1])
     monkeypatch.setenv("TANGRAM_GPU_ORDER", "0,x")
-    with pytest.raises(ValueError, match="'x' is no number of a device"):
+    with pytest.raises(ValueError, match="valid integer"):
         Settings()
 
 

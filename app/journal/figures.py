@@ -1,39 +1,31 @@
-"""Questions that status, reports and learning ask of the journal: typed rows out, nothing written.
+"""Figures of ended actions, for reports and for learning.
 
-ACT figures count the actions that were carried out (`CARRIED_OUT`): a cancelled, rejected or lost action has no
-completion whose time could be compared. Durations are seconds, times seconds since the epoch. Every function
-raises `DatabaseError` when the database cannot be read. Totals count what retention has rolled up (`app/journal/rollup.py`), too.
+ACT figures count the actions that were carried out (`CARRIED_OUT`): a cancelled, rejected or lost action has no completion whose time
+could be compared. Durations are seconds, times seconds since the epoch. Every function raises `DatabaseError` when the database cannot
+be read. Totals count what retention has rolled up (`app/journal/rollup.py`), too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Row, Select, false, func, select
+from sqlalchemy import ColumnElement, Engine, Select, false, func, select
 
 from app.journal.database import database_errors, snapshot
 from app.journal.models import (
-    ABSENT,
-    NODE_UP,
-    RUNNING,
-    WAITING,
     Action,
     ActionHour,
     Environment,
     EnvironmentHour,
     Grant,
-    Node,
-    ServiceInstance,
     table,
 )
 from app.journal.rollup import HOUR_S, ActionFigures, AnyRow, merged_mean, merged_summary
 from app.journal.runs import RunRecord
-from app.journal.unfinished import set_aside
 from scheduler.learning.durations import MEASURED, Observation
-from scheduler.live.entries import SetAside
 from scheduler.model.stats import Summary
 from tangram.action import CELLS, CORES
 from tangram.action import Action as Declared
@@ -95,70 +87,6 @@ class ActReport:
     pod_core_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
-    """A node and what it holds now, as the journal knows it."""
-
-    name: str
-    state: str
-    reason: str
-    description: Mapping[str, Any]
-    changed_at: float
-    running: int
-    environments: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceStatus:
-    """An instance of a service, as its worker last said.
-
-    `state` is that of the node where it is not up. `memory_mb` and `host_mb` are MiB as measured, `running` the actions on it now;
-    the counts are since its worker began.
-    """
-
-    node: str
-    cells: tuple[int, ...]
-    state: str
-    reason: str
-    memory_mb: float
-    host_mb: float
-    running: int
-    starts: int
-    restores: int
-    evictions: int
-    leaks: int
-    changed_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceStatus:
-    """A service, where it is declared, and its instances that have been heard of.
-
-    `declared` is what the nodes say of it, by node; those that are up alone.
-    """
-
-    name: str
-    declared: Mapping[str, Mapping[str, Any]]
-    instances: tuple[InstanceStatus, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """The state of a deployment.
-
-    `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none. `set_aside` are the messages on which
-    schedulers failed, and which none is given again; the latest first.
-    """
-
-    nodes: tuple[NodeStatus, ...]
-    services: tuple[ServiceStatus, ...]
-    environments: Mapping[str, int]
-    actions: Mapping[str, int]
-    waiting_by_job: Mapping[str, int]
-    oldest_wait_s: float
-    set_aside: tuple[SetAside, ...]
-
-
 def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
     """Return the ACT figures of the selected actions."""
     columns = (Action.kind, Action.job, Action.status, Action.queue_s, Action.overhead_s, Action.execution_s, Action.act_s, Action.cpu_s)
@@ -207,82 +135,6 @@ def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None =
     query = select(*columns).where(*wanted).order_by(Action.ended_at.desc(), Action.position.desc()).limit(limit)
     with database_errors(engine.url), engine.connect() as connection:
         return [_observation(row) for row in connection.execute(query)][::-1]
-
-
-def status(engine: Engine, now: float) -> Status:
-    """Return the state of the deployment at `now`; actions that have ended are counted, too."""
-    with snapshot(engine) as connection:
-        unended = Action.ended_at.is_(None)
-        ended = _counts(connection.execute(select(ActionHour.status, func.sum(ActionHour.actions)).group_by(ActionHour.status)))
-        actions = _sum(_counts(connection.execute(select(Action.status, func.count()).group_by(Action.status))), ended)
-        by_job = select(Action.job, func.count()).where(unended, Action.status == WAITING).group_by(Action.job).order_by(Action.job)
-        waiting_by_job = _counts(connection.execute(by_job))
-        oldest = connection.execute(select(func.min(Action.submitted_at)).where(unended, Action.status == WAITING)).scalar_one()
-        gone = select(EnvironmentHour.state, func.sum(EnvironmentHour.environments)).group_by(EnvironmentHour.state)
-        environments = _counts(connection.execute(select(Environment.state, func.count()).group_by(Environment.state)))
-        environments = _sum(environments, _counts(connection.execute(gone)))
-        running = select(Action.node, func.count()).where(unended, Action.status == RUNNING).group_by(Action.node)
-        opened = select(Environment.node, func.count()).where(Environment.ended_at.is_(None)).group_by(Environment.node)
-        nodes = connection.execute(select(table(Node)).order_by(Node.state != NODE_UP, Node.name)).all()
-        running_on, environments_on = _counts(connection.execute(running)), _counts(connection.execute(opened))
-        instances = connection.execute(select(table(ServiceInstance)).order_by(ServiceInstance.node, ServiceInstance.cells)).all()
-        held = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
-        on_cells = select(Action.service, Grant.node, Grant.cell_ids).join_from(Action, Grant, held).where(unended, Grant.resource == CELLS)
-        poison = set_aside(connection)
-        on_instances = Counter((row.service, row.node, tuple(row.cell_ids)) for row in connection.execute(on_cells))
-    return Status(
-        nodes=tuple(
-            NodeStatus(
-                name=node.name,
-                state=node.state,
-                reason=node.reason,
-                description=node.description,
-                changed_at=node.changed_at,
-                running=running_on.get(node.name, 0),
-                environments=environments_on.get(node.name, 0),
-            )
-            for node in nodes
-        ),
-        services=_services(nodes, instances, on_instances),
-        environments=environments,
-        actions=actions,
-        waiting_by_job=waiting_by_job,
-        oldest_wait_s=max(0.0, now - oldest) if oldest is not None else 0.0,
-        set_aside=poison,
-    )
-
-
-def _services(
-    nodes: Sequence[Row[Any]], instances: Sequence[Row[Any]], running: Mapping[tuple[str, str, tuple[int, ...]], int]
-) -> tuple[ServiceStatus, ...]:
-    """Put together what the nodes declare and what they said of instances; those of a node that is not up are as that node is."""
-    by_name = {node.name: node for node in nodes}
-    declared: dict[str, dict[str, Any]] = {}
-    for node in nodes:
-        if node.state == NODE_UP:
-            for name, description in node.description.get("services", {}).items():
-                declared.setdefault(name, {})[node.name] = description
-    found: dict[str, list[InstanceStatus]] = {name: [] for name in declared}
-    for row in instances:
-        cells = tuple(int(cell) for cell in row.cells.split(",") if cell)
-        home = by_name.get(row.node)
-        gone = home is not None and home.state != NODE_UP and row.state != ABSENT
-        status = InstanceStatus(
-            node=row.node,
-            cells=cells,
-            state=home.state if gone and home is not None else row.state,
-            reason=f"node {row.node} is {home.state}; it was {row.state}" if gone and home is not None else row.reason,
-            memory_mb=0.0 if gone else row.memory_mb,
-            host_mb=0.0 if gone else row.host_mb,
-            running=running.get((row.service, row.node, cells), 0),
-            starts=row.starts,
-            restores=row.restores,
-            evictions=row.evictions,
-            leaks=row.leaks,
-            changed_at=row.changed_at,
-        )
-        found.setdefault(row.service, []).append(status)
-    return tuple(ServiceStatus(name=name, declared=declared.get(name, {}), instances=tuple(found[name])) for name in sorted(found))
 
 
 def _observation(row: AnyRow) -> Observation:
@@ -385,11 +237,3 @@ def _pod_core_s(selection: Selection) -> Select[Any]:
     if selection.until is not None:
         query = query.where(Environment.created_at <= selection.until)
     return query
-
-
-def _counts(rows: Iterable[Row[Any, int]]) -> dict[Any, int]:
-    return {key: int(count) for key, count in rows}
-
-
-def _sum(counts: dict[Any, int], more: Mapping[Any, int]) -> dict[Any, int]:
-    return {**counts, **{key: counts.get(key, 0) + count for key, count in more.items()}}
