@@ -107,7 +107,10 @@ class Occupants:
         return self._due[0][0] if self._due else None
 
     def first(self, deprioritised: Callable[[str], bool], may_lose: Callable[[Occupant], bool]) -> Occupant | None:
-        """Return who loses its cores first, of those that `may_lose` them; deprioritised jobs go before all others."""
+        """Return who loses its cores first, of those that `may_lose` them; deprioritised jobs go before all others.
+
+        Only the first of each job is asked: where that one may not lose its cores, none of its job does.
+        """
         found: tuple[tuple[bool, int, float, int], Occupant] | None = None
         for job in tuple(self._order):
             heap = self._order[job]

@@ -9,9 +9,9 @@ without end. So the preference for them ends once a line is old enough:
    compute. Starving lines are served before all others, in the order of their turns. A turn begins when the first action came in, or
    when the line was last brought an instance, whichever is later.
 3. *Reservation.* A starving line that finds no room reserves a node: the one where the instances in its way have had their turn first.
-   An instance has had its turn `Tuning.turn_s` after it was brought. Nothing else is brought onto a reserved node. When all turns
-   have ended, the instances in the way take no more actions, and are evicted once idle. Where the line has an instance there, and
-   only waits for the cells, the others on these cells are not evicted, but take no actions until it has started.
+   A busy instance has had its turn `Tuning.turn_s` after it was brought; an idle one is not protected. Nothing else is brought onto a
+   reserved node. When all turns have ended, the instances in the way take no more actions, and are evicted once idle. Where the line has
+   an instance there, and only waits for the cells, the others on these cells are not evicted, but take no actions until it has started.
 4. *Release.* Reservations are made anew in each round. An instance takes actions again when no reservation needs it to go.
 
 *Claim.* Let no action hold cells for longer than L seconds, its restore included. An action waits for a service that is nowhere at

@@ -17,7 +17,7 @@ class Tuning:
     """Seconds after which a line has aged. It sets the bound: 8 and 30 s give the same mean ACT to within 2 %."""
 
     turn_s: float = 5.0
-    """Seconds that an instance has from when it was brought. Without turns, twelve services that need twice the work of two GPUs take
+    """Seconds from when a busy instance was brought in which no starving line makes it evict. Without turns, twelve services that need twice the work of two GPUs take
     2.7 times as many restores: +26 %. 10 s: -4 %, with a longer bound."""
 
     soon_restores: float = 2.0

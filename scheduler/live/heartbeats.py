@@ -267,7 +267,11 @@ class Heartbeats:
                 self._transport.send_control(name, task, {"id": orphan, "attempt": 0, "reason": "not known to the scheduler"})
 
     def resend_commands(self) -> None:
-        """Send again what may have been lost with a broker's connection; each is harmless when it comes twice."""
+        """Send again what may have been lost with a broker's connection; each is harmless when it comes twice.
+
+        Grants are not sent again here. A node whose beats do not show one is asked for it, and what it does not know is granted anew
+        (`NeverArrived`).
+        """
         for running in self._core.state.running.values():
             grant, action_id = running.grant, running.waiting.id
             if running.stopping:

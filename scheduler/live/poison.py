@@ -2,7 +2,7 @@
 
 An exception while a message is dealt with leaves the core half changed, so the scheduler stops, and the one after it gets the
 message again. It is written down on which message each of them failed. From the second failure on, the message is *set aside*:
-no core is given it again, and the action that it is about ends as `failed`.
+no core is given it again, and the action that it is about ends as `failed`, unless its worker has stored a result: that stands.
 
 | message | known by |
 |---|---|

@@ -103,7 +103,7 @@ class Service:
             instead = partial(self._end_unfinished, kept, unfinished, now)
             deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, close_requested, now), instead)
         self._tick(now)
-        self._heartbeats.resend_commands()  # the journal knows what the one before decided, which may have died before it sent anything
+        self._heartbeats.resend_commands()  # resizes and stops; grants that got lost are found by asking (`Heartbeats`)
         self._commit([])
         return len(unfinished.actions)
 

@@ -1,7 +1,8 @@
 """Every life cycle that the scheduler knows, each as one table that says what may follow what, and on what occasion.
 
 Whoever writes a state asks the table first, with `Lifecycle.next`. SQL, the command line and the docs use the words of these tables,
-and the constraints of the journal's columns of state are made from them.
+and the constraints of the journal's columns of state in `app/journal/models.py` are made from them. A new state also needs a migration
+that is written by hand: a migration says what the tables were at one time, so it must not follow the present words. A test compares.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ reported as `restoring` next, though it was `absent`; one that could not even be
 SERVICE_TRANSITIONS: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {state: SERVICE.after(state) for state in SERVICE.states}
 
 MISSED_BEATS: Final = 3
-"""Beats a node may miss before it is lost."""
+"""Beats a node may miss before it is lost, and beats in which it may show no sign of what it was granted. A worker that has heard of no
+scheduler for as many beats says so in its log, and counts the pause as none of its own. Scheduler and workers must agree on it."""
 
 MOST_TRIES: Final = 2
 """Times an action may have lost its node; it is not tried once more after that."""

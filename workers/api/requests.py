@@ -32,7 +32,8 @@ _GOES_OUT = ".send_request_headers.started"
 """End of the name of httpcore's event when a request goes out, whichever version of HTTP it is."""
 
 LONGEST_LEAD_S = 0.5
-"""Longest wait for `not_before`. No scheduler grants further ahead, so a longer wait means that its clock differs from ours."""
+"""Longest wait for `not_before`. No scheduler grants further ahead, so a longer wait means that its clock differs from ours.
+`TANGRAM_QUOTA_LEAD_S` must stay below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Eviction:
     """Takes instances off their cells, to host memory as far as `copies` has room. Safe for many threads."""
 
     def __init__(self, reservations: Reservations, copies: HostMemory, drain_s: float, publish: Publish) -> None:
-        """`drain_s` is how many seconds running calls have to end; `tell` hears of every change."""
+        """`drain_s` is how many seconds running calls have to end; `publish` is called with every change."""
         self._reservations, self._copies, self._drain_s, self._publish = reservations, copies, drain_s, publish
 
     def evict(self, instance: Instance) -> None:

@@ -225,7 +225,7 @@ class ServiceHost:
                     instance.lock.release()
 
     def reload(self, services: Mapping[str, ServiceConfig]) -> None:
-        """Go on with other services: what is no longer declared, or otherwise, goes with the next `look` at which it is idle.
+        """Go on with other services: what is no longer declared, or otherwise, goes with the next `check` at which it is idle.
 
         Raises `ConfigError` for a service whose engine cannot be made; then nothing has changed.
         """
