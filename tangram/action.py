@@ -125,8 +125,8 @@ class Action:
     `action_class` groups alike actions for learning.
 
     One that names no `job` belongs to that of the client that sends it, or to `DEFAULT_JOB`. `client` is the id of that client, which
-    fills it in: when it gives no sign of life any more, its actions are cancelled and its environments closed, but not those that
-    are `detached`: these stay until their lease is over.
+    fills it in. When a client gives no sign of life any more, its actions are cancelled and its environments closed. Environments
+    that are `detached` stay until their lease is over.
     """
 
     kind: str

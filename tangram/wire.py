@@ -128,8 +128,8 @@ class WireEvicted(TypedDict):
 class WireGrant(TypedDict):
     """The header `grant`: what the scheduler gave, and its own times.
 
-    `attempt` counts the tries of an action from 1, `epoch` is the fencing token of the scheduler that granted, `incarnation` the
-    worker that it granted to: what the one before it left in the queue was lost with it.
+    `attempt` counts the tries of an action from 1. `epoch` is the fencing token of the scheduler that granted. `incarnation` names
+    the worker process that it granted to: a restarted worker drops what was meant for the one before it.
     `units` is the DoP that the program is told, `most_units` what the grant may grow to while the action runs.
     `core_ids` or `cell_ids` are ids on the node, `evict` names the instances to be thrown off first, in order. In the
     `background` a command has no core of its own, so that `core_ids` is empty, and uses what other commands leave idle on the

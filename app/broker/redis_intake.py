@@ -1,8 +1,8 @@
 r"""Taking messages on Redis so that none is lost, whenever the scheduler is killed.
 
-kombu's Redis transport pops a message and notes it as unacknowledged in a second command; what was popped when the
-process dies between the two is gone. Here a message is *moved*, by the server, from the queue to a list of what this
-scheduler has taken, and removed from that list when it is acknowledged: at each moment it is in one of the two.
+kombu's Redis transport pops a message and notes it as unacknowledged in a second command. If the process dies between the
+two, the message is lost. Here the server *moves* a message from the queue to a list of taken messages, and the scheduler
+removes it from that list when it acknowledges it. At each moment the message is in one of the two.
 
 | key | type | holds |
 |---|---|---|
@@ -10,13 +10,13 @@ scheduler has taken, and removed from that list when it is acknowledged: at each
 | `tangram-taken:<epoch>:<queue>` | list | taken by the scheduler of that epoch, not acknowledged, the oldest at the right |
 | `tangram-taken` | set | the names of all such lists |
 
-What schedulers of other epochs left is put back by the one that leads: when it opens, and every `RESCUE_S` for those
-that slept through the end of their lease. A message that comes twice by that is known by its task id.
+The leading scheduler puts back what schedulers of other epochs have taken: when it opens, and then every `RESCUE_S`, since
+one may have slept through the end of its lease. Such a message may come twice; its task id shows it.
 
-Waiting is a blocking move on each queue, on a connection of its own; when one has brought a message, one script moves
-what else is there, for all queues at once. The order of a queue is kept: where a list holds one message more than were
-read from it, a blocking move has put it there before the script ran, so that it is read first, even if it has to be
-waited for; what a blocking move brings after the script is left for the next time.
+The intake waits with a blocking move on each queue, on a connection of its own. When one has brought a message, a script
+moves all other messages of all queues. The order of a queue is kept. A list may hold one message more than were read from
+it: a blocking move put it there before the script ran, so it is read first, even if it has to be waited for. A message that
+a blocking move brings after the script is left for the next time.
 """
 
 from __future__ import annotations

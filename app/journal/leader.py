@@ -6,7 +6,7 @@
 | ours | prolonged, same epoch | prolonged | free |
 | another's | refused | refused | nothing |
 
-The *epoch* is the fencing token: it grows by one at each change of holder and travels with every grant, so that a
+The *epoch* is the fencing token: it grows by one at each change of holder and travels with every grant. So a
 worker can turn down a scheduler that slept through the end of its lease. Each step is one transaction that locks
 the row (PostgreSQL) or the database (SQLite). Times are seconds since the epoch by the callers' clocks, which must
 agree to well within `ttl_s`.

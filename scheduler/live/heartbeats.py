@@ -31,8 +31,8 @@ _OF_NOW = ("running", "environments", "instances")
 """Parts of a description that are only so at the moment."""
 
 RESTORE_UNSEEN_S = 180.0
-"""Longest time that the cells of a restore are kept for it while its node's beats do not show it: its worker first waits, a minute
-each, for the calls in what it is to evict. After that the control task, or the report of its end, is taken for lost."""
+"""How long cells are kept for a restore that the node's beats do not show. Its worker first waits for the calls of the instances that it
+evicts, a minute each. After this time the control task, or the report of its end, counts as lost."""
 
 _UNDER_WAY = ("starting", "restoring", "evicting")
 
