@@ -17,8 +17,8 @@ class Tuning:
     """Seconds after which a line has aged. It sets the bound: 8 and 30 s give the same mean ACT to within 2 %."""
 
     turn_s: float = 5.0
-    """Seconds from when a busy instance was brought in which no starving line makes it evict. Without turns, twelve services that need twice the work of two GPUs take
-    2.7 times as many restores: +26 %. 10 s: -4 %, with a longer bound."""
+    """Seconds from when a busy instance was brought in which no starving line makes it evict. Without turns, twelve services that need
+    twice the work of two GPUs take 2.7 times as many restores: +26 %. 10 s: -4 %, with a longer bound."""
 
     soon_restores: float = 2.0
     """Restores of its service that a line rather waits for a place than be brought one more instance. 1: 20 times as many restores where
