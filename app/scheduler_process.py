@@ -37,7 +37,8 @@ from tangram.settings import Settings
 log = logging.getLogger(__name__)
 
 QUOTA_LEAD_S = 0.15
-"""How much ahead of its time a request to an outside API is granted: what commit, broker and worker take on a busy machine."""
+"""How much ahead of its time a request to an outside API is granted: what commit, broker and worker take on a busy machine. Workers wait
+for no longer than `workers.api.requests.LONGEST_LEAD_S`."""
 
 _LOOKS = 5
 """How often a standby looks at the lease, and the active one prolongs it, while it lasts."""

@@ -28,7 +28,10 @@ VALUES: dict[str, tuple[float, float]] = {
 
 
 def measure(name: str, value: float, cases: Sequence[Case], seeds: Sequence[int], recording: Recording) -> list[float]:
-    """Return the mean ACT of each case and seed with a constant at a value."""
+    """Return the mean ACT of each case and seed with a constant at a value.
+
+    What is memoised from the constants is forgotten before and after.
+    """
     before = getattr(TUNING, name)
     object.__setattr__(TUNING, name, type(before)(value))
     steps_of.cache_clear()

@@ -272,7 +272,7 @@ class Environment:
     being closed, or is to be as soon as it stands; `over` why it is closed as soon as the last of its actions
     has ended. It is `lost` where its node was lost or it ended by itself.
 
-    It goes with its `client`, unless that is empty. Its use was written down last as of `use_noted`.
+    It goes with its `client`, which is empty for a detached one. Its use was written down last as of `use_noted`.
 
     `life` is the work that its actions have had, `ended_work_s` that of those that have ended. It is `cut_short` where its
     trainer gave it up, or its node was lost.

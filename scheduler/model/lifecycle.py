@@ -150,8 +150,9 @@ reported as `restoring` next, though it was `absent`; one that could not even be
 SERVICE_TRANSITIONS: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {state: SERVICE.after(state) for state in SERVICE.states}
 
 MISSED_BEATS: Final = 3
-"""Beats a node may miss before it is lost, and beats in which it may show no sign of what it was granted. A worker that has heard of no
-scheduler for as many beats says so in its log, and counts the pause as none of its own. Scheduler and workers must agree on it."""
+"""Beats a node may miss before it is lost, and beats in which it may show no sign of what it was granted. A worker whose own beats did
+not go out for so long looks at its claim in the result store before a result counts (`workers/reporter.py`). So the number of workers may
+not exceed that of the scheduler: upgrade the scheduler first."""
 
 MOST_TRIES: Final = 2
 """Times an action may have lost its node; it is not tried once more after that."""

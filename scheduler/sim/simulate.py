@@ -183,6 +183,7 @@ class Simulation:
                 self._restore(command, now)
             elif isinstance(command, commands.CloseEnvironment):
                 self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
+        # Notes, requeues and stops need nothing here: no node dies in a simulation, and nobody cancels.
         wake = self._core.next_wake(now)
         if wake is not None and (self._wake is None or wake < self._wake):
             self._wake = wake

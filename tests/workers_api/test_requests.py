@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from app.hosts import Hosts
+from app.scheduler_process import QUOTA_LEAD_S
 from bench.quotas import outside
-from workers.api.requests import Outgoing, Requests
+from workers.api.requests import LONGEST_LEAD_S, Outgoing, Requests
 
 LOOPBACK = Hosts.named(["127.0.0.1"])
 
@@ -73,3 +74,7 @@ def test_a_request_without_a_connection_is_never_sent() -> None:
         requests.send(outgoing, lambda: sent.append(time.time())).result(10)
     requests.close()
     assert sent == []
+
+
+def test_no_scheduler_grants_further_ahead_than_a_worker_waits() -> None:
+    assert QUOTA_LEAD_S < LONGEST_LEAD_S

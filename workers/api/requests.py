@@ -33,7 +33,7 @@ _GOES_OUT = ".send_request_headers.started"
 
 LONGEST_LEAD_S = 0.5
 """Longest wait for `not_before`. No scheduler grants further ahead, so a longer wait means that its clock differs from ours.
-`TANGRAM_QUOTA_LEAD_S` must stay below it."""
+`QUOTA_LEAD_S` of `app/scheduler_process.py` must stay below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class ContainerEnvironment(ShellEnvironment):
         loss = self.container.loss()
 
         def clear() -> None:
-            # Commands that run are to see the end of the container, not that the environment is being closed.
+            # Commands that run have some time to say how they ended. The scheduler hears of the loss by a beat without the environment.
             deadline = time.monotonic() + NOTICE_LIMIT_S
             while self.is_busy and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
