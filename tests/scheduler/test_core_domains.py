@@ -5,6 +5,7 @@ Small rows of cores are compared with brute force, which looks at every way to c
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 from typing import Any
 
@@ -12,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduler.cpu.cores import CoreGroup
-from scheduler.live.event_log import decode, encode
-from scheduler.model import NodeSpec, commands
+from scheduler.live.event_log import Handled, decode_line, encode_line
+from scheduler.model import NodeSpec, commands, events
 from scheduler.model.state import Node
 
 ROWS = ((4, 12, 5, 13, 6, 14), (0, 8, 1, 9), (20, 21, 22, 23, 24))
@@ -241,6 +242,15 @@ def test_a_pod_lies_in_one_domain_and_grants_lie_in_it_as_on_the_node(world: Any
 def test_a_log_carries_domains_and_one_without_them_still_reads() -> None:
     # Given a node with domains; when it is written down and read again; then it is the same
     spec = NodeSpec(name="n0", cores=4, domains=((0, 2), (1, 3)))
-    assert decode(NodeSpec, encode(spec)) == spec
+    line = encode_line(Handled(epoch=1, at=0.0, event=events.NodeJoined(node=spec), commands=()))
+    assert node_of(line) == spec
     # And a line that knows of none means cores 0 to n - 1
-    assert decode(NodeSpec, {"name": "n0", "cores": 2}).core_domains() == (range(2),)
+    words = json.loads(line)
+    del words["event"]["node"]["domains"]
+    assert node_of(json.dumps(words)).core_domains() == (range(4),)
+
+
+def node_of(line: str) -> NodeSpec:
+    read = decode_line(line)
+    assert isinstance(read, Handled) and isinstance(read.event, events.NodeJoined)
+    return read.event.node

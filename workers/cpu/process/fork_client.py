@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from workers.cpu.errors import SessionUnavailable
+from workers.cpu.process.fork_server import FORKED
 
 STOP_LIMIT_S = 15.0
 _ROOT = Path(__file__).resolve().parents[3]
@@ -30,30 +31,34 @@ class ForkClient:
 
     def supervisor(self) -> socket.socket:
         """Return a connection to a fresh supervisor, which ends when nothing of the session is left. Raises `SessionUnavailable`."""
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs, self._lock:
-                self._send(theirs)
-        except BaseException:
-            mine.close()
-            raise
-        return mine
-
-    def _send(self, theirs: socket.socket) -> None:
-        if self._closed:
-            raise SessionUnavailable("the sandbox is closed")
-        for _ in range(2):
-            if self._channel is None:
-                self._start()
-            assert self._channel is not None
-            try:
-                socket.send_fds(self._channel, [b"supervisor"], [theirs.fileno()])
-                return
-            except (ConnectionError, BrokenPipeError):
+        with self._lock:
+            if self._closed:
+                raise SessionUnavailable("the sandbox is closed")
+            for _ in range(2):
+                found = self._ask(self._channel or self._start())
+                if found is not None:
+                    return found
                 self._stop()
         raise SessionUnavailable("the fork server ends as soon as it starts")
 
-    def _start(self) -> None:
+    @staticmethod
+    def _ask(channel: socket.socket) -> socket.socket | None:
+        """Return a connection to a fresh supervisor; None where the fork server has ended, or does not answer.
+
+        A fork server that has just been killed still has its socket, so what was sent has arrived only once it is answered.
+        """
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                socket.send_fds(channel, [b"supervisor"], [theirs.fileno()])
+            if channel.recv(len(FORKED)):
+                return mine
+        except OSError:  # a timeout is one
+            pass
+        mine.close()
+        return None
+
+    def _start(self) -> socket.socket:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A bare environment: commands are of the same user and can read /proc/<pid>/environ of a supervisor.
         environment = {"PYTHONPATH": str(_ROOT), "PATH": os.defpath, "LANG": "C.UTF-8"}
@@ -67,7 +72,9 @@ class ForkClient:
                 start_new_session=True,
                 pass_fds=self._locks,
             )
+        mine.settimeout(STOP_LIMIT_S)
         self._channel = mine
+        return mine
 
     def _stop(self) -> None:
         if self._channel is not None:

@@ -39,6 +39,9 @@ from workers.cpu.process.supervisor import CLOSE_GRACE_S, Supervisor
 
 SHUTDOWN_LIMIT_S, RETRY_S = 4.0, 0.005
 
+FORKED = b"forked"
+"""The answer to a request."""
+
 
 class ForkServer:
     """Forks supervisors on request, reaps them, and kills what they left."""
@@ -75,10 +78,12 @@ class ForkServer:
             pid = os.fork()
         except OSError:
             theirs.close()
-            return True
-        if pid == 0:
-            self.become_supervisor(theirs)
-        self.running[pid] = theirs
+        else:
+            if pid == 0:
+                self.become_supervisor(theirs)
+            self.running[pid] = theirs
+        with contextlib.suppress(OSError):  # the worker may be gone
+            self.channel.send(FORKED, socket.MSG_DONTWAIT)
         return True
 
     def become_supervisor(self, channel: socket.socket) -> None:
