@@ -182,9 +182,9 @@ class QuotaPool:
         return min((at for at in (self._opens_at(account, now) for account in self._kept_back) if at is not None), default=None)
 
     def _opens_at(self, account: Account, now: float) -> float | None:
-        """Return when an account has room for the least of what it keeps back."""
-        kept = self._kept_back[account]
-        return account.opens_at(now, min(kept.values()), max(_lead_s(account, group) for group in kept))
+        """Return when an account has room for some of what it keeps back. What has fewer requests may have less lead."""
+        asked = dict.fromkeys((requests, _lead_s(account, group)) for group, requests in self._kept_back[account].items())
+        return min((at for requests, lead_s in asked if (at := account.opens_at(now, requests, lead_s)) is not None), default=None)
 
     # What is heard of requests
 
