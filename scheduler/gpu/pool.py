@@ -137,8 +137,8 @@ class GpuPool:
 
     def joined(self, node: Node) -> None:
         """Take in the cells of a node."""
-        group = self.groups[node.spec.name] = CellGroup(node, self._changed, sharing=self.state.rules.shares_cells)
-        group.touch()
+        self.groups[node.spec.name] = CellGroup(node, self._changed, sharing=self.state.rules.shares_cells)
+        self._touch_all()
 
     def gone(self, node: Node) -> None:
         """Forget the cells of a node."""
@@ -147,6 +147,7 @@ class GpuPool:
         self.quotas.forget(group)
         self._dispatcher.node_gone()
 
+        self._touch_all()
     def memory_returned(self, node: Node) -> None:
         """Look again at the cells of a node: who waits for its memory may start."""
         self.groups[node.spec.name].touch()
