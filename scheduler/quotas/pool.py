@@ -115,7 +115,7 @@ class QuotaPool:
         if action.cost.quotas:
             self.wake(now)
 
-    def resume(self, running: Running, now: float) -> None:
+    def resume(self, running: Running, now: float) -> list[Command]:
         """Count the requests of an action that an earlier scheduler started. The journal does not know when it was told to go."""
         self._declare(running.waiting.action)
         draws = self.draws(running.waiting.action)
@@ -123,6 +123,7 @@ class QuotaPool:
             not_before = running.granted_at + max(account.spec.lead_s for account, _, _ in draws)
             running.grant = replace(running.grant, not_before=not_before)
         self._take(running.waiting.action, draws, running.goes_at)
+        return []
 
     def joined(self, node: Node) -> None:
         """Look again at those who have waited for a node."""
