@@ -62,7 +62,7 @@ class Core:
         self._environments = Environments(self.state, self.pools, self._ends, self._out)
         self._admission = Admission(self.state, self.pools, self._environments.ended)
         self._nodes = Nodes(self.state, self.pools, self._environments, self._ends, self._enqueue, self._out)
-        self._recovery = Recovery(self.state, self.pools, self._environments, self._nodes)
+        self._recovery = Recovery(self.state, self.pools, self._environments, self._nodes, self._out)
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
         """Take in one event at time `now`, in seconds on the driver's clock, and return what is to be done, in order."""

@@ -98,6 +98,7 @@ class Environments:
         environment.node, environment.pod_core_ids = None, ()
         self._note(environment)
         self.opens.add(waiting)
+        self._changed = True
 
     def withdraw(self, waiting: Waiting, environment: Environment, reason: str, now: float) -> None:
         """Forget an environment that waits to be opened; the caller ends the action."""

@@ -6,17 +6,19 @@ from scheduler.core.environments import CLOSED, Environments
 from scheduler.core.nodes import Nodes
 from scheduler.core.pools import Pools
 from scheduler.model import Environment, Running, Waiting, events
+from scheduler.model.commands import Command
 from scheduler.model.state import State, memory_of
 
 
 class Recovery:
     """Puts journaled facts back into the state. Nodes must have joined before."""
 
-    def __init__(self, state: State, pools: Pools, environments: Environments, nodes: Nodes) -> None:
+    def __init__(self, state: State, pools: Pools, environments: Environments, nodes: Nodes, out: list[Command]) -> None:
         self._state = state
         self._pools = pools
         self._environments = environments
         self._nodes = nodes
+        self._out = out
 
     def environment_opened(self, event: events.EnvironmentOpened, now: float) -> None:
         """Adopt an environment that stands on a node that is up, with its pod where the policy has pods."""
@@ -65,7 +67,7 @@ class Recovery:
             self._adopt_into(environment, running)
         pool = self._pools.of(action)
         if pool is not self._pools.quotas:
-            pool.resume(running, now)
+            self._out += pool.resume(running, now)
 
     def _adopt_into(self, environment: Environment, running: Running) -> None:
         """Count an action to its environment; where that is being closed, the action is being stopped."""

@@ -46,7 +46,9 @@ class InOrderCores:
         if not candidates:
             return
         for choice in chooser.choose(candidates, behind, group.free, group, now):
-            if not pool.quotas.keeps_back(choice.waiting, group, now):
+            if pool.quotas.keeps_back(choice.waiting, group, now):
+                group.touch()  # one before it has taken what was left of the quota: those behind may have the cores
+            else:
                 self._start(choice.waiting, choice.units, group, now)
 
     def _start(self, waiting: Waiting, units: int, group: CoreGroup, now: float) -> None:

@@ -120,22 +120,22 @@ class CpuPool:
         group.touch()
         self.cores_returned += 1
 
-    def resume(self, running: Running, now: float) -> None:
+    def resume(self, running: Running, now: float) -> list[Command]:
         """Take in an action that an earlier scheduler started, with its cores. What another grant has claimed is its own."""
         waiting, grant, node = running.waiting, running.grant, self.state.nodes[running.grant.node]
         if waiting.action.kind == "cpu.open" or not (grant.core_ids or grant.background):
-            return
+            return []
         group = self.group_of(self.state.environments.get(waiting.action.environment or ""), node)
         group.touch()
         if grant.background and self.state.rules.ranks:  # preemption or not, it wants a core
             group.to_background(running)
             self.ranking.enter(waiting, group.queue, now)
-            return
+            return []
         running.grant = replace(grant, core_ids=group.claim(grant.core_ids), background=False)
-        if grant.background:  # this policy knows none: it runs beside what has cores, as if it had been granted none to begin with
-            self.note_resized(running)
         self.state.shares.hold(waiting.action.job, CORES, len(running.grant.core_ids) - len(grant.core_ids))
         group.adopt(running, resizes=self.state.rules.resizes)
+        # A policy that knows no background has the action run beside what has cores, as if it had been granted none to begin with.
+        return [_resize(running)] if grant.background else []
 
     def joined(self, node: Node) -> None:
         """Take in the cores of a node."""
@@ -206,21 +206,7 @@ class CpuPool:
         before = running.grant
         running.regrant(replace(before, units=len(core_ids) or before.units, core_ids=core_ids, background=not core_ids), now)
         self.state.shares.hold(running.waiting.action.job, CORES, len(core_ids) - len(before.core_ids))
-        self.note_resized(running)
-
-    def note_resized(self, running: Running) -> None:
-        """Have the worker of an action know what it holds."""
-        grant = running.grant
-        self._out.append(
-            Resize(
-                id=running.waiting.id,
-                node=grant.node,
-                attempt=grant.attempt,
-                core_ids=grant.core_ids,
-                units=grant.units,
-                background=grant.background,
-            )
-        )
+        self._out.append(_resize(running))
 
     def hold_round_at(self, group: CoreGroup, at: float) -> None:
         """Have a round held over a group when that time has come, unless one is to be held earlier."""
@@ -278,3 +264,16 @@ def could_run(waiting: Waiting, node: Node, cores: int) -> bool:
     """Say whether a node could run an action that is bound to none, were so many cores of it free."""
     action = waiting.action
     return node.offers("cpu", action.requires) and waiting.least <= cores and own_memory(action) <= node.spec.memory_mb
+
+
+def _resize(running: Running) -> Resize:
+    """Return the command that tells the worker of an action what it holds."""
+    grant = running.grant
+    return Resize(
+        id=running.waiting.id,
+        node=grant.node,
+        attempt=grant.attempt,
+        core_ids=grant.core_ids,
+        units=grant.units,
+        background=grant.background,
+    )

@@ -122,10 +122,10 @@ class GpuPool:
             del instance.active[running.waiting.id]
         group.touch()
 
-    def resume(self, running: Running, now: float) -> None:
+    def resume(self, running: Running, now: float) -> list[Command]:
         """Take in an action that an earlier scheduler started, with the instance that it runs on."""
         if not running.grant.cell_ids:
-            return
+            return []
         service, action_id = running.waiting.action.service or "", running.waiting.id
         spec = self.state.services.get(service, ServiceSpec(name=service))
         group = self.groups[running.grant.node]
@@ -134,11 +134,12 @@ class GpuPool:
         instance.pinned = spec.pinned or self.state.rules.owned_cells
         group.running[action_id] = running
         group.touch()
+        return []
 
     def joined(self, node: Node) -> None:
         """Take in the cells of a node."""
-        group = self.groups[node.spec.name] = CellGroup(node, self._changed, sharing=self.state.rules.shares_cells)
-        group.touch()
+        self.groups[node.spec.name] = CellGroup(node, self._changed, sharing=self.state.rules.shares_cells)
+        self._touch_all()
 
     def gone(self, node: Node) -> None:
         """Forget the cells of a node."""
@@ -146,6 +147,7 @@ class GpuPool:
         self._changed.pop(group, None)
         self.quotas.forget(group)
         self._dispatcher.node_gone()
+        self._touch_all()
 
     def memory_returned(self, node: Node) -> None:
         """Look again at the cells of a node: who waits for its memory may start."""

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler.gpu.cells import CellGroup
 from scheduler.gpu.dispatcher import CellDispatcher
-from scheduler.gpu.pool import GpuPool
 from scheduler.model import Waiting
 
 
 class StaticCells(CellDispatcher):
     """Starts each action on the fastest amount that is left of its service's share."""
 
-    def __init__(self, pool: GpuPool) -> None:
-        super().__init__(pool)
-        self._owned: dict[str, int] = {}
-
-    def node_gone(self) -> None:
-        """Count anew what each service owns."""
-        self._owned.clear()
-        for group in self._pool.groups.values():
-            for instance in group.instances:
-                if instance.pinned:
-                    self._owned[instance.service] = self._owned.get(instance.service, 0) + instance.size
-
     def _start_in_order(self, group: CellGroup, now: float) -> None:
-        share = sum(each.capacity for each in self._pool.groups.values()) // max(1, len(self._state.services))
+        groups = self._pool.groups.values()
+        share = sum(each.capacity for each in groups) // max(1, len(self._state.services))
+        owned = Counter[str]()
+        for instance in (one for each in groups for one in each.instances):
+            owned[instance.service] += instance.size
         for waiting in self._candidates(group, now):
             service = waiting.action.service or ""
             instance = group.place_on(service, waiting.units)
             if instance is None:
-                size = self._size(waiting, min(share - self._owned.get(service, 0), group.free))
+                size = self._size(waiting, min(share - owned[service], group.free))
                 plan = group.plan_by_last_use(self._state.services[service], size) if size else None
                 if plan is None:
                     continue
                 instance = group.bring(self._state.services[service], plan)
                 instance.pinned = True
-                self._owned[service] = self._owned.get(service, 0) + size
+                owned[service] += size
             self._start(waiting, group, instance, now)
 
     @staticmethod

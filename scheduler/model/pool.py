@@ -30,8 +30,8 @@ class Pool(Protocol):
     def release(self, running: Running, now: float) -> None:
         """Take back what an action held that has ended."""
 
-    def resume(self, running: Running, now: float) -> None:
-        """Take in an action that an earlier scheduler started, with what it holds."""
+    def resume(self, running: Running, now: float) -> list[Command]:
+        """Take in an action that an earlier scheduler started, with what it holds; return what its worker must know at once."""
 
     def joined(self, node: Node) -> None:
         """Take in the units of a node."""

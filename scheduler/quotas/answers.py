@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from scheduler.model import Grant
-from tangram.action import CELLS, CORES, Action
+from scheduler.model.state import wants_cells, wants_cores
+from tangram.action import Action
 
 MOST_REFUSALS: Final = 5
 """Refused tries that are repeated; each is one more than the number of its grant says, also after a restart."""
@@ -24,4 +25,4 @@ def may_wait_again(action: Action, grant: Grant) -> bool:
 
 def only_calls(action: Action) -> bool:
     """Say whether an action draws on quotas and holds nothing else."""
-    return bool(action.cost.quotas) and action.environment is None and not {CORES, CELLS} & set(action.cost.amounts)
+    return bool(action.cost.quotas) and action.environment is None and not (wants_cells(action) or wants_cores(action))

@@ -115,7 +115,7 @@ class QuotaPool:
         if action.cost.quotas:
             self.wake(now)
 
-    def resume(self, running: Running, now: float) -> None:
+    def resume(self, running: Running, now: float) -> list[Command]:
         """Count the requests of an action that an earlier scheduler started. The journal does not know when it was told to go."""
         self._declare(running.waiting.action)
         draws = self.draws(running.waiting.action)
@@ -123,6 +123,7 @@ class QuotaPool:
             not_before = running.granted_at + max(account.spec.lead_s for account, _, _ in draws)
             running.grant = replace(running.grant, not_before=not_before)
         self._take(running.waiting.action, draws, running.goes_at)
+        return []
 
     def joined(self, node: Node) -> None:
         """Look again at those who have waited for a node."""
@@ -182,9 +183,9 @@ class QuotaPool:
         return min((at for at in (self._opens_at(account, now) for account in self._kept_back) if at is not None), default=None)
 
     def _opens_at(self, account: Account, now: float) -> float | None:
-        """Return when an account has room for the least of what it keeps back."""
-        kept = self._kept_back[account]
-        return account.opens_at(now, min(kept.values()), max(_lead_s(account, group) for group in kept))
+        """Return when an account has room for some of what it keeps back. What has fewer requests may have less lead."""
+        asked = dict.fromkeys((requests, _lead_s(account, group)) for group, requests in self._kept_back[account].items())
+        return min((at for requests, lead_s in asked if (at := account.opens_at(now, requests, lead_s)) is not None), default=None)
 
     # What is heard of requests
 

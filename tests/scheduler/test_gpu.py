@@ -183,6 +183,53 @@ def test_a_service_is_never_restored_under_static(world: Any) -> None:
             w.finish(f"{service}{round_}")
 
 
+def test_under_static_a_service_gets_the_cells_back_of_an_instance_that_failed(world: Any) -> None:
+    # Given two services on two cells, and an instance that has failed after its action
+    w = world("static:1", services=[RM, JUDGE])
+    w.node(cells=2)
+    w.score("a", "rm")
+    w.finish("a")
+    w.report("rm", (0,), "failed")
+
+    # When there is another action for it
+    w.score("b", "rm")
+
+    # Then it has its share as before
+    assert w.grants["b"].cell_ids == (0,)
+
+
+def test_under_static_a_service_owns_more_as_soon_as_a_node_has_joined(world: Any) -> None:
+    # Given an action that waits, on a node with a free cell, as its service owns only the other one
+    w = world("static:1", services=[RM, JUDGE])
+    w.node(cells=2, labels=frozenset({"fast"}))
+    w.score("a", "rm", requires=("fast",))
+    w.score("b", "rm", requires=("fast",))
+    assert w.waiting == ["b"]
+
+    # When the cells become more
+    w.node("n1", cells=2)
+
+    # Then it runs on that cell
+    assert (w.grants["b"].node, w.grants["b"].cell_ids) == ("n0", (1,))
+
+
+def test_under_static_a_service_owns_cells_elsewhere_as_soon_as_its_node_is_gone(world: Any) -> None:
+    # Given a service that owns two cells of one node, and an action that only the other node could run
+    w = world("static:1", services=[RM, JUDGE])
+    w.node("n0", cells=2)
+    w.score("a", "rm", idempotent=False)
+    w.score("b", "rm", idempotent=False)
+    w.node("n1", cells=2, labels=frozenset({"fast"}))
+    w.score("c", "rm", requires=("fast",))
+    assert w.waiting == ["c"]
+
+    # When it has lost its cells
+    w.lose("n0")
+
+    # Then it has others
+    assert w.grants["c"].node == "n1"
+
+
 def test_resident_services_are_gone_with_their_node(world: Any) -> None:
     w = world(services=[RM])
     w.node(cells=1)

@@ -169,3 +169,52 @@ def test_no_stretch_of_time_sees_more_than_the_rate_and_one_burst(burst: int | N
     for first, start in enumerate(taken):
         for count, end in enumerate(taken[first:], start=1):
             assert count <= (burst or 1) + 5.0 * (end - start) + 1e-6
+
+
+def test_what_has_less_lead_than_others_does_not_have_the_core_woken_for_ever(world: Any) -> None:
+    # Given an action on cores that waits for one request, and a call, which may be granted ahead of its time, that waits for five
+    w = world("fcfs", quotas=[QuotaSpec(name="web", rate_per_s=1.0, burst=5, lead_s=2.0)])
+    w.node()
+    for number in range(5):
+        w.call(f"c{number}", "web")
+    w.submit("build", "build", cost={"cores": 1, "quota:web": 1})
+    w.submit("large", "api.call", cost={"quota:web": 5})
+    assert w.waiting == ["build", "large"]
+
+    # When the core is woken as it asks for
+    w.wake()
+
+    # Then that is when one of them can go
+    assert (w.now, w.waiting) == (1.0, ["large"])
+    w.wake()
+    assert (w.now, w.waiting, w.grants["large"].not_before) == (4.0, [], 6.0)
+    assert w.core.next_wake(w.now) is None
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "paper", "fixed:1"])
+def test_cores_are_not_kept_for_an_action_whose_quota_one_before_it_has_taken(world: Any, policy: str) -> None:
+    # Given two free cores
+    w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)])
+    w.node(cores=2)
+    w.run("whole", cores=2)
+    for name in ("first", "second"):
+        w.submit(name, "build", cost={"cores": 1, "quota:web": 1})
+    w.run("plain")
+    w.finish("whole")
+
+    # Then the second is kept back by the quota, and who comes after it has the core
+    assert w.waiting == ["second"]
+    assert sorted(w.grants) == ["first", "plain"]
+
+
+def test_an_action_for_a_model_may_draw_on_a_quota_whatever_nodes_for_calls_there_are(world: Any) -> None:
+    # Given a node for calls without the label that the action asks for
+    w = world(quotas=[QuotaSpec(name="web", concurrency=1)], services=[ServiceSpec(name="rm")])
+    w.node("calls", pools=("api",))
+    w.node("gpus", pools=("gpu",), cells=1, labels=frozenset({"fast"}))
+
+    # When it needs no other amounts than its service has
+    w.submit("a", "gpu.score", cost={"quota:web": 1}, service="rm", requires=("fast",))
+
+    # Then it runs on the cells
+    assert w.grants["a"].node == "gpus"

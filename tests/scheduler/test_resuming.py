@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.core import Core
 from scheduler.cpu.cores import CoreGroup
 from scheduler.model import Grant, Limits, NodeSpec, events
-from scheduler.model.commands import Resize
+from scheduler.model.commands import Finish, Resize, Start
 from tangram.action import Action, Cost
 from tangram.elasticity import FLAT, Amdahl
 
@@ -188,3 +188,32 @@ def test_without_resizing_what_was_taken_up_stays_as_it_is() -> None:
 
     # Then the first does not grow
     assert not any(isinstance(command, Resize) for command in out)
+
+
+def test_a_worker_hears_at_once_of_cores_that_the_next_scheduler_does_not_know_as_background() -> None:
+    # Given a command in the background of an earlier scheduler
+    core = make_core("fcfs", Limits())
+    core.handle(events.NodeJoined(node=NODE), 0.0)
+    action = Action(kind="build", cost=Cost.of(cores=1))
+
+    # When a policy that has none takes it up
+    out = core.handle(resumed("old", action, Grant(node="n0", background=True)), 0.0)
+
+    # Then its worker is told before it can have ended
+    assert out == [Resize(id="old", node="n0", attempt=1, core_ids=(), units=1, background=False)]
+    ended = core.handle(events.Finished(id="old", attempt=1, status="succeeded"), 0.0)
+    assert [type(command) for command in ended] == [Finish]
+
+
+def test_an_environment_whose_node_is_gone_opens_elsewhere_with_the_next_event() -> None:
+    # Given another node, and an environment that an earlier scheduler was opening on one that is gone
+    core = make_core("elastic", Limits())
+    core.handle(events.NodeJoined(node=NODE), 0.0)
+    action = Action(kind="cpu.open", environment="e1")
+    core.handle(resumed("open", action, Grant(node="gone")), 0.0)
+
+    # When anything at all happens
+    out = core.handle(events.NodeBeat(name="n0"), 0.0)
+
+    # Then it opens there
+    assert [command.grant.node for command in out if isinstance(command, Start)] == ["n0"]
