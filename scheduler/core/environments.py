@@ -1,6 +1,6 @@
 """Where environments are placed, and what waits for them.
 
-An environment is placed once, by memory and load, and stays on its node. Its life cycle is in `lifecycle.py`.
+An environment is placed once, by memory and load, and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`.
 Actions of an environment wait here, *parked*, for two things that are not units: that it is open, and that the
 earlier action of the same shell session has ended. A worker is thus only ever handed what can start at once.
 """
@@ -91,7 +91,7 @@ class Environments:
     def wait_again(self, waiting: Waiting, environment: Environment) -> None:
         """Let an environment open elsewhere whose node is gone before it stood."""
         self._count_opening(environment, -1)
-        self._cpu.end_pod(environment, None)
+        self._cpu.environment_gone(environment, None)
         if environment.node is not None:
             self._count_place(environment, -1)
         environment.enter("waiting")
@@ -204,7 +204,6 @@ class Environments:
         environment.state = "closing" if environment.close_requested else "open"
         if environment.state == "open":
             self.leases.begin(environment)
-        self._cpu.groups[node.spec.name].touch()
 
     def readopt_opening(self, environment: Environment, node: Node | None) -> None:
         """Take over an environment that an earlier scheduler had begun to open; its node may be gone."""
@@ -348,10 +347,9 @@ class Environments:
         if node is not None and environment.id in node.environments:
             del node.environments[environment.id]
             self._pools.give_memory(node, environment.memory_mb)
-            self._cpu.end_pod(environment, node)
-            self._cpu.groups[node.spec.name].touch()
         else:
-            self._cpu.end_pod(environment, None)
+            node = None
+        self._cpu.environment_gone(environment, node)
         if environment.node is not None:
             self._count_place(environment, -1)
         environment.cut_short = environment.cut_short or environment.lost

@@ -1,4 +1,4 @@
-"""Nodes come, beat, leave and are lost; the life cycle is in `lifecycle.py`.
+"""Nodes come, beat, leave and are lost; the life cycle is in `scheduler/model/lifecycle.py`.
 
 A node is lost when it misses three beats, when it says that it restarted, and also when it beats but never takes
 up what it was handed: a worker whose consumer hangs looks alive from outside.

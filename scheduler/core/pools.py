@@ -28,7 +28,6 @@ class Pools:
     """The pools of one policy."""
 
     def __init__(self, state: State, policy: Policy, quotas: Sequence[QuotaSpec], history: Sequence[Observation]) -> None:
-        self._state = state
         self.quotas = QuotaPool(state, quotas)
         self.cpu = CpuPool(state, self.quotas, policy.cores, history)
         self.gpu = GpuPool(state, self.quotas, policy.cells)

@@ -167,8 +167,7 @@ class CpuPool:
         while self._changed:
             group = next(iter(self._changed))
             del self._changed[group]
-            if self.state.nodes.get(group.node.spec.name) is group.node:  # else it is a pod of a node that is gone
-                self._dispatcher.run(group, now)
+            self._dispatcher.run(group, now)
         out, self._out = self._out, []
         return out
 
@@ -250,11 +249,17 @@ class CpuPool:
         group.resize(-len(environment.pod_core_ids))
         self.pods[environment.id] = group.pod(environment.pod_core_ids)
 
-    def end_pod(self, environment: Environment, node: Node | None) -> None:
-        """Take back the cores of an environment that is gone, unless its node is gone too."""
-        self.pods.pop(environment.id, None)
-        if node is not None and environment.pod_core_ids:
-            group = self.groups[node.spec.name]
+    def environment_gone(self, environment: Environment, node: Node | None) -> None:
+        """Take back the cores of an environment that was on `node`; None where that is gone, too, or there was none."""
+        pod = self.pods.pop(environment.id, None)
+        if pod is not None:
+            self._changed.pop(pod, None)
+            self.quotas.forget(pod)
+        if node is None:
+            return
+        group = self.groups[node.spec.name]
+        group.touch()
+        if environment.pod_core_ids:
             group.resize(len(environment.pod_core_ids))
             group.give_back(environment.pod_core_ids)
             self.cores_returned += 1

@@ -21,7 +21,7 @@ class CellDispatcher:
 
     def hold_rounds(self, groups: list[CellGroup], now: float) -> None:
         """Start what can start on the cells of the nodes that have changed."""
-        for group in groups:
+        for group in groups if len(self._pool.queue) else ():
             if group.has_room:
                 self._start_in_order(group, now)
                 self._take_out_started()

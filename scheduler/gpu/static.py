@@ -16,8 +16,8 @@ class StaticCells(CellDispatcher):
         groups = self._pool.groups.values()
         share = sum(each.capacity for each in groups) // max(1, len(self._state.services))
         owned = Counter[str]()
-        for instance in (one for each in groups for one in each.instances):
-            owned[instance.service] += instance.size
+        for own in (one for each in groups for one in each.instances):
+            owned[own.service] += own.size
         for waiting in self._candidates(group, now):
             service = waiting.action.service or ""
             instance = group.place_on(service, waiting.units)

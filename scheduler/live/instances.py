@@ -1,7 +1,7 @@
 """What workers say of the instances of services on their nodes: for the journal, and as events for the core.
 
 A worker tells of each change; its beats repeat what there is. So when it joins, what was known of it before is forgotten and all
-that it has is taken in; after that a beat changes only what a lost message has left wrong. The life cycle is in `lifecycle.py`.
+that it has is taken in; after that a beat changes only what a lost message has left wrong. The life cycle is in `model/lifecycle.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ more as long as nobody else wants it; as soon as somebody does, the actions of j
 
 What a job holds beyond its share is the first that is taken from running actions (`cpu/fairness.py`).
 
-Memory and start slots of environments are shared by the same rule, in books of their own (`State.places`). An environment holds its memory
+Memory and start slots of environments follow the same rule, in their own books (`Environments.places`). An environment holds its memory
 for as long as it stands, and none is taken from it. So what a job holds of that says who gets the next place, not who gets cores.
 """
 

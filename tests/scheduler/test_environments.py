@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.core.gone import REMEMBERED
-from scheduler.model import ServiceSpec, commands, events
+from scheduler.model import QuotaSpec, ServiceSpec, commands, events
 
 
 def states(w: Any, environment: str) -> list[str]:
@@ -467,3 +467,21 @@ def test_what_runs_in_an_environment_that_has_ended_ends_by_its_worker(world: An
     assert "open-e2" not in w.grants
     w.finish("running", status="failed", reason="its container ended")
     assert "open-e2" in w.grants
+
+
+def test_nobody_waits_for_a_quota_on_the_cores_of_an_environment_that_is_gone(world: Any) -> None:
+    # Given an environment with cores of its own, on which a command waits for a quota
+    w = world("static:2", quotas=[QuotaSpec(name="web", rate_per_s=0.1)])
+    w.node()
+    w.open("e1")
+    for name in ("runs", "waits"):
+        w.submit(name, "cpu.exec", cost={"cores": 1, "quota:web": 1}, environment="e1")
+    w.finish("runs")
+    assert (w.waiting, w.core.next_wake(w.now)) == (["waits"], 10.0)
+
+    # When the environment is closed
+    w.close("e1")
+    w.finish("close-e1")
+
+    # Then the core has no reason to be woken when the quota opens
+    assert w.core.next_wake(w.now) is None
