@@ -17,7 +17,7 @@ from bench.shortage_cases import Case, Recording, all_cases
 from scheduler.cpu.marginal import steps_of
 from scheduler.cpu.tuning import TUNING
 
-CASES = ("rollouts-64-8", "coding-0.5")
+CASES = ("rollouts-64-8", "coding-0.25")
 
 VALUES: dict[str, tuple[float, float]] = {
     "better": (1.0, 2.0),
