@@ -1,4 +1,8 @@
-"""The constants of `elastic` on cores, each with its unit and what it is for."""
+"""The constants of `elastic` on cores, each with its unit and what it is for.
+
+Figures are changes of mean ACT by `python -m bench.tuning` on recorded rollouts, 64 at 10 times their speed on 8 cores: the median of
+three seeds. Constants without one only bound work or cost.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,14 @@ class Tuning:
     """How `elastic` hands cores over and gives out what is left."""
 
     better: float = 1.2
-    """How many times less work must be expected of an action for it to take the cores of another one."""
+    """How many times less work must be expected of an action for it to take the cores of another one. 1: -2.5 % (-5.2 to
+    +0.2 by seed), with more hand-overs. 2: +0.4 %."""
 
     turn_after_s: float = 20.0
-    """Seconds without a core after which an action gets a turn."""
+    """Seconds without a core after which an action gets a turn. It sets the bound. 10: -0.5 %. 40: +0.4 %."""
 
     turn_s: float = 2.0
-    """Seconds for which a turn lasts."""
+    """Seconds for which a turn lasts. 1: -0.7 %. 4: +0.8 %."""
 
     cores_per_turn: int = 8
     """Cores of a node for each turn that runs at a time; at least one turn runs."""
