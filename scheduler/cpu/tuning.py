@@ -1,7 +1,7 @@
 """The constants of `elastic` on cores, each with its unit and what it is for.
 
 Figures are changes of mean ACT by `python -m bench.tuning` on recorded rollouts, 64 at 10 times their speed on 8 cores: the median of
-three seeds. Constants without one only bound work or cost.
+three seeds. Those without a figure have not been measured by it yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Tuning:
 
     better: float = 1.2
     """How many times less work must be expected of an action for it to take the cores of another one. 1: -2.5 % (-5.2 to
-    +0.2 by seed), with more hand-overs. 2: +0.4 %."""
+    +0.2 by seed). 2: +0.4 %."""
 
     turn_after_s: float = 20.0
     """Seconds without a core after which an action gets a turn. It sets the bound. 10: -0.5 %. 40: +0.4 %."""
