@@ -1,4 +1,4 @@
-"""What each constant of `elastic` on cores is worth, simulated: `python -m bench.tuning --trace FILE`, in about ten minutes.
+"""What each constant of `elastic` on cores is worth, simulated: `python -m bench.tuning --trace FILE`.
 
 Each constant of `scheduler/cpu/tuning.py` is halved and doubled, or set to what is given here, with all others as they are. Printed is
 the mean ACT in cases of `bench.shortage` as a change against the constants as they are: the median over seeds, and the range.

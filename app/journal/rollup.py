@@ -118,7 +118,7 @@ def merged_summary(values: Sequence[float], figures: ActionFigures, part: str) -
 
 
 def _percentile(counts: Mapping[float, int], q: float) -> float:
-    """Return a percentile as `scheduler.model.stats.percentile` does, of each value so often."""
+    """Return a percentile as `scheduler.model.stats.summary` gives it, of each value so often."""
     ordered = sorted(counts)
     until = list(accumulate(counts[value] for value in ordered))
     rank = (until[-1] - 1) * q / 100

@@ -1,1 +1,1 @@
-"""The embedded stack of one person: its processes, its Redis, what it consists of, and the demo."""
+"""The embedded stack of one person: its processes, its Redis, and what it consists of."""

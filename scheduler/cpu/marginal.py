@@ -30,15 +30,12 @@ from typing import Final, NamedTuple
 
 from scheduler.cpu.tuning import TUNING
 from scheduler.learning.durations import speed_on
-from scheduler.model import Running, Waiting
+from scheduler.model import ROUNDING, Running, Waiting
 from tangram.elasticity import FLAT, Curve
 
 FREE_GAIN: Final = 1000.0
 """The gain of a step that costs no core-time at all, as where a recorded curve scales better than perfectly. No other step gains
 more: it is far above what any curve of Amdahl's comes to."""
-
-ROUNDING: Final = 1e-12
-"""Part of its time on the smallest amount that more units must save: below that it is rounding."""
 
 LEAST_STOP: Final = 0.1
 """Part of the time that a stop on the way to a better amount must save. A stop that saves little would be refused to a running

@@ -1,7 +1,7 @@
 """The constants of `elastic` on cores, each with its unit and what it is for.
 
-Figures are changes of mean ACT by `python -m bench.tuning` on recorded rollouts, 64 at 10 times their speed on 8 cores: the median of
-three seeds. Those without a figure have not been measured by it yet.
+Figures are changes of mean ACT by `python -m bench.tuning --trace FILE`, case `rollouts-64-8`: 64 recorded rollouts at 10 times their
+speed on 8 cores. Each is the median of three seeds. Those without a figure have not been measured by it yet.
 """
 
 from __future__ import annotations

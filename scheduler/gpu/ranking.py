@@ -1,9 +1,9 @@
 """Which lines need an instance, and in which order they are served.
 
-A line *needs* an instance if it can use none that is resident, or if more of it wait than should start soon. To find out, each resident
-instance is asked how many actions of the line it should start within a few restores: one on each place that falls free by then, and
-further ones after that, as long as an action takes. An instance that shares its cells counts once for each place, since the next turn
-on these cells may be another service's.
+A line *needs* an instance if it can use none that is resident, or if more of it wait than should start soon. That number is counted over
+the resident instances. Within `Tuning.soon_restores` restores, an instance starts one action on each place that falls free, and further
+ones after that, as long as an action takes. An instance that shares its cells counts once for each place: the next turn on these cells may
+be another service's.
 """
 
 from __future__ import annotations

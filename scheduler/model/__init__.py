@@ -19,7 +19,7 @@ from tangram.elasticity import FLAT
 UNKNOWN = Estimate(1.0, FLAT)
 
 ROUNDING = 1e-12
-"""Part of a duration that counts as rounding: saving less makes no amount the better one."""
+"""Part of an action's duration on its smallest amount that counts as rounding: an amount that saves less is not faster."""
 
 UNLIMITED = 1 << 60
 """Memory of a node that declares none, in MB."""

@@ -147,8 +147,6 @@ Workers report what they see: a state that passed quickly may be missing. An ins
 reported as `restoring` next, though it was `absent`; one that could not even begin is reported as `failed`.
 """
 
-SERVICE_TRANSITIONS: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {state: SERVICE.after(state) for state in SERVICE.states}
-
 MISSED_BEATS: Final = 3
 """Beats a node may miss before it is lost, and beats in which it may show no sign of what it was granted. A worker whose own beats did
 not go out for so long looks at its claim in the result store before a result counts (`workers/reporter.py`). So the number of workers may

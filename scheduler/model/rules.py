@@ -14,11 +14,11 @@ class Rules:
     Attributes
     ----------
     by_window
-        Whether queues are in the order of arrival put forward by `Limits.window_s` for each class of priority. If not, in that of arrival.
+        Whether a class of priority puts an action forward by `Limits.window_s` in its queue. Without, the order of arrival counts.
     ranks
         Whether actions that want cores stand in the order of the work that is expected to be left.
     learns
-        Whether durations are learned. If not, what was declared is all that is known.
+        Whether durations are learned. Without, only what was declared is known.
     profiled
         Whether replays tell the recorded durations, as if all actions had been profiled ahead.
     shares

@@ -1,9 +1,10 @@
 """Which actions wait again when an outside API refuses them.
 
-Limits are waited for in the queue, never by retrying: an action that was refused goes back to where it stood and is
-granted again when the account's pause is over, so that its place is free meanwhile and whoever has priority goes first.
-Only idempotent actions do, and only so often; otherwise the trainer gets the refusal as the answer. Who decides is the
-scheduler, when it grants (`Grant.attempt`): the worker must know, before it stores a result, whether it may not.
+An action never waits for a limit by retrying. A refused action goes back to its place in the queue, and is granted again when the
+account's pause is over. Meanwhile its place at the API is free, and actions of a higher priority go first.
+
+Only idempotent actions wait again, and at most `MOST_REFUSALS` times. Otherwise the trainer gets the refusal as the answer. The scheduler
+decides this when it grants an action (`Grant.attempt`), since a worker must know it before it stores a result.
 """
 
 from __future__ import annotations

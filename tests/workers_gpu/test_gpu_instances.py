@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.services_file import ServiceConfig
-from scheduler.model.lifecycle import SERVICE_TRANSITIONS
+from scheduler.model.lifecycle import SERVICE
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
@@ -202,7 +202,7 @@ def test_every_change_is_reported_in_order_and_is_in_the_table(cells: list[Devic
     assert of("a") == ["starting", "resident", "evicting", "host", "restoring", "resident", "absent"]
     assert of("b") == ["starting", "resident", "evicting", "host", "absent"]
     for names in (of("a")[:-1], of("b")):
-        assert all(to in SERVICE_TRANSITIONS[start] for start, to in pairwise(names))  # type: ignore[index]
+        assert all(to in SERVICE.after(start) for start, to in pairwise(names))  # type: ignore[index]
     assert [(found.memory_mb, found.host_mb) for found in heard if found.state == "host"] == [(0.0, 600.0)] * 2
 
 

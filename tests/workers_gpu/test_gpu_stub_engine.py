@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.model.lifecycle import SERVICE_TRANSITIONS
+from scheduler.model.lifecycle import SERVICE
 from tangram.arrays import pack_ints
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
@@ -259,7 +259,7 @@ def test_changes_follow_the_table_and_memory_is_held_when_resident_only(changes:
     via = {"start": "starting", "evict": "evicting", "restore": "restoring"}
     for change in changes:
         before = engine.state
-        allowed = change == "stop" or via[change] in SERVICE_TRANSITIONS[before]
+        allowed = change == "stop" or via[change] in SERVICE.after(before)
         try:
             getattr(engine, change)(*([DEVICE] if change in ("start", "restore") else []))
         except WrongState:
@@ -272,10 +272,11 @@ def test_changes_follow_the_table_and_memory_is_held_when_resident_only(changes:
 
 
 def test_every_state_can_be_left_and_reached() -> None:
-    reached = set(itertools.chain.from_iterable(SERVICE_TRANSITIONS.values()))
+    following = {state: SERVICE.after(state) for state in SERVICE.states}
+    reached = set(itertools.chain.from_iterable(following.values()))
 
-    assert reached == set(SERVICE_TRANSITIONS)
-    assert all(SERVICE_TRANSITIONS.values())
+    assert reached == set(following)
+    assert all(following.values())
 
 
 def test_changes_and_calls_from_many_threads_lose_no_call_and_end_settled() -> None:

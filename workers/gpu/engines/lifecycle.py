@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scheduler.model.lifecycle import SERVICE_TRANSITIONS, ServiceState
+from scheduler.model.lifecycle import SERVICE, ServiceState
 from workers.gpu.control import Control
 from workers.gpu.errors import EngineBusy, EngineDied, EngineFailed, NotResident, WrongState, one_line
 
@@ -99,7 +99,7 @@ class Lifecycle:
                     yield
                 except Exception as error:
                     reason = one_line(error)
-                    if "failed" in SERVICE_TRANSITIONS[self._state]:
+                    if "failed" in SERVICE.after(self._state):
                         self._settle("failed", reason)
                     raise EngineFailed(f"{self._name}: stopping failed: {reason}") from error
                 if self._state != "absent":
@@ -126,7 +126,7 @@ class Lifecycle:
 
     def _enter(self, via: ServiceState) -> None:
         with self._turn:
-            if via not in SERVICE_TRANSITIONS[self._state]:
+            if via not in SERVICE.after(self._state):
                 raise WrongState(f"{self._name} is {self._state}: it cannot go on to {via}")
             self._state = via
             self._failure = ""
@@ -139,7 +139,7 @@ class Lifecycle:
 
     def _settle(self, state: ServiceState, failure: str = "") -> None:
         with self._turn:
-            if state not in SERVICE_TRANSITIONS[self._state]:
+            if state not in SERVICE.after(self._state):
                 raise WrongState(f"{self._name} is {self._state}: it cannot end in {state}")
             self._state = state
             self._failure = failure
