@@ -6,13 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from app.cli import main as command_line
+from tests.cli.forked import environment, forked
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "examples" / "traces"
@@ -33,13 +32,8 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def environment(cwd: Path, variables: dict[str, str]) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
-    return {**env, "TANGRAM_STATE_DIR": str(cwd / "state"), "PYTHONPATH": str(ROOT), **variables}
-
-
 def tangram(*words: str, cwd: Path, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with its state in the folder `cwd`."""
+    """Run a command in a process of its own, with its state in the folder `cwd`."""
     return subprocess.run(
         [sys.executable, "-m", "tangram", *words],
         cwd=cwd,
@@ -51,36 +45,6 @@ def tangram(*words: str, cwd: Path, stdout: int = subprocess.PIPE, **variables: 
         timeout=200,
         check=False,
     )
-
-
-def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Do the same in a fork of this process, which has imported it all; for commands that make no Celery application."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = os.fork()
-        if child == 0:
-            code = 70
-            try:
-                os.chdir(cwd)
-                os.environ.clear()
-                os.environ.update(environment(cwd, variables))
-                for number, file in ((1, out), (2, err)):
-                    os.dup2(file.fileno(), number)
-                sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-                sys.argv = ["tangram", *words]
-                try:
-                    command_line()
-                except SystemExit as end:
-                    code = end.code if isinstance(end.code, int) else 0
-                sys.stdout.flush()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read())
-    return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(status), *texts)
 
 
 def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:

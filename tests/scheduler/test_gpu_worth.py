@@ -72,7 +72,7 @@ def test_no_slower_than_without_the_part_where_there_is_little_to_do() -> None:
     assert sum(one.restores for one in ours) < sum(one.restores for one in without)
 
 
-@pytest.mark.parametrize(("batch", "cells", "most"), [(204, 8, 0.6), (1024, 16, 0.75), (2048, 24, 1.0)])
+@pytest.mark.parametrize(("batch", "cells", "most"), [(204, 8, 0.6), (1024, 16, 0.75)])
 def test_several_services_on_a_gpu_are_worth_the_more_the_less_there_is_to_do(batch: int, cells: int, most: float) -> None:
     # Given teachers of which five fit onto a GPU
     shared = [simulated("elastic", batch, (1, cells), seed=seed, memory_mb=16_000) for seed in (SEED, 78)]
@@ -97,7 +97,7 @@ def test_the_part_is_what_makes_the_difference() -> None:
 def test_a_decision_takes_milliseconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given the most actions that wait in these runs, and a clock that stands while others have the core
     monkeypatch.setattr("scheduler.sim.simulate.time", SimpleNamespace(perf_counter=time.thread_time))
-    figures = [run("elastic", 2048, (1, 24), seed=seed) for seed in (SEED, 78, 79)]
+    figures = [run("elastic", 2048, (1, 24), seed=seed) for seed in (SEED, 78)]
 
-    # Then the best of three runs stays within the aim
+    # Then the better of two runs stays within the aim
     assert min(each.decision_us_p99 for each in figures) < 5_000 * slowness()
