@@ -93,7 +93,7 @@ async def wait(
 ) -> Any:
     """Return the result of a submitted action of `kind`; with `cancel` it ends when this wait does. Raises as `run`."""
     future = asyncio.wrap_future(handle.future)
-    gone = asyncio.ensure_future(_disconnected(request)) if request is not None else None
+    gone = asyncio.ensure_future(disconnected(request)) if request is not None else None
     try:
         if gone is not None or patience_s is not None:
             await asyncio.wait([future, gone] if gone else [future], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +116,7 @@ async def wait(
             gone.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Return once the connection of a request whose body has been read is broken."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -9,6 +9,7 @@ An image that is named where no node has containers is kept as a label, and a wa
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -28,12 +29,15 @@ from app.gateway.sessions import Caller, Sessions
 from tangram.action import Action
 from tangram.calls import close_environment, open_environment
 from tangram.errors import TangramError
+from tangram.handles import Handle
 
 LOOK_S = 1.0
 """Seconds between two looks for leases that are over."""
 
 OPENING_S = 3600.0
 """Seconds that the opening of an environment may take beyond its lease, which begins when it stands."""
+
+SETTLE_S = 5.0
 
 _AT_ONCE = 64
 _CONTAINERS = "isolation:container"
@@ -48,6 +52,7 @@ class Environments:
         self._records = Records(store)
         self._journal = journal
         self._sessions = sessions
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def open(
         self,
@@ -98,29 +103,19 @@ class Environments:
             As its classes say; nothing is left of the environment then.
 
         """
-        session, names = caller.session, _names(caller.job, name, key)
-        environment = f"env-{secrets.token_hex(8)}"
-        now = time.time()
-        record = Record(
-            id=environment,
-            job=caller.job,
-            trajectory=trajectory or environment,
-            open_id=f"{session.client_id}-{secrets.token_hex(8)}",
-            image=image,
-            opened_image=image if image is not None and await self._has_images(image) else None,
-            template=template,
-            memory_mb=memory_mb,
-            requires=requires,
-            metadata=dict(metadata or {}),
-            variables=dict(variables or {}),
-            owner=owner,
-            name=name,
-            names=names,
-            created_at=now,
-            lease_s=lease_s,
-            ends_at=None if lease_s is None else now + lease_s + OPENING_S,
-            access_token=secrets.token_urlsafe(24),
+        record = self._record(caller, trajectory, _names(caller.job, name, key), lease_s, image=image, memory_mb=memory_mb)
+        record = record.model_copy(
+            update={
+                "opened_image": image if image is not None and await self._has_images(image) else None,
+                "template": template,
+                "requires": requires,
+                "metadata": dict(metadata or {}),
+                "variables": dict(variables or {}),
+                "owner": owner,
+                "name": name,
+            }
         )
+        environment = record.id
         action = _action(record)  # what is wrong with it is said before anything is written
         try:
             record = await self._enter(record)
@@ -130,7 +125,46 @@ class Environments:
             return record
         if record.id != environment:
             action = _action(record)
-        return await self._opened(caller, record, action, deadline_s, None if names else request)
+        return await self._opened(caller, record, action, deadline_s, None if record.names else request)
+
+    async def begin(
+        self, caller: Caller, *, files: Mapping[str, str], image: str | None, memory_mb: int | None, lease_s: float
+    ) -> tuple[Record, Handle[Any]]:
+        """Begin to open an environment for one request, and return it with the handle on its opening, without waiting for that.
+
+        It has `files`, base64 by path, and `lease_s` begins now. Actions on it may be submitted at once. Whoever begins it must `end` it.
+        Raises `GatewayError`.
+        """
+        record = self._record(caller, "", (), lease_s, image=image, memory_mb=memory_mb)
+        if image is not None and await self._has_images(image):
+            record = record.model_copy(update={"opened_image": image})
+        action = _action(record)
+        action = replace(action, arguments={**action.arguments, "files": json.dumps(files)})
+        try:
+            await self._records.enter(record)
+            handle = caller.session.submit(action, record.open_id)
+        except (TangramError, RedisError) as error:
+            raise classify(error, "cpu.open") from error
+        calls.note(handle.id)
+        return record, handle
+
+    def end(self, caller: Caller, record: Record) -> None:
+        """Have an environment closed; does not wait for that. Where it fails, the environment ends with its lease."""
+
+        async def close() -> None:
+            try:
+                await self._end(caller, record)
+            except (TangramError, RedisError) as error:
+                _log.warning("environment %s of job %s is left to its lease: %s", record.id, record.job, error)
+
+        task = asyncio.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def settle(self) -> None:
+        """Wait, a bounded time, for what `end` began."""
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=SETTLE_S)
 
     async def get(self, caller: Caller, environment: str) -> Record:
         """Return an environment of the caller's job. Raises `NotFound` for others."""
@@ -190,6 +224,24 @@ class Environments:
             except (RedisError, TangramError) as error:
                 _log.warning("leases cannot be ended now: %s", error)
             await asyncio.sleep(LOOK_S)
+
+    def _record(
+        self, caller: Caller, trajectory: str, names: tuple[str, ...], lease_s: float | None, *, image: str | None, memory_mb: int | None
+    ) -> Record:
+        environment, now = f"env-{secrets.token_hex(8)}", time.time()
+        return Record(
+            id=environment,
+            job=caller.job,
+            trajectory=trajectory or environment,
+            open_id=f"{caller.session.client_id}-{secrets.token_hex(8)}",
+            image=image,
+            memory_mb=memory_mb,
+            names=names,
+            created_at=now,
+            lease_s=lease_s,
+            ends_at=None if lease_s is None else now + lease_s + OPENING_S,
+            access_token=secrets.token_urlsafe(24),
+        )
 
     async def _enter(self, record: Record) -> Record:
         """Write a record, or return the one that has its names already."""
