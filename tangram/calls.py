@@ -58,6 +58,7 @@ class ExecOptions(Limits, total=False):
     starts from a clean shell: without the variables and functions that they left, in the folder where they were.
     A command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible`
     keeps its cores once it has them: for timing runs, and for programs with clocks of their own.
+    With `stream`, what it prints can be read while it runs, by `Handle.output`.
     """
 
     units: Sequence[int]
@@ -71,6 +72,7 @@ class ExecOptions(Limits, total=False):
     preemptible: bool
     action_class: str | None
     variables: Mapping[str, str] | None
+    stream: bool
 
 
 class ServiceOptions(Limits, total=False):
@@ -174,6 +176,7 @@ def execute(
     preemptible: bool = True,
     action_class: str | None = None,
     variables: Mapping[str, str] | None = None,
+    stream: bool = False,
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
     if not isinstance(command, str) or not command.strip() or "\0" in command:
@@ -184,7 +187,12 @@ def execute(
     return Action(
         kind="cpu.exec",
         arguments=_given(
-            environment=place.environment, session=session, command=command, variables=_variables(variables), fence=fence or None
+            environment=place.environment,
+            session=session,
+            command=command,
+            variables=_variables(variables),
+            fence=fence or None,
+            stream=stream or None,
         ),
         cost=cost,
         curve=make_curve(parallel_fraction, efficiency),

@@ -11,25 +11,38 @@ Cancelling has two directions. `cancel()` asks the stack to end the action; how 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tangram.errors import ResultNotReady
+from tangram.results import Chunk
+from tangram.streams import OutputReader
 
 T = TypeVar("T")
+
+
+class Remote(Protocol):
+    """What a handle asks of the session that has submitted its action."""
+
+    @property
+    def streams(self) -> OutputReader:
+        """What reads the output of commands."""
+
+    def cancel_task(self, task_id: str) -> None:
+        """Ask for the end of an action."""
 
 
 class Handle(Generic[T]):
     """One submitted action. `id` is the id of its Celery task."""
 
-    __slots__ = ("_cancel", "future", "id")
+    __slots__ = ("future", "id", "remote")
 
-    def __init__(self, task_id: str, future: Future[T], cancel: Callable[[str], None]) -> None:
-        """Stand for the task `task_id`, whose end resolves `future`; `cancel` asks for its end."""
+    def __init__(self, task_id: str, future: Future[T], remote: Remote) -> None:
+        """Stand for the task `task_id`, whose end resolves `future`; all else is asked of `remote`."""
         self.id = task_id
         self.future = future
-        self._cancel = cancel
+        self.remote = remote
 
     def __repr__(self) -> str:
         """Show the id and whether there is a result."""
@@ -63,7 +76,25 @@ class Handle(Generic[T]):
     def cancel(self) -> None:
         """Ask the stack to end the action; does not wait. Where that cannot be sent, the result is `StackUnreachable`."""
         if not self.future.done():
-            self._cancel(self.id)
+            self.remote.cancel_task(self.id)
+
+    def output(self, after: str = "0") -> Iterator[Chunk]:
+        """Yield what a command with `stream` prints, as it comes; end when it has ended.
+
+        Each reader gets everything, from behind the chunk with the id `after`, however late it comes. The result store keeps the last
+        MiB of a command, for an hour after it has ended. Of a command without `stream` nothing comes.
+
+        Raises
+        ------
+        ActionError
+            After the last chunk: the way in which the action ended, if not with a result.
+        InvalidAction
+            When `after` is no id of a chunk.
+        StackUnreachable
+            When the result store was away for too long.
+
+        """
+        return self.remote.streams.read(self.id, after)
 
     def when_done(self, call: Callable[[bool], None]) -> None:
         """Call `call(failed)` once the action has ended, from the thread that brings the result; it must be quick."""
@@ -114,6 +145,10 @@ class AsyncHandle(Generic[T]):
     async def cancel(self) -> None:
         """Ask the stack to end the action; does not wait for that."""
         self._handle.cancel()
+
+    def output(self, after: str = "0") -> AsyncIterator[Chunk]:
+        """Yield what a command with `stream` prints, as it comes; see `Handle.output`."""
+        return self._handle.remote.streams.read_async(self.id, after)
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the result; cancelling the coroutine cancels the action."""

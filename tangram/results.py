@@ -48,6 +48,19 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of what a running command printed on a `stream`, `stdout` or `stderr`.
+
+    Reading goes on after its `id`. `dropped` bytes are missing before it, as the result store was too slow for what was printed.
+    """
+
+    stream: str
+    data: bytes
+    id: str
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The files of an environment as they were, as an `image` on the node `node`; environments can be opened from it there."""
 

@@ -34,7 +34,7 @@ The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds t
 | kind | arguments | value of the payload |
 |---|---|---|
 | `cpu.open` | environment, image, memory_mb | null |
-| `cpu.exec` | environment, session, command°, variables, fence| `{"exit_code", "stdout"°, "stderr"°, "truncated", "cpu_s", "max_rss_mb"}` |
+| `cpu.exec` | environment, session, command°, variables, fence, stream | `{"exit_code", "stdout"°, "stderr"°, "truncated", …}` |
 | `cpu.read_file` | environment, path | `{"data"°}` |
 | `cpu.write_file` | environment, path, data°, mode | null |
 | `cpu.snapshot` | environment | `{"image", "node"}` |
@@ -55,6 +55,14 @@ A *payload* is the JSON result that the tasks of this system store in the Celery
 `{"status", "value", "reason", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
 or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
 Times on the wire are seconds since the epoch, durations seconds.
+
+A command with `stream` has a Redis stream in the result store while it runs, under `OUTPUT_KEY_PREFIX` and its task id. The entries have
+the ids `1-0`, `2-0`, …, each with one of these fields:
+
+| field | holds |
+|---|---|
+| `stdout`, `stderr` | bytes that the command printed; with `dropped`, that many bytes are missing before them |
+| `end` | the last entry: how the action has ended, one of its six ends; with `reason`, and `node` where its environment was lost |
 """
 
 from __future__ import annotations
@@ -77,6 +85,7 @@ RESULT_KEY_PREFIX = "celery-task-meta-"
 CLIENT_KEY_PREFIX = "tangram-client-"
 CLAIM_KEY_PREFIX = "tangram-claim-"
 BLOB_KEY_PREFIX = "tangram-blob-"
+OUTPUT_KEY_PREFIX = "tangram-output-"
 SCHEDULER_KEY = "tangram-scheduler"
 """Where the active scheduler shows its policy and figures, as JSON, in the result store."""
 
@@ -91,6 +100,9 @@ BLOB_TTL_S = 3600
 renews them."""
 
 RESULT_TTL_S = 3600
+
+OUTPUT_TTL_S = 3600
+"""The streamed output of a command is kept for so long after its last entry."""
 
 
 class WireAct(TypedDict):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -85,7 +85,8 @@ class ExecRequest:
     Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
     counts for neither. `output_limit_bytes` holds for each stream.
-    `variables` are environment variables of this command alone.
+    `variables` are environment variables of this command alone. `on_output` is called with what the command prints, as it comes, by
+    stream (`stdout` or `stderr`), in the thread that waits for it; it must be quick.
     """
 
     action_id: str
@@ -98,6 +99,7 @@ class ExecRequest:
     output_timeout_s: float | None = None
     output_limit_bytes: int = 1_048_576
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    on_output: Callable[[str, bytes], None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no shell can be given."""

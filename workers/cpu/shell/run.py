@@ -15,6 +15,7 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Status
 from workers.cpu.dop import with_dop
@@ -24,6 +25,7 @@ from workers.cpu.shell.session import Session, Shell
 
 GRACE_S, CHECK_S = 0.2, 0.1
 LONGEST_REPORT = 64
+STREAMS = ("stdout", "stderr")
 _CODE = re.compile(rb"[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]")
 NEVER = float("inf")
 
@@ -61,7 +63,7 @@ class Run:
             self._go = self._descriptors.enter_context(io.FileIO(_both_ends(session.control.go), "r+"))
             self._done = _both_ends(session.control.done)
             self._descriptors.callback(os.close, self._done)
-            self._captures = [self._capture(fifo.path) for fifo in session.streams]
+            self._captures = [self._capture(fifo.path, name) for fifo, name in zip(session.streams, STREAMS, strict=True)]
             self._descriptors = self._descriptors.pop_all()
         self.meter = shell.backend.meter()
         self._poller = select.poll()
@@ -73,8 +75,9 @@ class Run:
         self._waited_until_printed_s = 0.0
         self._sample_at = self._began + self.meter.next_interval_s()
 
-    def _capture(self, path: str) -> Capture:
-        return self._descriptors.enter_context(contextlib.closing(Capture(path, self._request.output_limit_bytes)))
+    def _capture(self, path: str, name: str) -> Capture:
+        on_output = partial(self._request.on_output, name) if self._request.on_output is not None else None
+        return self._descriptors.enter_context(contextlib.closing(Capture(path, self._request.output_limit_bytes, on_output)))
 
     def __enter__(self) -> Run:
         Meter.running.add(self.meter)
