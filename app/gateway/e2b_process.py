@@ -12,9 +12,9 @@ import asyncio
 import base64
 import shlex
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -25,19 +25,21 @@ from app.gateway.e2b import RpcError, Sandbox, SandboxGone, SandboxOf, data_erro
 from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of, only_message, parsed
 from app.gateway.e2b_table import Process, Program, Table
 from app.gateway.errors import Cancelled, Overloaded, classify
-from app.gateway.records import Records
 from app.gateway.shape import counted, shape_router
 from tangram.action import Action, command_class
 from tangram.calls import execute
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import ExecResult
+from tangram.results import Chunk, ExecResult
 
 KEEPALIVE_S = 20.0
 """Seconds between two signs of life of a stream, unless its client asks for more."""
 
 UNLIMITED_S = 24 * 3600.0
 """Longest time that a command without a limit may run, seconds. Its sandbox's lease is over sooner."""
+
+SHORT_S = 0.03
+"""A command that runs for longer has its output sent while it runs."""
 
 CHUNK_BYTES = 128 * 1024
 """Most output in one message."""
@@ -138,6 +140,7 @@ async def list_processes(sandbox: SandboxOf) -> dict[str, Any]:
 async def send_signal(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     """End a process: the signal is followed by SIGKILL where it is not enough."""
     process = await _find(sandbox, parsed(SignalMessage, await request.body()).process)
+    await Table(sandbox.gateway.store, sandbox.record.id).note_killed(process)
     sandbox.caller.session.cancel_task(_task_id(sandbox, process))
     return {}
 
@@ -164,6 +167,7 @@ def _action(sandbox: Sandbox, program: Program, session: str) -> Action:
         queue_timeout_s=None if program.ends_at is None else left_s,
         variables={**sandbox.record.variables, **program.envs},
         action_class=command_class(inner),
+        stream=True,
     )
 
 
@@ -206,39 +210,85 @@ def _stream(
     async def events() -> AsyncIterator[bytes]:
         yield _event("start", pid=process.pid)
         ended = asyncio.shield(running) if running is not None else _end_of(handle)
-        over_at = None if limit_s is None else time.monotonic() + limit_s
-        while not ended.done():
-            wait_s = interval_s if over_at is None else min(interval_s, max(0.0, over_at - time.monotonic()))
-            await asyncio.wait([ended], timeout=wait_s)
-            if ended.done():
-                break
-            if over_at is not None and time.monotonic() >= over_at:
-                yield end_of_stream(RpcError("deadline_exceeded", "the time limit of the stream is over; the process goes on"))
-                return
-            yield _event("keepalive")
+        over_at = time.monotonic() + (UNLIMITED_S if limit_s is None else limit_s)
+        # The output of a short command comes with its result, which spares reading the stream.
+        await asyncio.wait([ended], timeout=min(SHORT_S, over_at - time.monotonic()))
+        output = _Output(sandbox, handle, ended, read=not ended.done())
+        try:
+            while (part := await output.next(min(interval_s, over_at - time.monotonic()))) is not None:
+                yield part
+                if time.monotonic() >= over_at:
+                    yield end_of_stream(RpcError("deadline_exceeded", "the time limit of the stream is over; the process goes on"))
+                    return
+        finally:
+            await output.close()
         try:
             result: ExecResult = handle.future.result(0)
         except Exception as error:
             async for part in _failed(request, sandbox, process, error):
                 yield part
             return
-        for part in _told(result):
+        for part in _told(result, output):
             yield part
 
     return StreamingResponse(events(), media_type=STREAM_TYPE)
 
 
-def _told(result: ExecResult) -> list[bytes]:
-    """Return the events of a command that has ended: its output, and how it ended."""
+class _Output:
+    """What a command prints while it runs, as events; nothing where its stream is not to be read."""
+
+    def __init__(self, sandbox: Sandbox, handle: Handle[Any], ended: asyncio.Future[None], *, read: bool) -> None:
+        """Begin to read."""
+        self.is_read = read
+        self.dropped = 0
+        self._ended = ended
+        self._chunks = cast(AsyncGenerator[Chunk, None], sandbox.caller.session.streams.read_async(handle.id))
+        self._coming: asyncio.Future[Chunk | None] | None = asyncio.ensure_future(_next_of(self._chunks)) if read else None
+
+    async def next(self, wait_s: float) -> bytes | None:
+        """Return the next event, a sign of life after `wait_s` seconds without any; None once the command has ended."""
+        waits_for: asyncio.Future[Any] = self._ended if self._coming is None else self._coming
+        if not waits_for.done():
+            await asyncio.wait([waits_for], timeout=max(0.0, wait_s))
+        if not waits_for.done():
+            return _event("keepalive")
+        if self._coming is None:
+            return None
+        chunk = self._coming.result()
+        if chunk is None:
+            self._coming = None
+            return await self.next(wait_s)
+        self._coming = asyncio.ensure_future(_next_of(self._chunks))
+        self.dropped += chunk.dropped
+        return _data(chunk.stream, chunk.data)
+
+    async def close(self) -> None:
+        """Read no more."""
+        if self._coming is not None:
+            self._coming.cancel()
+            await asyncio.wait([self._coming])
+        await self._chunks.aclose()
+
+
+async def _next_of(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
+    """Return the next piece of output; None at the end, however the command has ended: its result says that."""
+    try:
+        return await anext(chunks, None)
+    except TangramError:
+        return None
+
+
+def _told(result: ExecResult, output: _Output) -> list[bytes]:
+    """Return the events of a command that has ended: its output, unless that was read, and how it ended."""
     parts = []
-    for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+    for name, text in () if output.is_read else (("stdout", result.stdout), ("stderr", result.stderr)):
         data = text.encode("utf-8", "surrogateescape")
         parts += [_data(name, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
     if result.exit_code is None:
         return [*parts, end_of_stream(RpcError("deadline_exceeded", result.reason or "the command was ended at its time limit"))]
     end: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": f"exit status {result.exit_code}"}
-    if result.truncated:
-        end["error"] = "output beyond the limit of the nodes was dropped"
+    if output.dropped if output.is_read else result.truncated:
+        end["error"] = "output was dropped: there was more than the nodes let through"
     return [*parts, _event("end", **end), end_of_stream()]
 
 
@@ -250,11 +300,12 @@ async def _failed(request: Request, sandbox: Sandbox, process: Process, error: E
         yield end_of_stream(RpcError("deadline_exceeded", "the command was ended at its time limit"))
     elif not isinstance(failure, Cancelled):
         yield end_of_stream(rpc_error(failure))
-    elif await Records(sandbox.gateway.store).read(sandbox.record.id) is None:
-        yield end_of_stream(SandboxGone())
-    else:
+    elif await Table(sandbox.gateway.store, sandbox.record.id).was_killed(process):
         yield _event("end", exitCode=-1, exited=False, status=KILLED, error=KILLED)
         yield end_of_stream()
+    else:
+        # Nobody else ends a command but by closing its sandbox.
+        yield end_of_stream(SandboxGone())
 
 
 async def _find(sandbox: Sandbox, selector: Selector) -> Process:

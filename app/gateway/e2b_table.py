@@ -9,6 +9,7 @@ session, and those at the same time have one each.
 | … `last` | the last number that was given to a process |
 | … `session:<n>` | the number of the process that has session n |
 | … `process:<number>` | its session, a space, and the process as JSON |
+| … `killed:<number>` | there where somebody has killed the process |
 """
 
 from __future__ import annotations
@@ -108,6 +109,14 @@ class Table:
         """Return a process; None where no such process runs."""
         raw = await cast(Awaitable[bytes | None], self._store.hget(self._key, f"process:{pid}"))
         return None if raw is None else _process(pid, raw)
+
+    async def note_killed(self, process: Process) -> None:
+        """Note that somebody kills a process."""
+        await self._store.hset(self._key, f"killed:{process.pid}", 1)
+
+    async def was_killed(self, process: Process) -> bool:
+        """Say whether somebody has killed a process."""
+        return bool(await self._store.hexists(self._key, f"killed:{process.pid}"))
 
     async def all(self) -> list[Process]:
         """Return the processes that run, by number."""

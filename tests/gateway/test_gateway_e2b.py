@@ -50,7 +50,7 @@ def test_a_sandbox_lives_until_it_is_killed(options: Options) -> None:
     assert sandbox.kill()
     assert not sandbox.is_running()
     assert not sandbox.kill()
-    with pytest.raises(e2b.SandboxNotFoundException if hasattr(e2b, "SandboxNotFoundException") else e2b.NotFoundException):
+    with pytest.raises(e2b.SandboxNotFoundException):
         sandbox.get_info()
 
 
@@ -207,6 +207,28 @@ def test_a_command_runs_in_the_folder_that_is_named(sandbox: e2b.Sandbox) -> Non
 def test_commands_share_nothing_but_files(sandbox: e2b.Sandbox) -> None:
     sandbox.commands.run("export LEFT=1; cd /; touch ~/left")
     assert sandbox.commands.run("echo [$LEFT]; ls ~/left | wc -l").stdout == "[]\n1\n"
+
+
+def test_output_comes_while_a_command_runs(sandbox: e2b.Sandbox) -> None:
+    # Given a command that waits for an answer to what it has printed
+    seen: list[str] = []
+
+    def answer(text: str) -> None:
+        seen.append(text)
+        sandbox.files.write(f"answer-{len(seen)}", "")
+
+    command = "for n in 1 2 3; do echo $n; until [ -e answer-$n ]; do sleep 0.02; done; done; echo done >&2"
+    done = sandbox.commands.run(command, on_stdout=answer, timeout=30)
+    assert seen == ["1\n", "2\n", "3\n"] and (done.stdout, done.stderr) == ("1\n2\n3\n", "done\n")
+
+
+def test_a_stream_that_is_joined_late_has_everything(sandbox: e2b.Sandbox) -> None:
+    running = sandbox.commands.run("echo begun; until [ -e joined ]; do sleep 0.02; done; echo over", background=True)
+    assert next(iter(running))[0] == "begun\n"
+    running.disconnect()
+    joined = sandbox.commands.connect(running.pid)
+    sandbox.files.write("joined", "")
+    assert joined.wait().stdout == "begun\nover\n"
 
 
 def test_output_of_many_bytes_comes_whole(sandbox: e2b.Sandbox) -> None:
