@@ -84,14 +84,12 @@ async def run(
     try:
         handle = submit(caller, action, key=key, deadline_s=deadline_s)
     except TangramError as error:
-        raise classify(error, action.kind) from error
-    return await wait(handle, action.kind, cancel=key is None, patience_s=patience_s, request=request if key is None else None)
+        raise classify(error) from error
+    return await wait(handle, cancel=key is None, patience_s=patience_s, request=request if key is None else None)
 
 
-async def wait(
-    handle: Handle[Any], kind: str, *, cancel: bool = True, patience_s: float | None = None, request: Request | None = None
-) -> Any:
-    """Return the result of a submitted action of `kind`; with `cancel` it ends when this wait does. Raises as `run`."""
+async def wait(handle: Handle[Any], *, cancel: bool = True, patience_s: float | None = None, request: Request | None = None) -> Any:
+    """Return the result of a submitted action; with `cancel` it ends when this wait does. Raises as `run`."""
     future = asyncio.wrap_future(handle.future)
     gone = asyncio.ensure_future(disconnected(request)) if request is not None else None
     try:
@@ -108,7 +106,7 @@ async def wait(
             handle.cancel()
         raise
     except TangramError as error:
-        raise classify(error, kind) from error
+        raise classify(error) from error
     finally:
         # Nobody looks at these again; the action's own future is not touched.
         future.cancel()

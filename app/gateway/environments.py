@@ -144,7 +144,7 @@ class Environments:
             await self._records.enter(record)
             handle = caller.session.submit(action, record.open_id)
         except (TangramError, RedisError) as error:
-            raise classify(error, "cpu.open") from error
+            raise classify(error) from error
         calls.note(handle.id)
         return record, handle
 
@@ -260,7 +260,7 @@ class Environments:
         try:
             handle = caller.session.submit(_limited(action, deadline_s), record.open_id)
             calls.note(handle.id)
-            await calls.wait(handle, "cpu.open", cancel=not record.names, request=request)
+            await calls.wait(handle, cancel=not record.names, request=request)
             ends_at = None if record.lease_s is None else time.time() + record.lease_s
             record = record.model_copy(update={"state": "open", "ends_at": ends_at})
             if not await self._records.change(record):
@@ -271,7 +271,7 @@ class Environments:
             raise
         except (GatewayError, TangramError, RedisError) as error:
             await self._records.forget(record.id, record.names)
-            raise classify(error, "cpu.open") from error
+            raise classify(error) from error
         return record
 
     async def _end(self, caller: Caller, record: Record) -> None:
@@ -317,7 +317,7 @@ def _action(record: Record) -> Action:
         arguments: dict[str, Any] = {**action.arguments, "environment": record.id}
         return replace(action, environment=record.id, arguments=arguments, action_class=(record.image or record.template)[:256] or None)
     except TangramError as error:
-        raise classify(error, "cpu.open") from error
+        raise classify(error) from error
 
 
 def _limited(action: Action, deadline_s: float | None) -> Action:

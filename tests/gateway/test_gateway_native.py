@@ -142,3 +142,21 @@ def test_what_is_wrong_is_said_in_one_line(http: httpx.Client, environment: str)
         answer = http.post(f"{environment}/exec", json=body)
         assert answer.status_code == 400, body
         assert answer.json()["error"]["kind"] == "bad_request" and "\n" not in answer.json()["error"]["message"]
+
+
+def test_services_score_and_give_logprobs(http: httpx.Client) -> None:
+    scored = http.post("/api/v1/score", json={"service": "judge", "items": [{"prompt": "a", "response": "b"}] * 3})
+    assert scored.status_code == 200 and len(scored.json()["scores"]) == 3 and scored.json()["act"]["execution_s"] >= 0
+    found = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]]})
+    assert found.status_code == 200 and [len(one) for one in found.json()["logprobs"]] == [2, 1]
+
+
+def test_items_that_a_model_cannot_take_are_a_bad_request(http: httpx.Client) -> None:
+    answer = http.post("/api/v1/score", json={"service": "judge", "items": ["neither prompt nor response"]})
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request")
+
+
+def test_a_service_that_nobody_declares_is_a_bad_request(http: httpx.Client) -> None:
+    answer = http.post("/api/v1/generate", json={"service": "nobody", "prompts": ["a"]})
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request")
+    assert "nobody" in answer.json()["error"]["message"]
