@@ -142,7 +142,7 @@ class Environments:
         action = replace(action, arguments={**action.arguments, "files": json.dumps(files)})
         try:
             await self._records.enter(record)
-            handle = caller.session.submit(action, record.open_id)
+            handle = caller.session.submit(await calls.put_aside(caller, action), record.open_id)
         except (TangramError, RedisError) as error:
             raise classify(error) from error
         calls.note(handle.id)
@@ -175,6 +175,16 @@ class Environments:
         if record is None or record.job != caller.job:
             raise NotFound(f"environment {environment} is unknown: it was never opened, or was closed")
         return record
+
+    async def look(self, caller: Caller, environment: str) -> Record:
+        """Return an environment of the caller's job that stands, as the journal knows, too.
+
+        `get` is quicker and finds those that ended by themselves, on which actions say so. Raises `NotFound` for others.
+        """
+        record = await self.get(caller, environment)
+        if not await self._has_ended(record):
+            return record
+        raise NotFound(f"environment {environment} has ended")
 
     async def find(self, caller: Caller, name: str) -> Record:
         """Return the environment that the caller's job has under a name. Raises `NotFound` where there is none."""
@@ -249,11 +259,18 @@ class Environments:
         for name in record.names:
             while (other := await self._records.claim(name, record)) != record.id:
                 found = await self._records.read(other)
-                if found is not None:
+                if found is not None and not await self._has_ended(found):
                     await self._records.forget(record.id, record.names)
                     return found
                 await self._records.forget(other, (name,))
         return record
+
+    async def _has_ended(self, record: Record) -> bool:
+        """Say whether an environment that stood has ended, by whatever reason; its record is removed then."""
+        if record.state == "opening" or await self._journal.stands(record.id):
+            return False
+        await self._records.forget(record.id, record.names)
+        return True
 
     async def _opened(self, caller: Caller, record: Record, action: Action, deadline_s: float | None, request: Request | None) -> Record:
         """Submit the open of a record, unless that was done, and wait for it."""

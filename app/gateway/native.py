@@ -214,7 +214,7 @@ async def list_environments(caller: CallerOf, gateway: GatewayOf) -> list[Enviro
 @router.get("/environments/{environment}")
 async def get_environment(environment: str, caller: CallerOf, gateway: GatewayOf) -> EnvironmentAnswer:
     """Return one environment."""
-    return EnvironmentAnswer.of(await gateway.environments.get(caller, environment))
+    return EnvironmentAnswer.of(await gateway.environments.look(caller, environment))
 
 
 @router.post("/environments/{environment}/lease")

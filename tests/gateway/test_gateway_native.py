@@ -24,9 +24,9 @@ def test_a_command_beyond_its_timeout_is_a_result(run: Run) -> None:
 
 
 def test_files_go_in_and_come_out(http: httpx.Client, environment: str, run: Run) -> None:
-    data = bytes(range(256)) * 1000
+    data = bytes(range(256)) * 8000
     assert http.put(f"{environment}/files", params={"path": "in/data.bin"}, content=data).status_code == 204
-    assert run("wc -c < in/data.bin; cp in/data.bin out.bin")["stdout"] == "256000\n"
+    assert run("wc -c < in/data.bin; cp in/data.bin out.bin")["stdout"] == "2048000\n"
     assert http.get(f"{environment}/files", params={"path": "out.bin"}).content == data
 
 
@@ -99,6 +99,18 @@ def test_a_renewed_lease_lasts(served: Served, http: httpx.Client) -> None:
     served.live.until(lambda: http.get(f"/api/v1/environments/{second}").status_code == 404)
     assert http.post(f"/api/v1/environments/{first}/exec", json={"command": "true"}).json()["exit_code"] == 0
     http.delete(f"/api/v1/environments/{first}")
+
+
+def test_a_name_whose_environment_has_ended_by_itself_is_free(served: Served, http: httpx.Client) -> None:
+    # Given an environment that ended without the gateway's knowledge
+    opened = http.post("/api/v1/environments", json={"name": "ended"}).json()
+    with served.live.client("tests") as client:
+        client.cancel(trajectory=opened["trajectory"])
+        served.live.until(lambda: served.live.rows(f"SELECT id FROM environments WHERE id = '{opened['id']}' AND ended_at IS NOT NULL"))
+    # Then it is not found, and its name gives another one
+    again = http.post("/api/v1/environments", json={"name": "ended"}).json()
+    assert again["id"] != opened["id"] and http.get(f"/api/v1/environments/{opened['id']}").status_code == 404
+    http.delete(f"/api/v1/environments/{again['id']}")
 
 
 def test_an_image_where_nodes_have_none_is_a_label(served: Served, http: httpx.Client) -> None:
