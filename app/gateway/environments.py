@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ OPENING_S = 3600.0
 
 SETTLE_S = 5.0
 
-_AT_ONCE = 64
+_AT_ONCE = 256
 _CONTAINERS = "isolation:container"
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Environments:
         self._records = Records(store)
         self._journal = journal
         self._sessions = sessions
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[str, asyncio.Task[None]] = {}
 
     async def open(
         self,
@@ -150,21 +150,12 @@ class Environments:
 
     def end(self, caller: Caller, record: Record) -> None:
         """Have an environment closed; does not wait for that. Where it fails, the environment ends with its lease."""
-
-        async def close() -> None:
-            try:
-                await self._end(caller, record)
-            except (TangramError, RedisError) as error:
-                _log.warning("environment %s of job %s is left to its lease: %s", record.id, record.job, error)
-
-        task = asyncio.create_task(close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._keep(record.id, self._end(caller, record))
 
     async def settle(self) -> None:
         """Wait, a bounded time, for what `end` began."""
         if self._closing:
-            await asyncio.wait(self._closing, timeout=SETTLE_S)
+            await asyncio.wait(self._closing.values(), timeout=SETTLE_S)
 
     async def get(self, caller: Caller, environment: str) -> Record:
         """Return an environment of the caller's job. Raises `NotFound` for others."""
@@ -229,9 +220,10 @@ class Environments:
         """Close environments whose lease is over, until cancelled."""
         while True:
             try:
-                overdue = await self._records.overdue(time.time(), _AT_ONCE)
-                await asyncio.gather(*map(self._end_lease, overdue))
-            except (RedisError, TangramError) as error:
+                for environment in await self._records.overdue(time.time(), _AT_ONCE):
+                    if environment not in self._closing:
+                        self._keep(environment, self._end_lease(environment))
+            except RedisError as error:
                 _log.warning("leases cannot be ended now: %s", error)
             await asyncio.sleep(LOOK_S)
 
@@ -292,13 +284,26 @@ class Environments:
         return record
 
     async def _end(self, caller: Caller, record: Record) -> None:
-        """Close an environment once, whoever else does so too, and forget it."""
+        """Close an environment, whoever else does so too, and forget it."""
         try:
-            await calls.run(caller, close_environment(record.place), key="close")
+            await calls.run(caller, close_environment(record.place))
         except (NotFound, InfraFailed) as error:
             if isinstance(error, InfraFailed) and error.cause != "environment_lost":
                 raise
         await self._records.forget(record.id, record.names)
+
+    def _keep(self, environment: str, closing: Coroutine[Any, Any, None]) -> None:
+        """Close an environment beside the calls; where that fails, it is tried again when its lease is over."""
+
+        async def close() -> None:
+            try:
+                await closing
+            except (TangramError, RedisError) as error:
+                _log.warning("environment %s could not be closed and is left to its lease: %s", environment, error)
+            finally:
+                del self._closing[environment]
+
+        self._closing[environment] = asyncio.create_task(close())
 
     async def _end_lease(self, environment: str) -> None:
         record = await self._records.read(environment)
