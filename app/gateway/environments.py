@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ OPENING_S = 3600.0
 
 SETTLE_S = 5.0
 
-_AT_ONCE = 64
+_AT_ONCE = 256
 _CONTAINERS = "isolation:container"
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Environments:
         self._records = Records(store)
         self._journal = journal
         self._sessions = sessions
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[str, asyncio.Task[None]] = {}
 
     async def open(
         self,
@@ -142,29 +142,20 @@ class Environments:
         action = replace(action, arguments={**action.arguments, "files": json.dumps(files)})
         try:
             await self._records.enter(record)
-            handle = caller.session.submit(action, record.open_id)
+            handle = caller.session.submit(await calls.put_aside(caller, action), record.open_id)
         except (TangramError, RedisError) as error:
-            raise classify(error, "cpu.open") from error
+            raise classify(error) from error
         calls.note(handle.id)
         return record, handle
 
     def end(self, caller: Caller, record: Record) -> None:
         """Have an environment closed; does not wait for that. Where it fails, the environment ends with its lease."""
-
-        async def close() -> None:
-            try:
-                await self._end(caller, record)
-            except (TangramError, RedisError) as error:
-                _log.warning("environment %s of job %s is left to its lease: %s", record.id, record.job, error)
-
-        task = asyncio.create_task(close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._keep(record.id, self._end(caller, record))
 
     async def settle(self) -> None:
         """Wait, a bounded time, for what `end` began."""
         if self._closing:
-            await asyncio.wait(self._closing, timeout=SETTLE_S)
+            await asyncio.wait(self._closing.values(), timeout=SETTLE_S)
 
     async def get(self, caller: Caller, environment: str) -> Record:
         """Return an environment of the caller's job. Raises `NotFound` for others."""
@@ -175,6 +166,16 @@ class Environments:
         if record is None or record.job != caller.job:
             raise NotFound(f"environment {environment} is unknown: it was never opened, or was closed")
         return record
+
+    async def look(self, caller: Caller, environment: str) -> Record:
+        """Return an environment of the caller's job that stands, as the journal knows, too.
+
+        `get` is quicker and finds those that ended by themselves, on which actions say so. Raises `NotFound` for others.
+        """
+        record = await self.get(caller, environment)
+        if not await self._has_ended(record):
+            return record
+        raise NotFound(f"environment {environment} has ended")
 
     async def find(self, caller: Caller, name: str) -> Record:
         """Return the environment that the caller's job has under a name. Raises `NotFound` where there is none."""
@@ -219,9 +220,10 @@ class Environments:
         """Close environments whose lease is over, until cancelled."""
         while True:
             try:
-                overdue = await self._records.overdue(time.time(), _AT_ONCE)
-                await asyncio.gather(*map(self._end_lease, overdue))
-            except (RedisError, TangramError) as error:
+                for environment in await self._records.overdue(time.time(), _AT_ONCE):
+                    if environment not in self._closing:
+                        self._keep(environment, self._end_lease(environment))
+            except RedisError as error:
                 _log.warning("leases cannot be ended now: %s", error)
             await asyncio.sleep(LOOK_S)
 
@@ -249,18 +251,25 @@ class Environments:
         for name in record.names:
             while (other := await self._records.claim(name, record)) != record.id:
                 found = await self._records.read(other)
-                if found is not None:
+                if found is not None and not await self._has_ended(found):
                     await self._records.forget(record.id, record.names)
                     return found
                 await self._records.forget(other, (name,))
         return record
+
+    async def _has_ended(self, record: Record) -> bool:
+        """Say whether an environment that stood has ended, by whatever reason; its record is removed then."""
+        if record.state == "opening" or await self._journal.stands(record.id):
+            return False
+        await self._records.forget(record.id, record.names)
+        return True
 
     async def _opened(self, caller: Caller, record: Record, action: Action, deadline_s: float | None, request: Request | None) -> Record:
         """Submit the open of a record, unless that was done, and wait for it."""
         try:
             handle = caller.session.submit(_limited(action, deadline_s), record.open_id)
             calls.note(handle.id)
-            await calls.wait(handle, "cpu.open", cancel=not record.names, request=request)
+            await calls.wait(handle, cancel=not record.names, request=request)
             ends_at = None if record.lease_s is None else time.time() + record.lease_s
             record = record.model_copy(update={"state": "open", "ends_at": ends_at})
             if not await self._records.change(record):
@@ -271,17 +280,30 @@ class Environments:
             raise
         except (GatewayError, TangramError, RedisError) as error:
             await self._records.forget(record.id, record.names)
-            raise classify(error, "cpu.open") from error
+            raise classify(error) from error
         return record
 
     async def _end(self, caller: Caller, record: Record) -> None:
-        """Close an environment once, whoever else does so too, and forget it."""
+        """Close an environment, whoever else does so too, and forget it."""
         try:
-            await calls.run(caller, close_environment(record.place), key="close")
+            await calls.run(caller, close_environment(record.place))
         except (NotFound, InfraFailed) as error:
             if isinstance(error, InfraFailed) and error.cause != "environment_lost":
                 raise
         await self._records.forget(record.id, record.names)
+
+    def _keep(self, environment: str, closing: Coroutine[Any, Any, None]) -> None:
+        """Close an environment beside the calls; where that fails, it is tried again when its lease is over."""
+
+        async def close() -> None:
+            try:
+                await closing
+            except (TangramError, RedisError) as error:
+                _log.warning("environment %s could not be closed and is left to its lease: %s", environment, error)
+            finally:
+                del self._closing[environment]
+
+        self._closing[environment] = asyncio.create_task(close())
 
     async def _end_lease(self, environment: str) -> None:
         record = await self._records.read(environment)
@@ -317,7 +339,7 @@ def _action(record: Record) -> Action:
         arguments: dict[str, Any] = {**action.arguments, "environment": record.id}
         return replace(action, environment=record.id, arguments=arguments, action_class=(record.image or record.template)[:256] or None)
     except TangramError as error:
-        raise classify(error, "cpu.open") from error
+        raise classify(error) from error
 
 
 def _limited(action: Action, deadline_s: float | None) -> Action:

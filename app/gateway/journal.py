@@ -62,6 +62,11 @@ class Journal:
         )
         return await self._ask(lambda connection: list(connection.execute(rows).scalars()))
 
+    async def stands(self, environment: str) -> bool:
+        """Say whether an environment is written down and has not ended."""
+        row = select(_ENVIRONMENTS.c.id).where(_ENVIRONMENTS.c.id == environment, _ENVIRONMENTS.c.ended_at.is_(None))
+        return await self._ask(lambda connection: connection.execute(row).scalar_one_or_none()) is not None
+
     async def action(self, action_id: str) -> ActionState | None:
         """Return how an action is; None where the journal does not know it."""
         columns = (_ACTIONS.c.id, _ACTIONS.c.job, _ACTIONS.c.kind, _ACTIONS.c.status, _ACTIONS.c.reason)

@@ -282,8 +282,8 @@ class _Once:
     async def _first(self, record: Record, opening: Handle[Any], command: str, timeout_s: float, language: str) -> CommandResult:
         """Run a command that is submitted before its environment stands; a failure of the opening is what is raised."""
         handle = calls.submit(self._caller, _exec(record, command, timeout_s, language))
-        await calls.wait(opening, "cpu.open")
-        return CommandResult.of(await calls.wait(handle, "cpu.exec"))
+        await calls.wait(opening)
+        return CommandResult.of(await calls.wait(handle))
 
     async def _command(self, record: Record, command: str, timeout_s: float, language: str) -> CommandResult:
         return CommandResult.of(await calls.run(self._caller, _exec(record, command, timeout_s, language)))

@@ -12,7 +12,7 @@ import pytest
 from app.gateway.tokens import make_token
 from app.journal.database import open_engine
 from app.local.stack import StackPlan
-from tests.live.support import FAST_BEATS, Live, running
+from tests.live.support import FAST_BEATS, SERVICES, Live, running
 
 LANGUAGES = """
 [shout]
@@ -60,7 +60,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "TANGRAM_GATEWAY_PATIENCE_S": "1",
         "TANGRAM_GATEWAY_LANGUAGES": str(folder / "languages.toml"),
     }
-    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables={**FAST_BEATS, **limits})
+    (folder / "services.toml").write_text(SERVICES)
+    plan = StackPlan(
+        nodes=1,
+        cores=2,
+        memory_mb=4096,
+        cells=2,
+        cell_memory_mb=1200,
+        api_nodes=0,
+        services_file=folder / "services.toml",
+        gateway_port=free_port(),
+        variables={**FAST_BEATS, **limits},
+    )
     with running(folder / "state", plan) as live:
         yield Served(live, plan.gateway_url)
 
