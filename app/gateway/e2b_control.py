@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from app.gateway.context import CallerOf, GatewayOf
-from app.gateway.e2b import ENVD_VERSION, Sandbox, SandboxGone, data_errors, sandbox_id_of, sandbox_of
+from app.gateway.e2b import ENVD_VERSION, Sandbox, data_errors, sandbox_id_of, sandbox_of
 from app.gateway.e2b_templates import Templates
 from app.gateway.errors import BadRequest, GatewayError
 from app.gateway.records import Record
@@ -152,7 +152,7 @@ async def list_sandboxes(
 @router.get("/sandboxes/{sandbox}")
 async def get_sandbox(sandbox: str, caller: CallerOf, gateway: GatewayOf) -> dict[str, Any]:
     """Return one sandbox."""
-    record = await gateway.environments.get(caller, sandbox)
+    record = await gateway.environments.look(caller, sandbox)
     return {**_shown(record), "envdAccessToken": record.access_token}
 
 
@@ -167,7 +167,7 @@ async def kill(sandbox: str, caller: CallerOf, gateway: GatewayOf) -> None:
 @router.post("/sandboxes/{sandbox}/resume", include_in_schema=False)
 async def connect(sandbox: str, body: ConnectBody, caller: CallerOf, gateway: GatewayOf) -> dict[str, Any]:
     """Return what a client needs to use a sandbox, and make its lease longer where it is shorter than asked for."""
-    record = await gateway.environments.get(caller, sandbox)
+    record = await gateway.environments.look(caller, sandbox)
     if body.timeout is not None and record.ends_at is not None and record.ends_at < time.time() + body.timeout:
         record = await gateway.environments.renew(caller, sandbox, body.timeout)
     return _access(record)
@@ -206,9 +206,7 @@ async def health(request: Request) -> Response:
     if not sandbox_id_of(request):
         return JSONResponse({"status": "ok"})
     sandbox: Sandbox = await sandbox_of(request)
-    standing = await sandbox.gateway.environments.list(sandbox.caller)
-    if sandbox.record.id not in {record.id for record in standing}:
-        raise SandboxGone()
+    await sandbox.gateway.environments.look(sandbox.caller, sandbox.record.id)
     return Response(status_code=204)
 
 

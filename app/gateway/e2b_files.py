@@ -24,7 +24,6 @@ from app.gateway.shape import shape_router
 from tangram.calls import read_file, write_file
 
 _GZIP = 16 + zlib.MAX_WBITS
-_MISSING = "does not exist"
 
 router = shape_router("e2b", data_errors, tags=["e2b"])
 
@@ -57,7 +56,7 @@ async def download(request: Request, sandbox: FileSandboxOf, path: str) -> Respo
     try:
         data: bytes = await calls.run(sandbox.caller, read_file(sandbox.record.place, path), request=request)
     except BadRequest as error:
-        raise RpcError("not_found", str(error)) if str(error).endswith(_MISSING) else error from None
+        raise RpcError("not_found", str(error)) if error.problem == "NoSuchFile" else error from None
     return Response(data, media_type="application/octet-stream")
 
 

@@ -109,7 +109,7 @@ async def start(request: Request, sandbox: SandboxOf) -> StreamingResponse:
     process = await table.add(program)
     try:
         action = _action(sandbox, program, process.session_name)
-        handle = calls.submit(sandbox.caller, action, key=process.key)
+        handle = calls.submit(sandbox.caller, await calls.put_aside(sandbox.caller, action), key=process.key)
     except TangramError:
         await table.remove(process)
         raise
@@ -294,7 +294,7 @@ def _told(result: ExecResult, output: _Output) -> list[bytes]:
 
 async def _failed(request: Request, sandbox: Sandbox, process: Process, error: Exception) -> AsyncIterator[bytes]:
     """Yield the events of a command that has no result."""
-    failure = counted(request, "e2b", classify(error, "cpu.exec"))
+    failure = counted(request, "e2b", classify(error))
     ends_at = process.program.ends_at
     if isinstance(failure, Overloaded | Cancelled) and ends_at is not None and time.time() >= ends_at:
         yield end_of_stream(RpcError("deadline_exceeded", "the command was ended at its time limit"))
