@@ -222,6 +222,8 @@ def _stream(
                     return
         finally:
             await output.close()
+        if running is None:  # its own copy of the gateway may have died
+            await Table(sandbox.gateway.store, sandbox.record.id).remove(process)
         try:
             result: ExecResult = handle.future.result(0)
         except Exception as error:
