@@ -1,7 +1,7 @@
 """The processes of a sandbox as all copies of the gateway know them: small numbers for commands that run, and where each runs.
 
-Every command runs in a shell session that it has to itself: the first one that is free, so that commands which follow one another share a
-session, and those at the same time have one each.
+Every command has a shell session to itself: the first one that is free. So commands that follow one another share a session. Commands that
+run at the same time have one each.
 
 | key | holds |
 |---|---|
