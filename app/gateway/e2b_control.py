@@ -93,7 +93,7 @@ async def create(
     for field in ("autoPause", "mcp", "iam", "volumeMounts"):
         if getattr(body, field):
             raise BadRequest(f"{field}: not served here")
-    if body.network or body.allow_internet_access is not None:
+    if body.network or body.allow_internet_access is False:
         _log.warning("job %s names a network for a sandbox: that is for the operator of the nodes to say", caller.job)
     template = await Templates(gateway.store, caller.job).resolve(body.templateID, gateway.journal)
     record = await gateway.environments.open(

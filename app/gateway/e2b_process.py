@@ -209,7 +209,7 @@ def _stream(
 
     async def events() -> AsyncIterator[bytes]:
         yield _event("start", pid=process.pid)
-        ended = asyncio.shield(running) if running is not None else _end_of(handle)
+        ended: asyncio.Future[None] = asyncio.shield(running) if running is not None else _end_of(handle)
         over_at = time.monotonic() + (UNLIMITED_S if limit_s is None else limit_s)
         # The output of a short command comes with its result, which spares reading the stream.
         await asyncio.wait([ended], timeout=min(SHORT_S, over_at - time.monotonic()))
@@ -221,6 +221,7 @@ def _stream(
                     yield end_of_stream(RpcError("deadline_exceeded", "the time limit of the stream is over; the process goes on"))
                     return
         finally:
+            ended.cancel()  # the process itself goes on
             await output.close()
         if running is None:  # its own copy of the gateway may have died
             await Table(sandbox.gateway.store, sandbox.record.id).remove(process)
