@@ -17,6 +17,7 @@ from tangram.settings import Settings
 if TYPE_CHECKING:
     from workers.api.requests import Requests
     from workers.cpu.abstract import Sandbox
+    from workers.cpu.giving import Giving
     from workers.cpu.streams import OutputStreams
     from workers.gpu.host import ServiceHost
     from workers.gpu.prefetch import Prefetch
@@ -34,6 +35,7 @@ class CpuContext:
     blobs: Blobs
     sandbox: Sandbox
     streams: OutputStreams
+    giving: Giving
 
     def close(self, environment_id: str) -> None:
         """Close an environment if it is open."""
