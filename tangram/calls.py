@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from tangram import giving
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
 from tangram.arrays import ArrayError, pack_ints
 from tangram.elasticity import make_curve
@@ -58,7 +59,9 @@ class ExecOptions(Limits, total=False):
     starts from a clean shell: without the variables and functions that they left, in the folder where they were.
     A command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible`
     keeps its cores once it has them: for timing runs, and for programs with clocks of their own.
-    With `stream`, what it prints can be read while it runs, by `Handle.output`.
+    With `stream`, what it prints can be read while it runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input`
+    brings, else nothing. With `pty`, rows and columns, its input and output are a terminal of that size: all that it prints is
+    `stdout`, and what it has started ends with it.
     """
 
     units: Sequence[int]
@@ -73,6 +76,8 @@ class ExecOptions(Limits, total=False):
     action_class: str | None
     variables: Mapping[str, str] | None
     stream: bool
+    stdin: bool
+    pty: tuple[int, int] | None
 
 
 class ServiceOptions(Limits, total=False):
@@ -177,6 +182,8 @@ def execute(
     action_class: str | None = None,
     variables: Mapping[str, str] | None = None,
     stream: bool = False,
+    stdin: bool = False,
+    pty: tuple[int, int] | None = None,
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
     if not isinstance(command, str) or not command.strip() or "\0" in command:
@@ -193,6 +200,8 @@ def execute(
             variables=_variables(variables),
             fence=fence or None,
             stream=stream or None,
+            stdin=stdin or None,
+            terminal=list(giving.size(*pty)[1:]) if pty is not None else None,
         ),
         cost=cost,
         curve=make_curve(parallel_fraction, efficiency),

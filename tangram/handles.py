@@ -15,7 +15,10 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
+from tangram import giving
 from tangram.errors import ResultNotReady
+from tangram.giving import What
+from tangram.publisher import Control
 from tangram.results import Chunk
 from tangram.streams import OutputReader
 
@@ -31,6 +34,12 @@ class Remote(Protocol):
 
     def cancel_task(self, task_id: str) -> None:
         """Ask for the end of an action."""
+
+    def give(self, task_id: str, what: What) -> Control:
+        """Give a running command something."""
+
+    def wait_for(self, control: Control) -> None:
+        """Return once the broker has a message. Raises `StackUnreachable`."""
 
 
 class Handle(Generic[T]):
@@ -96,6 +105,43 @@ class Handle(Generic[T]):
         """
         return self.remote.streams.read(self.id, after)
 
+    def send_input(self, data: bytes) -> None:
+        """Give a command with `stdin` or `pty` input, at most 64 KiB; return once the broker has it.
+
+        Input comes in the order of the calls, and what is sent while the action still waits is kept until it runs. It is dropped where
+        the action has ended or has neither `stdin` nor `pty`. A command that leaves more than 4 MiB of input unread ends as `failed`.
+        Where a scheduler or a broker dies with input on its way, that input is lost, and nothing that this process gives the
+        command after it arrives.
+
+        Raises
+        ------
+        InvalidAction
+            When `data` is empty, or larger.
+        StackUnreachable
+            When the broker cannot be reached.
+
+        """
+        self._give(giving.data(data))
+
+    def close_input(self) -> None:
+        """End the input of a command with `stdin`; at a terminal, type Ctrl-D. Otherwise as `send_input`."""
+        self._give(giving.end())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the processes that a command has started, in order with its input. Otherwise as `send_input`.
+
+        The shell that runs the command line gets it only where it handles it (`trap`; SIGINT in bash), where no program is running, and for
+        SIGKILL. So after SIGTERM the line goes on behind the program that has ended. At a terminal, SIGINT is typed as Ctrl-C.
+        """
+        self._give(giving.signal_of(number))
+
+    def resize_pty(self, rows: int, columns: int) -> None:
+        """Give the terminal of a command with `pty` another size. Otherwise as `send_input`."""
+        self._give(giving.size(rows, columns))
+
+    def _give(self, what: What) -> None:
+        self.remote.wait_for(self.remote.give(self.id, what))
+
     def when_done(self, call: Callable[[bool], None]) -> None:
         """Call `call(failed)` once the action has ended, from the thread that brings the result; it must be quick."""
         self.future.add_done_callback(lambda future: call(future.exception() is not None))
@@ -149,6 +195,25 @@ class AsyncHandle(Generic[T]):
     def output(self, after: str = "0") -> AsyncIterator[Chunk]:
         """Yield what a command with `stream` prints, as it comes; see `Handle.output`."""
         return self._handle.remote.streams.read_async(self.id, after)
+
+    async def send_input(self, data: bytes) -> None:
+        """Give a command with `stdin` or `pty` input; see `Handle.send_input`."""
+        await self._give(giving.data(data))
+
+    async def close_input(self) -> None:
+        """End the input of a command with `stdin`; see `Handle.close_input`."""
+        await self._give(giving.end())
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the processes that a command has started; see `Handle.signal`."""
+        await self._give(giving.signal_of(number))
+
+    async def resize_pty(self, rows: int, columns: int) -> None:
+        """Give the terminal of a command with `pty` another size; see `Handle.resize_pty`."""
+        await self._give(giving.size(rows, columns))
+
+    async def _give(self, what: What) -> None:
+        await asyncio.wrap_future(self._handle.remote.give(self.id, what).sent)
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the result; cancelling the coroutine cancels the action."""

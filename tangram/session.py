@@ -29,6 +29,7 @@ from tangram.blobs import Blobs
 from tangram.connection import OUTAGE_LIMIT_S, find_addresses, make_app, open_store, show
 from tangram.errors import InvalidAction, StackUnreachable, TangramError
 from tangram.feed import Feed
+from tangram.giving import Giving, What
 from tangram.handles import Handle
 from tangram.inbox import Inbox
 from tangram.publisher import Control, Publisher, Submission
@@ -75,6 +76,7 @@ class Session:
         self._lock = threading.Lock()
         self._closed = False
         self._environments: dict[str, calls.Place] = {}
+        self._giving = Giving(self.client_id, job)
         self._store = open_store(addresses.result_url, settings.connect_timeout_s)
         self.streams = OutputReader(self._store, settings.connect_timeout_s)
         """What reads the output of commands, also of those that another process has submitted."""
@@ -165,6 +167,14 @@ class Session:
         """Ask for the end of one action, which fails if that cannot be sent. Does nothing once the client is closed."""
         if not self._closed:
             self._publisher.send(Control({"cancel": {"ids": [task_id]}}, task_ids=(task_id,)))
+
+    def give(self, task_id: str, what: What) -> Control:
+        """Give a running command something (`tangram.giving`); `wait_for` what this returns. Raises `ClientClosed`."""
+        with self._lock:
+            self._check_open()
+            control = Control(self._giving.message(task_id, what))
+            self._publisher.send(control)
+            return control
 
     def begin_closing(self) -> list[Future[Any]]:
         """Take no more work and ask for the end of all open environments; return what is done with it. Idempotent."""

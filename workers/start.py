@@ -33,6 +33,7 @@ from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_label, node_
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
 from workers.cpu.cores import CoreMap
+from workers.cpu.giving import Giving
 from workers.cpu.streams import OutputStreams
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
@@ -218,7 +219,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     description["labels"].append(f"memory:{'enforced' if sandbox.enforces_memory else 'not-enforced'}")
     _say_what_is_held(sandbox)
     streams = OutputStreams(blobs.store)
-    provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams))
+    provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, giving=Giving()))
 
     def now() -> dict[str, Any]:
         return {"environments": [environment.spec.id for environment in sandbox.environments()]}

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import base64
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
+from redis import Redis
 
-from tangram import ActionCancelled, AsyncClient, Chunk, Client
+from tangram import ActionCancelled, AsyncClient, AsyncEnvironment, Chunk, Client, EnvironmentLost, Handle, giving
+from tangram.connection import redis_url
+from tangram.publisher import Control
 from tests.live.support import Live
 
 
@@ -68,19 +75,144 @@ def test_a_command_that_never_ran_ends_its_output_with_its_error(client: Client)
         first.cancel()
 
 
+def test_input_is_echoed_in_order_and_its_end_ends_the_command(client: Client) -> None:
+    with client.open(trajectory="t") as env:
+        # Given a command that copies its input, and input that is sent before it runs
+        handle = env.submit("cat", stream=True, stdin=True)
+        handle.send_input(b"0\n")
+        output = handle.output()
+        assert next(output).data == b"0\n"
+        # When more comes in many messages, and then the end
+        for number in range(1, 300):
+            handle.send_input(b"%d\n" % number)
+        handle.close_input()
+        # Then all of it is there once, in order
+        assert text_of(output) == "".join(f"{number}\n" for number in range(1, 300))
+        done = handle.result(20)
+        assert (done.exit_code, done.stdout) == (0, "".join(f"{number}\n" for number in range(300)))
+        # And what comes later is dropped
+        handle.send_input(b"late\n")
+
+
+def test_input_for_a_command_that_waits_is_kept(client: Client) -> None:
+    with client.open(trajectory="t") as env:
+        # Given a command behind another one of its session
+        first = env.submit("until [ -e go ]; do sleep 0.01; done")
+        behind = env.submit("cat", stdin=True)
+        for part in (b"a", b"b" * 65_536, b"c"):
+            behind.send_input(part)
+        behind.close_input()
+        # When that one ends
+        env.write_file("go", b"")
+        # Then the other gets its input
+        assert first.result(20).exit_code == 0
+        assert behind.result(20).stdout == "a" + "b" * 65_536 + "c"
+
+
+def test_messages_that_come_twice_or_out_of_order_give_input_once_and_in_order(client: Client) -> None:
+    with client.open(trajectory="t") as env:
+        handle = env.submit("cat", stdin=True)
+        session = client._session
+        messages = [session._giving.message(handle.id, giving.data(b"%d\n" % number)) for number in range(5)]
+        for number in (1, 0, 0, 3, 2, 1, 4, 4):
+            session._publisher.send(Control(messages[number]))
+        handle.close_input()
+        assert handle.result(20).stdout == "0\n1\n2\n3\n4\n"
+
+
+def test_a_command_takes_nothing_from_other_jobs(client: Client, live: Live) -> None:
+    with client.open(trajectory="t") as env, live.client("strangers") as stranger, live.client("tests") as colleague:
+        handle = env.submit("cat", stdin=True)
+        for other, words in ((stranger, b"strange\n"), (colleague, b"known\n")):
+            Handle(handle.id, handle.future, other._session).send_input(words)
+        Handle(handle.id, handle.future, colleague._session).close_input()
+        assert handle.result(20).stdout == "known\n"
+
+
+def test_a_signal_reaches_the_program(client: Client) -> None:
+    with client.open(trajectory="t") as env:
+        program = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(60)"
+        handle = env.submit(f'python3 -c "{program}"', stream=True)
+        for chunk in handle.output():
+            assert chunk.data == b"ready\n"
+            handle.signal(signal.SIGTERM)
+        assert handle.result(20).exit_code == 7
+
+
+def test_a_terminal_takes_input_control_c_and_another_size(live: Live) -> None:
+    async def use() -> str:
+        async with AsyncClient("tests", live.settings) as client, await client.open(trajectory="t") as env:
+            handle = await env.submit("bash --norc -i", stream=True, pty=(24, 80))
+            await handle.send_input(b"PS1=; stty size; echo wai''ting; sleep 300\n")
+            seen = ""
+            async for chunk in handle.output():
+                before, seen = seen, seen + chunk.data.decode()
+                if "waiting" in seen and "waiting" not in before:
+                    await handle.resize_pty(30, 90)
+                    await handle.signal(signal.SIGINT)
+                    await handle.send_input(b"stty size; exit 4\n")
+            assert (await handle).exit_code == 4
+            return seen
+
+    seen = asyncio.run(use())
+    assert "24 80\r\n" in seen and "30 90\r\n" in seen.partition("waiting")[2]
+
+
 def test_two_hundred_commands_stream_at_once(live: Live) -> None:
-    commands, lines = 200, 5
+    environments, sessions, lines = 10, 20, 5
 
-    async def follow(client: AsyncClient, number: int) -> tuple[int, str]:
-        async with await client.open(trajectory=f"t{number}") as env:
-            handle = await env.submit(f"for n in $(seq {lines}); do echo {number}.$n; sleep 0.05; done", stream=True)
-            chunks = [chunk async for chunk in handle.output()]
-            assert text_of(chunks) == (await handle).stdout
-            return number, text_of(chunks)
+    async def follow(env: AsyncEnvironment, name: str) -> None:
+        command = f"for n in 1 2 3 4 {lines}; do echo {name}.$n; sleep 0.02; done"
+        handle = await env.submit(command, session=name, stream=True)
+        printed = text_of([chunk async for chunk in handle.output()])
+        assert printed == (await handle).stdout == "".join(f"{name}.{n}\n" for n in range(1, lines + 1))
 
-    async def follow_all() -> list[tuple[int, str]]:
+    async def follow_all() -> None:
         async with AsyncClient("tests", live.settings) as client:
-            return await asyncio.gather(*(follow(client, number) for number in range(commands)))
+            opened = await asyncio.gather(*(client.open(trajectory=f"t{n}") for n in range(environments)))
+            await asyncio.gather(*(follow(env, f"s{n}") for env in opened for n in range(sessions)))
 
-    for number, text in asyncio.run(follow_all()):
-        assert text.split() == [f"{number}.{n}" for n in range(1, lines + 1)]
+    asyncio.run(follow_all())
+
+
+def test_a_slow_store_and_a_killed_worker(own_stack: Callable[..., Live], tmp_path: Path) -> None:
+    event_log = tmp_path / "events"
+    live = own_stack(variables={"TANGRAM_EVENT_LOG": str(event_log)})
+    with live.client("tests") as client, Redis.from_url(redis_url(live.stack.result_url)) as store:
+        env = client.open(trajectory="t")
+        handle = env.submit(
+            "tr a-z A-Z; until [ -e go ]; do sleep 0.01; done; head -c 20000000 /dev/zero; touch printed", stream=True, stdin=True
+        )
+        handle.send_input(b"whisperedword\n")
+        handle.close_input()
+        output = handle.output()
+        assert next(output).data == b"WHISPEREDWORD\n"
+        folder = next(live.stack.state_dir.glob("environments/*/environments/*/work"))
+        # Given a store that takes nothing for two seconds
+        store.client_pause(2000, all=False)
+        paused_at = time.monotonic()
+        # When a command prints far more than is kept for it meanwhile
+        (folder / "go").touch()
+        live.until(lambda: (folder / "printed").exists())
+        # Then it has not waited for the store
+        assert time.monotonic() - paused_at < 2
+        # And the reader learns how much is missing, of output that is otherwise whole, and how the command has ended
+        rest = list(output)
+        lost = sum(chunk.dropped for chunk in rest)
+        assert lost > 0 and lost + sum(len(chunk.data) for chunk in rest) == 20_000_000
+        assert handle.result(20).exit_code == 0
+        # Neither journal nor event log know what was read and printed
+        live.until(lambda: live.rows(f"select 1 from actions where id = '{handle.id}' and ended_at is not null"))
+        words = (b"whisperedword", b"WHISPEREDWORD", base64.b64encode(b"whisperedword\n"))
+        held = [event_log, *live.stack.state_dir.rglob("*sqlite*"), *live.stack.state_dir.rglob("*.log")]
+        for path in held:
+            assert path.stat().st_size and not any(word in path.read_bytes() for word in words), path
+        # When the worker is killed under a command
+        lost_handle = env.submit("echo begun; sleep 300", stream=True)
+        chunks = []
+        with pytest.raises(EnvironmentLost):
+            for chunk in lost_handle.output():
+                chunks.append(chunk)
+                live.process(live.plan.node_names()[0]).kill()
+        # Then its output ends with the error of the action
+        assert text_of(chunks) == "begun\n"

@@ -44,10 +44,14 @@ class StreamFifo:
 
 
 class Capture:
-    """The reading end of one stream during one command; keeps at most `limit_bytes`. `on_output` is called with all that comes."""
+    """The reading end of one stream during one command; keeps at most `limit_bytes`. `on_output` is called with all that comes.
 
-    def __init__(self, path: str, limit_bytes: int, on_output: Callable[[bytes], None] | None = None) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    The stream is the FIFO at a path, or what a descriptor that does not block stands for.
+    """
+
+    def __init__(self, source: str | int, limit_bytes: int, on_output: Callable[[bytes], None] | None = None) -> None:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        self.descriptor = os.dup(source) if isinstance(source, int) else os.open(source, flags)
         self._limit_bytes, self._on_output = limit_bytes, on_output
         self._kept = bytearray()
         self.truncated = False
