@@ -18,11 +18,13 @@ Nobody joins a run that has failed. A run that nobody joins in time is cancelled
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 
+from redis import RedisError
 from redis.asyncio import Redis
 from starlette.requests import Request
 
@@ -34,6 +36,7 @@ ABANDONED_S = 90
 
 _ANSWER_S = 2 * ABANDONED_S
 _POLL_S = 0.2
+_log = logging.getLogger(__name__)
 _ABANDONED = "tangram-gw-abandoned-"
 _ANSWER = "tangram-gw-answer-"
 
@@ -88,7 +91,7 @@ class JoinedRuns:
         finally:
             noted_actions.reset(token)
         self._runs[run.id] = run
-        run.task.add_done_callback(lambda _: self._keep(self._ended(run)))
+        run.task.add_done_callback(lambda _: self._end(run))
         return await self._wait(run, deadline, request)
 
     async def close(self) -> None:
@@ -145,14 +148,24 @@ class JoinedRuns:
         if not run.task.done() and await self._store.lrem(_ABANDONED + run.body, 1, run.id):
             run.task.cancel()
 
-    async def _ended(self, run: _Run) -> None:
+    def _end(self, run: _Run) -> None:
         del self._runs[run.id]
         failed = run.task.cancelled() or run.task.exception() is not None
         if run.was_abandoned:
-            await self._store.set(_ANSWER + run.id, "" if failed else run.task.result(), ex=_ANSWER_S)
+            self._keep(self._share(run.id, "" if failed else run.task.result()))
+
+    async def _share(self, run_id: str, answer: str) -> None:
+        await self._store.set(_ANSWER + run_id, answer, ex=_ANSWER_S)
 
     def _keep(self, doing: Awaitable[None]) -> None:
-        """Do something beside the calls."""
-        task = asyncio.ensure_future(doing)
+        """Do something beside the calls. Without the store, what was abandoned is not joined: its caller gets a run of its own."""
+
+        async def do() -> None:
+            try:
+                await doing
+            except RedisError as error:
+                _log.warning("a run that its caller has left cannot be shared: %s", error)
+
+        task = asyncio.create_task(do())
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)

@@ -150,7 +150,7 @@ def test_a_call_that_waits_in_the_queue_is_504_in_time_and_its_retry_gets_the_sa
         again = thread.submit(caller.post, "/run_code", json=body)
         blocker.delete(f"/api/v1/environments/{blocking}")
         assert again.result().json()["run_result"]["stdout"] == "ran\n"
-    opens = "SELECT count(*) FROM actions WHERE job = 'fusion' AND kind = 'cpu.open' AND header LIKE '%512%'"
+    opens = "SELECT count(*) FROM actions WHERE job = 'fusion' AND kind = 'cpu.open' AND header LIKE '%\"memory_mb\":[512]%'"
     assert served.live.rows(opens) == [(1,)]
 
 
