@@ -1,7 +1,7 @@
 """E2B's `/process.Process`: commands of a sandbox, each one an action.
 
 The time limit of `Start` is that of the action, its wait in the queue included. A command whose connection breaks goes on until then, and
-can be joined with `Connect` by its number, through any copy of the gateway. `keepalive` is sent while it waits or prints nothing.
+can be joined with `Connect` by its number, through any copy of the gateway, and given input and signals.
 
 A command runs as the sandbox's own user, whoever the request names.
 """
@@ -9,42 +9,41 @@ A command runs as the sandbox's own user, whoever the request names.
 from __future__ import annotations
 
 import asyncio
-import base64
 import shlex
+import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
-from typing import Any, Literal, cast
+from typing import Any
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from fastapi.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from app.gateway import calls
-from app.gateway.e2b import RpcError, Sandbox, SandboxGone, SandboxOf, data_errors, rpc_error
-from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of, only_message, parsed
+from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
+from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, envelopes, limit_of, only_message, parsed
+from app.gateway.e2b_messages import (
+    Input,
+    InputMessage,
+    SelectMessage,
+    Selector,
+    SignalMessage,
+    StartMessage,
+    StreamInputMessage,
+    UpdateMessage,
+)
+from app.gateway.e2b_output import end_of, stream
 from app.gateway.e2b_table import Process, Program, Table
-from app.gateway.errors import Cancelled, Overloaded, classify
-from app.gateway.shape import counted, shape_router
+from app.gateway.errors import Cancelled
+from app.gateway.shape import shape_router
+from tangram import giving
 from tangram.action import Action, command_class
 from tangram.calls import execute
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import Chunk, ExecResult
-
-KEEPALIVE_S = 20.0
-"""Seconds between two signs of life of a stream, unless its client asks for more."""
+from tangram.wire import GIVEN_BYTES
 
 UNLIMITED_S = 24 * 3600.0
 """Longest time that a command without a limit may run, seconds. Its sandbox's lease is over sooner."""
-
-SHORT_S = 0.03
-"""A command that runs for longer has its output sent while it runs."""
-
-CHUNK_BYTES = 128 * 1024
-"""Most output in one message."""
-
-KILLED = "signal: killed"
 
 _SUBMIT_S = 60.0
 """Seconds until an action that was submitted is in the journal at the latest."""
@@ -53,54 +52,16 @@ _running: set[asyncio.Task[None]] = set()
 router = shape_router("e2b", data_errors, prefix="/process.Process", tags=["e2b"])
 
 
-class Config(BaseModel):
-    """A program to run."""
-
-    cmd: str = Field(min_length=1)
-    args: list[str] = []
-    envs: dict[str, str] = {}
-    cwd: str | None = None
-
-
-class StartMessage(BaseModel):
-    """A program to start."""
-
-    process: Config
-    pty: dict[str, Any] | None = None
-    tag: str | None = None
-    stdin: bool = False
-
-
-class Selector(BaseModel):
-    """Which process is meant."""
-
-    pid: int = 0
-    tag: str = ""
-
-
-class SelectMessage(BaseModel):
-    """A message that names a process."""
-
-    process: Selector = Selector()
-
-
-class SignalMessage(SelectMessage):
-    """A signal for a process."""
-
-    signal: Literal["SIGNAL_SIGTERM", "SIGNAL_SIGKILL", 9, 15]
-
-
 @router.post("/Start")
 async def start(request: Request, sandbox: SandboxOf) -> StreamingResponse:
     """Run a program and stream what becomes of it."""
     message = parsed(StartMessage, await only_message(request))
-    if message.pty is not None:
-        raise RpcError("unimplemented", "terminals are not served here")
     limit_s, now = limit_of(request), time.time()
     program = Program(
         **message.process.model_dump(),
         tag=message.tag,
         stdin=message.stdin,
+        terminal=None if message.pty is None else (message.pty.size.rows, message.pty.size.cols),
         started_at=now,
         ends_at=None if limit_s is None else now + limit_s,
     )
@@ -116,7 +77,7 @@ async def start(request: Request, sandbox: SandboxOf) -> StreamingResponse:
     running = asyncio.create_task(_attend(handle, process, table))
     _running.add(running)
     running.add_done_callback(_running.discard)
-    return _stream(request, sandbox, process, handle, running)
+    return stream(request, sandbox, process, handle, running)
 
 
 @router.post("/Connect")
@@ -125,7 +86,7 @@ async def connect(request: Request, sandbox: SandboxOf) -> StreamingResponse:
     process = await _find(sandbox, parsed(SelectMessage, await only_message(request)).process)
     action = _action(sandbox, process.program, process.session_name)
     handle = calls.submit(sandbox.caller, action, key=process.key)
-    return _stream(request, sandbox, process, handle, None)
+    return stream(request, sandbox, process, handle, None)
 
 
 @router.post("/List")
@@ -138,10 +99,60 @@ async def list_processes(sandbox: SandboxOf) -> dict[str, Any]:
 
 @router.post("/SendSignal")
 async def send_signal(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
-    """End a process: the signal is followed by SIGKILL where it is not enough."""
-    process = await _find(sandbox, parsed(SignalMessage, await request.body()).process)
+    """Send SIGTERM to a process, or end it with all that it has started."""
+    message = parsed(SignalMessage, await request.body())
+    process = await _find(sandbox, message.process)
+    if message.signal in ("SIGNAL_SIGTERM", signal.SIGTERM):
+        await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
+        return {}
     await Table(sandbox.gateway.store, sandbox.record.id).note_killed(process)
     sandbox.caller.session.cancel_task(_task_id(sandbox, process))
+    return {}
+
+
+@router.post("/SendInput")
+async def send_input(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Give a process input."""
+    message = parsed(InputMessage, await request.body())
+    await _send(sandbox, await _find_reader(sandbox, message.process), message.input)
+    return {}
+
+
+@router.post("/StreamInput")
+async def stream_input(request: Request, sandbox: SandboxOf) -> Response:
+    """Give a process input as it comes; the first message names the process."""
+    process: Process | None = None
+    try:
+        async for raw in envelopes(request):
+            message = parsed(StreamInputMessage, raw)
+            if message.start is not None:
+                process = await _find_reader(sandbox, message.start.process)
+            if message.data is not None:
+                if process is None:
+                    raise RpcError("invalid_argument", "the first message is to name the process")
+                await _send(sandbox, process, message.data.input)
+    except ClientDisconnect:
+        raise Cancelled("the caller is gone") from None
+    return Response(envelope({}) + end_of_stream(), media_type=STREAM_TYPE)
+
+
+@router.post("/CloseStdin")
+async def close_stdin(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """End the input of a process."""
+    process = await _find_reader(sandbox, parsed(SelectMessage, await request.body()).process)
+    await _give(sandbox, process, giving.end())
+    return {}
+
+
+@router.post("/Update")
+async def update(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Give the terminal of a process another size."""
+    message = parsed(UpdateMessage, await request.body())
+    process = await _find(sandbox, message.process)
+    if process.program.terminal is None:
+        raise RpcError("invalid_argument", f"process {process.pid} has no terminal")
+    if message.pty is not None:
+        await _give(sandbox, process, giving.size(message.pty.size.rows, message.pty.size.cols))
     return {}
 
 
@@ -168,6 +179,8 @@ def _action(sandbox: Sandbox, program: Program, session: str) -> Action:
         variables={**sandbox.record.variables, **program.envs},
         action_class=command_class(inner),
         stream=True,
+        stdin=program.stdin,
+        pty=program.terminal,
     )
 
 
@@ -178,7 +191,7 @@ def _folder(path: str) -> str:
 
 async def _attend(handle: Handle[Any], process: Process, table: Table) -> None:
     """Wait for the end of a process, which is at its time limit at the latest, and take its number back."""
-    ended = _end_of(handle)
+    ended = end_of(handle)
     try:
         limit_s = None if process.program.ends_at is None else process.program.ends_at - time.time()
         await asyncio.wait([ended], timeout=limit_s)
@@ -187,128 +200,6 @@ async def _attend(handle: Handle[Any], process: Process, table: Table) -> None:
             await ended
     finally:
         await table.remove(process)
-
-
-async def _settled(handle: Handle[Any]) -> None:
-    with suppress(TangramError):
-        await asyncio.wrap_future(handle.future)
-
-
-def _end_of(handle: Handle[Any]) -> asyncio.Task[None]:
-    """Return what is done once an action has ended, in whatever way."""
-    return asyncio.create_task(_settled(handle))
-
-
-def _stream(
-    request: Request, sandbox: Sandbox, process: Process, handle: Handle[Any], running: asyncio.Task[None] | None
-) -> StreamingResponse:
-    """Answer with the events of a process."""
-    asked = request.headers.get("keepalive-ping-interval", "")
-    interval_s = min(float(asked), KEEPALIVE_S) if asked.isdigit() and int(asked) > 0 else KEEPALIVE_S
-    limit_s = limit_of(request) if running is None else None
-
-    async def events() -> AsyncIterator[bytes]:
-        yield _event("start", pid=process.pid)
-        ended: asyncio.Future[None] = asyncio.shield(running) if running is not None else _end_of(handle)
-        over_at = time.monotonic() + (UNLIMITED_S if limit_s is None else limit_s)
-        # The output of a short command comes with its result, which spares reading the stream.
-        await asyncio.wait([ended], timeout=min(SHORT_S, over_at - time.monotonic()))
-        output = _Output(sandbox, handle, ended, read=not ended.done())
-        try:
-            while (part := await output.next(min(interval_s, over_at - time.monotonic()))) is not None:
-                yield part
-                if time.monotonic() >= over_at:
-                    yield end_of_stream(RpcError("deadline_exceeded", "the time limit of the stream is over; the process goes on"))
-                    return
-        finally:
-            ended.cancel()  # the process itself goes on
-            await output.close()
-        if running is None:  # its own copy of the gateway may have died
-            await Table(sandbox.gateway.store, sandbox.record.id).remove(process)
-        try:
-            result: ExecResult = handle.future.result(0)
-        except Exception as error:
-            async for part in _failed(request, sandbox, process, error):
-                yield part
-            return
-        for part in _told(result, output):
-            yield part
-
-    return StreamingResponse(events(), media_type=STREAM_TYPE)
-
-
-class _Output:
-    """What a command prints while it runs, as events; nothing where its stream is not to be read."""
-
-    def __init__(self, sandbox: Sandbox, handle: Handle[Any], ended: asyncio.Future[None], *, read: bool) -> None:
-        """Begin to read."""
-        self.is_read = read
-        self.dropped = 0
-        self._ended = ended
-        self._chunks = cast(AsyncGenerator[Chunk, None], sandbox.caller.session.streams.read_async(handle.id))
-        self._coming: asyncio.Future[Chunk | None] | None = asyncio.ensure_future(_next_of(self._chunks)) if read else None
-
-    async def next(self, wait_s: float) -> bytes | None:
-        """Return the next event, a sign of life after `wait_s` seconds without any; None once the command has ended."""
-        waits_for: asyncio.Future[Any] = self._ended if self._coming is None else self._coming
-        if not waits_for.done():
-            await asyncio.wait([waits_for], timeout=max(0.0, wait_s))
-        if not waits_for.done():
-            return _event("keepalive")
-        if self._coming is None:
-            return None
-        chunk = self._coming.result()
-        if chunk is None:
-            self._coming = None
-            return await self.next(wait_s)
-        self._coming = asyncio.ensure_future(_next_of(self._chunks))
-        self.dropped += chunk.dropped
-        return _data(chunk.stream, chunk.data)
-
-    async def close(self) -> None:
-        """Read no more."""
-        if self._coming is not None:
-            self._coming.cancel()
-            await asyncio.wait([self._coming])
-        await self._chunks.aclose()
-
-
-async def _next_of(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
-    """Return the next piece of output; None at the end, however the command has ended: its result says that."""
-    try:
-        return await anext(chunks, None)
-    except TangramError:
-        return None
-
-
-def _told(result: ExecResult, output: _Output) -> list[bytes]:
-    """Return the events of a command that has ended: its output, unless that was read, and how it ended."""
-    parts = []
-    for name, text in () if output.is_read else (("stdout", result.stdout), ("stderr", result.stderr)):
-        data = text.encode("utf-8", "surrogateescape")
-        parts += [_data(name, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
-    if result.exit_code is None:
-        return [*parts, end_of_stream(RpcError("deadline_exceeded", result.reason or "the command was ended at its time limit"))]
-    end: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": f"exit status {result.exit_code}"}
-    if output.dropped if output.is_read else result.truncated:
-        end["error"] = "output was dropped: there was more than the nodes let through"
-    return [*parts, _event("end", **end), end_of_stream()]
-
-
-async def _failed(request: Request, sandbox: Sandbox, process: Process, error: Exception) -> AsyncIterator[bytes]:
-    """Yield the events of a command that has no result."""
-    failure = counted(request, "e2b", classify(error))
-    ends_at = process.program.ends_at
-    if isinstance(failure, Overloaded | Cancelled) and ends_at is not None and time.time() >= ends_at:
-        yield end_of_stream(RpcError("deadline_exceeded", "the command was ended at its time limit"))
-    elif not isinstance(failure, Cancelled):
-        yield end_of_stream(rpc_error(failure))
-    elif await Table(sandbox.gateway.store, sandbox.record.id).was_killed(process):
-        yield _event("end", exitCode=-1, exited=False, status=KILLED, error=KILLED)
-        yield end_of_stream()
-    else:
-        # Nobody else ends a command but by closing its sandbox.
-        yield end_of_stream(SandboxGone())
 
 
 async def _find(sandbox: Sandbox, selector: Selector) -> Process:
@@ -321,6 +212,25 @@ async def _find(sandbox: Sandbox, selector: Selector) -> Process:
     if process is None or not await _is_alive(sandbox, process, table):
         raise RpcError("not_found", f"process with {f'tag {selector.tag}' if selector.tag else f'pid {selector.pid}'} not found")
     return process
+
+
+async def _find_reader(sandbox: Sandbox, selector: Selector) -> Process:
+    """Return a process that runs and reads input. Raises `RpcError`."""
+    process = await _find(sandbox, selector)
+    if not process.program.stdin and process.program.terminal is None:
+        raise RpcError("invalid_argument", f"process {process.pid} was started without stdin")
+    return process
+
+
+async def _send(sandbox: Sandbox, process: Process, given: Input) -> None:
+    data = given.stdin + given.pty
+    for at in range(0, len(data), GIVEN_BYTES):
+        await _give(sandbox, process, giving.data(data[at : at + GIVEN_BYTES]))
+
+
+async def _give(sandbox: Sandbox, process: Process, what: giving.What) -> None:
+    """Give a process something, in the order of the calls; return once the broker has it. Raises `StackUnreachable`."""
+    await asyncio.wrap_future(sandbox.caller.session.give(_task_id(sandbox, process), what).sent)
 
 
 async def _is_alive(sandbox: Sandbox, process: Process, table: Table) -> bool:
@@ -336,14 +246,6 @@ async def _is_alive(sandbox: Sandbox, process: Process, table: Table) -> bool:
 
 def _task_id(sandbox: Sandbox, process: Process) -> str:
     return sandbox.caller.task_id("cpu.exec", sandbox.record.id, process.key)
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return envelope({"event": {kind: fields}})
-
-
-def _data(stream: str, data: bytes) -> bytes:
-    return _event("data", **{stream: base64.b64encode(data).decode("ascii")})
 
 
 def _shown(process: Process) -> dict[str, Any]:

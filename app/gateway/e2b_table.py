@@ -42,7 +42,10 @@ if redis.call('HGET', KEYS[1], session) == ARGV[1] then redis.call('HDEL', KEYS[
 
 
 class Program(BaseModel):
-    """What a process runs; times are seconds since the epoch, `ends_at` is when it is ended at the latest."""
+    """What a process runs; times are seconds since the epoch, `ends_at` is when it is ended at the latest.
+
+    `terminal` are the rows and columns of its terminal, if it has one.
+    """
 
     cmd: str
     args: list[str] = []
@@ -50,6 +53,7 @@ class Program(BaseModel):
     cwd: str | None = None
     tag: str | None = None
     stdin: bool = False
+    terminal: tuple[int, int] | None = None
     started_at: float
     ends_at: float | None = None
 

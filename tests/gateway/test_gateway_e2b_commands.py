@@ -12,6 +12,12 @@ from tests.gateway.conftest import Served
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
 
+@pytest.fixture
+def e2b_headers(e2b_sandbox: e2b.Sandbox) -> dict[str, str]:
+    """Return what the client sends with every call to the sandbox."""
+    return {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
+
+
 def test_a_command_gives_its_output(e2b_sandbox: e2b.Sandbox) -> None:
     out: list[str] = []
     err: list[str] = []
@@ -110,6 +116,53 @@ def test_a_command_whose_connection_is_cut_runs_once_and_to_its_end(served: Serv
     served.live.until(lambda: e2b_sandbox.files.exists("ledger"))
     served.live.until(lambda: e2b_sandbox.commands.list() == [])
     assert e2b_sandbox.files.read("ledger") == "ran\n"
+
+
+def test_a_command_reads_what_it_is_sent(e2b_sandbox: e2b.Sandbox) -> None:
+    running = e2b_sandbox.commands.run("cat; echo over >&2", background=True, stdin=True)
+    running.send_stdin("one\n")
+    e2b_sandbox.commands.send_stdin(running.pid, b"two\n")
+    e2b_sandbox.commands.stream_input(running.pid, iter(["three\n", b"x" * 200_000]))
+    running.close_stdin()
+    done = running.wait()
+    assert (done.stdout, done.stderr) == ("one\ntwo\nthree\n" + "x" * 200_000, "over\n")
+    # Without `stdin` there is nothing to read, and nothing can be sent
+    assert e2b_sandbox.commands.run("cat").stdout == ""
+    deaf = e2b_sandbox.commands.run("sleep 60", background=True)
+    for call in (lambda: deaf.send_stdin("x"), deaf.close_stdin, lambda: e2b_sandbox.commands.stream_input(deaf.pid, ["x"])):
+        with pytest.raises(e2b.InvalidArgumentException, match="without stdin"):
+            call()
+    assert deaf.kill()
+
+
+def test_a_command_handles_a_signal(e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]) -> None:
+    command = "trap 'echo caught; exit 5' TERM; echo ready; while true; do sleep 0.05; done"
+    running = e2b_sandbox.commands.run(command, background=True)
+    assert next(iter(running))[0] == "ready\n"
+    url = e2b_sandbox.envd_api_url
+    message = {"process": {"pid": running.pid}, "signal": "SIGNAL_SIGTERM"}
+    assert httpx.post(f"{url}/process.Process/SendSignal", json=message, headers=e2b_headers).json() == {}
+    with pytest.raises(e2b.CommandExitException) as ended:
+        running.wait()
+    assert (ended.value.exit_code, ended.value.stdout) == (5, "ready\ncaught\n")
+
+
+def test_a_terminal_is_one(e2b_sandbox: e2b.Sandbox) -> None:
+    shown = bytearray()
+    terminal = e2b_sandbox.pty.create(e2b.PtySize(rows=20, cols=70), envs={"PS1": "> "}, timeout=60)
+    e2b_sandbox.pty.send_stdin(terminal.pid, b"stty size; tty >/dev/null && echo is-$((40 + 2))\n")
+    for _, _, data in terminal:
+        shown += data or b""
+        if b"is-42" in shown:
+            break
+    assert b"20 70" in shown
+    e2b_sandbox.pty.resize(terminal.pid, e2b.PtySize(rows=30, cols=90))
+    e2b_sandbox.pty.stream_input(terminal.pid, [b"stty size\n", b"exit 3\n"])
+    with pytest.raises(e2b.CommandExitException) as ended:
+        terminal.wait(on_pty=shown.extend)
+    assert ended.value.exit_code == 3 and b"30 90" in shown
+    killed = e2b_sandbox.pty.create(e2b.PtySize(rows=20, cols=70))
+    assert e2b_sandbox.pty.kill(killed.pid)
 
 
 def test_a_stream_shows_signs_of_life_while_a_command_is_silent(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
