@@ -37,7 +37,7 @@ def test_output_arrives_before_the_command_ends_in_order_and_by_stream(client: C
         # Then the rest comes, then the end, and the result has the same
         done = handle.result(20)
         assert (text_of(chunks), text_of(chunks, "stderr")) == (done.stdout, done.stderr) == ("one\nthree\n", "two\nfour\n")
-        assert [chunk.id for chunk in chunks] == [str(number) for number in range(1, len(chunks) + 1)]
+        assert not any(chunk.dropped for chunk in chunks) and chunks[-1].id == str(len(done.stdout + done.stderr))
 
 
 def test_late_and_second_readers_read_from_the_beginning_or_from_an_id(client: Client, live: Live) -> None:
@@ -180,9 +180,8 @@ def test_a_slow_store_and_a_killed_worker(own_stack: Callable[..., Live], tmp_pa
     live = own_stack(variables={"TANGRAM_EVENT_LOG": str(event_log)})
     with live.client("tests") as client, Redis.from_url(redis_url(live.stack.result_url)) as store:
         env = client.open(trajectory="t")
-        handle = env.submit(
-            "tr a-z A-Z; until [ -e go ]; do sleep 0.01; done; head -c 20000000 /dev/zero; touch printed", stream=True, stdin=True
-        )
+        command = "tr a-z A-Z; until [ -e go ]; do sleep 0.01; done; head -c 20000000 /dev/zero; touch printed"
+        handle = env.submit(command, stream=True, stdin=True)
         handle.send_input(b"whisperedword\n")
         handle.close_input()
         output = handle.output()
