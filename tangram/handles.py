@@ -91,7 +91,8 @@ class Handle(Generic[T]):
         """Yield what a command with `stream` prints, as it comes; end when it has ended.
 
         Each reader gets everything, from behind the chunk with the id `after`, however late it comes. The result store keeps the last
-        MiB of a command, for an hour after it has ended. Of a command without `stream` nothing comes.
+        MiB of a command, for an hour after it has ended; `Chunk.dropped` says what a reader has missed. Of a command without `stream`
+        nothing comes.
 
         Raises
         ------

@@ -51,7 +51,8 @@ class ExecResult:
 class Chunk:
     """A piece of what a running command printed on a `stream`, `stdout` or `stderr`.
 
-    Reading goes on after its `id`. `dropped` bytes are missing before it, as the result store was too slow for what was printed.
+    `id` counts the bytes that were printed up to its end, on both streams; reading goes on after it. `dropped` bytes are missing before it:
+    the result store was too slow for what was printed, or it keeps them no longer.
     """
 
     stream: str

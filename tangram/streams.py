@@ -193,7 +193,7 @@ class OutputReader:
                 continue
             for number, fields in ((_number_of(entry), fields) for entry, fields in entries):
                 for reading in wanted[key]:
-                    if number > reading.after:
+                    if number > reading.after or b"end" in fields:
                         _take(reading, number, fields)
             for reading in wanted[key]:
                 reading.wake()
@@ -216,16 +216,17 @@ class OutputReader:
 
 def _take(reading: Reading, number: int, fields: dict[bytes, bytes]) -> None:
     """Take in one entry."""
-    reading.after = number
     if reading.end_seen_at is not None:
         reading.end_seen_at = time.monotonic()
-    dropped = int(fields.get(b"dropped", b"0"))
     for name in ("stdout", "stderr"):
         if (data := fields.get(name.encode())) is not None:
-            reading.chunks.append(Chunk(name, data, str(number), dropped))
+            reading.chunks.append(Chunk(name, data, str(number), number - len(data) - reading.after))
     if (status := fields.get(b"end")) is not None:
+        if number > reading.after:
+            reading.chunks.append(Chunk("stdout", b"", str(number), number - reading.after))
         reason, node = (fields.get(name, b"").decode("utf-8", "replace") for name in (b"reason", b"node"))
         reading.end(_error_of(status.decode(), reason, node))
+    reading.after = number
 
 
 def _error_of(status: str, reason: str, node: str) -> ActionError | None:

@@ -62,13 +62,13 @@ A *payload* is the JSON result that the tasks of this system store in the Celery
 or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
 Times on the wire are seconds since the epoch, durations seconds.
 
-A command with `stream` has a Redis stream in the result store while it runs, under `OUTPUT_KEY_PREFIX` and its task id. The entries have
-the ids `1-0`, `2-0`, …, each with one of these fields:
+A command with `stream` has a Redis stream in the result store, under `OUTPUT_KEY_PREFIX` and its task id. Output is counted in bytes, both
+streams together. An entry has the id `n-0`, where n counts all that was printed up to its end, so what is missing before it can be told:
 
 | field | holds |
 |---|---|
-| `stdout`, `stderr` | bytes that the command printed; with `dropped`, that many bytes are missing before them |
-| `end` | the last entry: how the action has ended, one of its six ends; with `reason`, and `node` where its environment was lost |
+| `stdout`, `stderr` | bytes that the command printed |
+| `end` | the last entry, `n-1`: how the action has ended, one of its six ends; `reason`, and `node` where its environment was lost |
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ every `GATHER_S` seconds, so no command waits for the store. The entries are tho
 | the store | then |
 |---|---|
 | answers | entries of at most `ENTRY_BYTES` are added; a key expires `OUTPUT_TTL_S` after the last one |
-| is slow or away | output gathers in the buffers; the same entries are sent again, which their numbers make harmless |
-| is slower than a command prints | what exceeds `BUFFER_BYTES`, or `ALL_BUFFERS_BYTES` of all commands, is dropped; an entry says so |
+| is slow or away | output gathers in the buffers; the same entries are sent again, which their ids make harmless |
+| is slower than a command prints | what exceeds `BUFFER_BYTES`, or `ALL_BUFFERS_BYTES` of all, is dropped; entries' ids tell how much |
 | is away for `PATIENCE_S` after the end of a command | the rest of its output is dropped |
 
 In the store a command keeps its last `KEPT_BYTES` of output.
@@ -42,18 +42,27 @@ _ENTRIES_AT_ONCE = 16
 """Entries of one command in one pipeline."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 _REPEATED = "equal or smaller"
-"""What Redis says of an entry whose number it has had."""
+"""What Redis says of an entry whose id it has had."""
+END: Final = "end"
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One entry of a stream, with `fields` beside the data of `name`; after it the store keeps at most `most_kept` entries."""
+    """One entry of a stream, with `fields` beside the data of `name`; after it the store keeps at most `most_kept` entries.
 
-    number: int
+    `position` counts the bytes that were printed up to its end.
+    """
+
+    position: int
     name: str
     data: bytearray
-    fields: dict[str, str | int] = field(default_factory=dict)
+    fields: dict[str, str] = field(default_factory=dict)
     most_kept: int = 0
+
+    @property
+    def id(self) -> str:
+        """Return its id in the store."""
+        return f"{self.position}-{int(self.name == END)}"
 
 
 class OutputStream:
@@ -67,8 +76,7 @@ class OutputStream:
         self.waiting_bytes = 0
         self.ended_at: float | None = None
         self._owner = owner
-        self._number = 0
-        self._dropped, self._dropped_of = 0, ""
+        self._position = 0
         self._kept: deque[int] = deque()
         self._kept_bytes = 0
 
@@ -78,9 +86,8 @@ class OutputStream:
             if self.ended_at is not None:
                 return
             if self.waiting_bytes + len(data) > BUFFER_BYTES or self._owner.waiting_bytes + len(data) > ALL_BUFFERS_BYTES:
-                self.drop(name, len(data))
+                self._position += len(data)
                 return
-            self._mark()
             for start in range(0, len(data), ENTRY_BYTES):
                 self._append(name, data[start : start + ENTRY_BYTES])
             self._count(len(data))
@@ -90,16 +97,10 @@ class OutputStream:
         """Say how the command has ended; nothing comes after that. `node` is where its environment was lost."""
         with self._owner.changed:
             if self.ended_at is None:
-                self._mark()
-                self.entries.append(_Entry(self._next(), "end", bytearray(status.encode()), {"reason": reason, "node": node}))
+                self.entries.append(_Entry(self._position, END, bytearray(status.encode()), {"reason": reason, "node": node}))
                 self._count(len(status))
                 self.ended_at = time.monotonic()
                 self._owner.note(self)
-
-    def drop(self, name: str, count: int) -> None:
-        """Note that `count` bytes of output are missing from here on; the lock must be held."""
-        self._dropped += count
-        self._dropped_of = name
 
     def take(self) -> list[_Entry]:
         """Return the entries to be sent next; the lock must be held."""
@@ -126,22 +127,14 @@ class OutputStream:
         self.entries.clear()
         self.in_flight = 0
 
-    def _mark(self) -> None:
-        """Say where output is missing."""
-        if self._dropped:
-            self.entries.append(_Entry(self._next(), self._dropped_of, bytearray(), {"dropped": self._dropped}))
-            self._dropped = 0
-
     def _append(self, name: str, data: bytes) -> None:
+        before, self._position = self._position, self._position + len(data)
         last = self.entries[-1] if len(self.entries) > self.in_flight else None
-        if last is not None and last.name == name and len(last.data) + len(data) <= ENTRY_BYTES:
+        if last is not None and last.name == name and last.position == before and len(last.data) + len(data) <= ENTRY_BYTES:
             last.data += data
+            last.position = self._position
         else:
-            self.entries.append(_Entry(self._next(), name, bytearray(data)))
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
+            self.entries.append(_Entry(self._position, name, bytearray(data)))
 
     def _count(self, change: int) -> None:
         self.waiting_bytes += change
@@ -213,16 +206,15 @@ class OutputStreams:
                         entry.name: bytes(entry.data),
                         **{name: value for name, value in entry.fields.items() if value},
                     }
-                    pipe.xadd(stream.key, fields, id=f"{entry.number}-0", maxlen=entry.most_kept, approximate=False)
+                    pipe.xadd(stream.key, fields, id=entry.id, maxlen=entry.most_kept, approximate=False)
                 pipe.expire(stream.key, OUTPUT_TTL_S)
             answers = iter(pipe.execute(raise_on_error=False))
         with self.changed:
             for stream, entries in batch:
-                for entry in entries:
+                for _ in entries:
                     answer = next(answers)
                     if isinstance(answer, ResponseError) and _REPEATED not in str(answer):
                         log.warning("output is dropped, the result store says: %s", answer)
-                        stream.drop(entry.name, len(entry.data))
                 next(answers)
                 stream.sent()
                 if not stream.entries:
