@@ -21,11 +21,10 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.datastructures import UploadFile
-from starlette.requests import ClientDisconnect
 
 from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, data_errors, find_sandbox, sandbox_of
-from app.gateway.errors import BadRequest, Cancelled, TooLarge, Unauthorized
+from app.gateway.errors import BadRequest, TooLarge, Unauthorized
 from app.gateway.shape import shape_router
 from tangram.calls import read_file, write_file
 
@@ -90,15 +89,12 @@ async def download(request: Request, sandbox: FileSandboxOf, path: str) -> Respo
 async def upload(request: Request, sandbox: FileSandboxOf, path: str | None = None) -> list[dict[str, Any]]:
     """Write files, with the folders above them."""
     kind = request.headers.get("content-type", "")
-    try:
-        if kind.startswith("application/octet-stream"):
-            if not path:
-                raise BadRequest("path: the query is to name the file")
-            return [await _write(sandbox, path, _unpacked(request))]
-        if kind.startswith("multipart/form-data"):
-            return await _write_all(sandbox, request, path)
-    except ClientDisconnect:
-        raise Cancelled("the caller is gone") from None
+    if kind.startswith("application/octet-stream"):
+        if not path:
+            raise BadRequest("path: the query is to name the file")
+        return [await _write(sandbox, path, _unpacked(request))]
+    if kind.startswith("multipart/form-data"):
+        return await _write_all(sandbox, request, path)
     raise BadRequest(f"content-type: must be multipart/form-data or application/octet-stream, not {kind[:80]!r}")
 
 

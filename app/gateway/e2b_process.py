@@ -16,7 +16,6 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
-from starlette.requests import ClientDisconnect
 
 from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
@@ -33,7 +32,6 @@ from app.gateway.e2b_messages import (
 )
 from app.gateway.e2b_output import end_of, stream
 from app.gateway.e2b_table import Process, Program, Table
-from app.gateway.errors import Cancelled
 from app.gateway.shape import shape_router
 from tangram import giving
 from tangram.action import Action, command_class
@@ -122,17 +120,14 @@ async def send_input(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
 async def stream_input(request: Request, sandbox: SandboxOf) -> Response:
     """Give a process input as it comes; the first message names the process."""
     process: Process | None = None
-    try:
-        async for raw in envelopes(request):
-            message = parsed(StreamInputMessage, raw)
-            if message.start is not None:
-                process = await _find_reader(sandbox, message.start.process)
-            if message.data is not None:
-                if process is None:
-                    raise RpcError("invalid_argument", "the first message is to name the process")
-                await _send(sandbox, process, message.data.input)
-    except ClientDisconnect:
-        raise Cancelled("the caller is gone") from None
+    async for raw in envelopes(request):
+        message = parsed(StreamInputMessage, raw)
+        if message.start is not None:
+            process = await _find_reader(sandbox, message.start.process)
+        if message.data is not None:
+            if process is None:
+                raise RpcError("invalid_argument", "the first message is to name the process")
+            await _send(sandbox, process, message.data.input)
     return Response(envelope({}) + end_of_stream(), media_type=STREAM_TYPE)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import socket
+import urllib.parse
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -75,6 +77,20 @@ def test_folders_are_made_listed_moved_and_removed(e2b_sandbox: e2b.Sandbox) -> 
     for call in (lambda: files.list("file"), lambda: files.make_dir("file"), lambda: files.read(".")):
         with pytest.raises(e2b.InvalidArgumentException):
             call()
+
+
+def test_an_upload_that_is_cut_is_no_failure_of_the_system(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+    headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    address = urllib.parse.urlsplit(served.url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(f"POST /files?path=cut HTTP/1.1\r\nHost: x\r\n{head}".encode())
+        connection.sendall(b"Content-Type: application/octet-stream\r\nContent-Length: 1000\r\n\r\npartly")
+        shutting = "POST /files"
+        before = served.live.log("gateway").count(shutting)
+    served.live.until(lambda: served.live.log("gateway").count(shutting) > before)
+    assert 'shape="e2b"' not in httpx.get(f"{served.url}/metrics").text
+    assert not e2b_sandbox.files.exists("cut")
 
 
 def test_a_signed_url_reads_a_file(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
