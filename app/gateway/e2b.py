@@ -17,8 +17,10 @@ A program that fails is no error: its exit code says so.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,7 +32,7 @@ from app.gateway.context import Gateway, gateway_of
 from app.gateway.errors import BadRequest, Cancelled, GatewayError, InfraFailed, NotFound, Overloaded, TooLarge, Unauthorized, classify
 from app.gateway.records import Record, Records
 from app.gateway.sessions import Caller
-from tangram.errors import StackUnreachable
+from tangram.errors import StackUnreachable, TangramError
 
 ENVD_VERSION = "0.5.7"
 """The version of E2B's own agent whose calls are served here; clients leave out what came later."""
@@ -52,6 +54,7 @@ STATUS_OF = {
 }
 """The HTTP status of each code of the Connect protocol."""
 
+_ending: set[asyncio.Task[None]] = set()
 _HOST = re.compile(r"\d+-(env-[0-9a-f]+)\.")
 
 
@@ -91,7 +94,7 @@ def rpc_error(error: GatewayError) -> RpcError:
         case NotFound():
             return SandboxGone()
         case InfraFailed():
-            return SandboxGone() if error.cause == "environment_lost" else RpcError("unavailable", text)
+            return SandboxGone() if is_lost(error) else RpcError("unavailable", text)
         case BadRequest():
             return RpcError("invalid_argument", text)
         case Unauthorized():
@@ -106,11 +109,30 @@ def rpc_error(error: GatewayError) -> RpcError:
 def data_errors(request: Request, error: GatewayError) -> JSONResponse:
     """Answer a call of the data plane that has failed."""
     known = rpc_error(error)
+    if is_lost(error) and (sandbox := getattr(request.state, "sandbox", None)) is not None:
+        end_lost(sandbox)
     if isinstance(known, SandboxGone):
         return JSONResponse({"code": 502, "message": GONE, "sandboxId": sandbox_id_of(request)}, 502)
     status = error.status if isinstance(error, TooLarge) else known.status
     code = status if request.url.path == "/files" else known.code
     return JSONResponse({"code": code, "message": str(known)}, status, dict(error.headers))
+
+
+def is_lost(error: GatewayError) -> bool:
+    """Say whether a failure means that the sandbox has ended by itself, with its node or its container."""
+    return isinstance(error, InfraFailed) and error.cause == "environment_lost"
+
+
+def end_lost(sandbox: Sandbox) -> None:
+    """Have a sandbox that has ended by itself closed, so that it is known to be gone; does not wait for that."""
+
+    async def close() -> None:
+        with suppress(TangramError):  # somebody else has closed it, or its lease will
+            await sandbox.gateway.environments.close(sandbox.caller, sandbox.record.id)
+
+    task = asyncio.create_task(close())
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
 
 
 def sandbox_id_of(request: Request) -> str:
@@ -142,8 +164,13 @@ async def sandbox_of(request: Request) -> Sandbox:
     sandbox = await find_sandbox(request)
     if not secrets.compare_digest(request.headers.get("x-access-token", "").encode(), sandbox.record.access_token.encode()):
         raise Unauthorized("X-Access-Token is not the token of this sandbox")
-    request.state.job = sandbox.record.job
+    admit(request, sandbox)
     return sandbox
+
+
+def admit(request: Request, sandbox: Sandbox) -> None:
+    """Note whose request it is, once that is known."""
+    request.state.job, request.state.sandbox = sandbox.record.job, sandbox
 
 
 SandboxOf = Annotated[Sandbox, Depends(sandbox_of)]

@@ -23,7 +23,7 @@ from fastapi.responses import StreamingResponse
 from starlette.datastructures import UploadFile
 
 from app.gateway import calls
-from app.gateway.e2b import RpcError, Sandbox, data_errors, find_sandbox, sandbox_of
+from app.gateway.e2b import RpcError, Sandbox, admit, data_errors, find_sandbox, sandbox_of
 from app.gateway.errors import BadRequest, TooLarge, Unauthorized
 from app.gateway.shape import shape_router
 from tangram.calls import read_file, write_file
@@ -52,7 +52,7 @@ async def sandbox_of_file(request: Request) -> Sandbox:
     signature = base64.b64encode(hashlib.sha256(":".join(words).encode()).digest()).rstrip(b"=").decode("ascii")
     if not secrets.compare_digest(f"v1_{signature}".encode(), query["signature"].encode()):
         raise Unauthorized("the signature does not fit")
-    request.state.job = sandbox.record.job
+    admit(request, sandbox)
     return sandbox
 
 

@@ -60,7 +60,7 @@ _MOVE = f"""{_PRELUDE}
 whole "$1"; from=$p; there "$from"
 whole "$2"
 [ ! -d "$p" ] || fail {_INVALID} "path $p is a directory"
-mkdir -p -- "$(dirname -- "$p")" && mv -f -- "$from" "$p" && show "$p"
+folder=${{p%/*}}; mkdir -p -- "${{folder:-/}}" && mv -f -- "$from" "$p" && show "$p"
 """
 
 _REMOVE = _PRELUDE + 'whole "$1"; rm -rf -- "$p"'

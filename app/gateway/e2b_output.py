@@ -15,7 +15,7 @@ from typing import Any, cast
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from app.gateway.e2b import RpcError, Sandbox, SandboxGone, rpc_error
+from app.gateway.e2b import RpcError, Sandbox, SandboxGone, end_lost, is_lost, rpc_error
 from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of
 from app.gateway.e2b_table import Process, Table
 from app.gateway.errors import Cancelled, Overloaded, classify
@@ -157,6 +157,8 @@ async def _failed(request: Request, sandbox: Sandbox, process: Process, error: E
     if isinstance(failure, Overloaded | Cancelled) and ends_at is not None and time.time() >= ends_at:
         yield end_of_stream(RpcError("deadline_exceeded", "the command was ended at its time limit"))
     elif not isinstance(failure, Cancelled):
+        if is_lost(failure):
+            end_lost(sandbox)
         yield end_of_stream(rpc_error(failure))
     elif await Table(sandbox.gateway.store, sandbox.record.id).was_killed(process):
         yield _event("end", exitCode=-1, exited=False, status=KILLED, error=KILLED)
