@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from typing import Any
 
 import pytest
 
-from tangram import AsyncClient, Client, InvalidAction, calls, giving
+from tangram import Action, AsyncClient, Client, ClientClosed, InvalidAction, calls, giving
 from tangram.wire import GIVEN_BYTES
 
 PLACE = calls.Place("j", "t", "env-1")
@@ -79,3 +80,19 @@ def test_input_of_no_or_too_many_bytes_is_refused(data: Any) -> None:
 def test_signals_that_do_not_exist_are_refused(number: Any) -> None:
     with pytest.raises(InvalidAction, match="number"):
         giving.signal_of(number)
+
+
+def test_the_output_of_what_could_not_be_sent_ends_with_that(peer: Any, settings: Any) -> None:
+    with Client("j", settings) as client:
+        action = Action(kind="my.task", arguments={"never": object()})
+        with pytest.raises(InvalidAction, match="cannot be sent as JSON"):
+            list(client.submit(action).output())
+
+
+def test_readers_end_with_their_client(peer: Any, settings: Any) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    client = Client("j", settings)
+    output = client.submit(calls.execute(PLACE, "cat", stream=True)).output()
+    threading.Timer(0.2, client.close).start()
+    with pytest.raises(ClientClosed):
+        next(output)
