@@ -201,7 +201,7 @@ def execute(
             fence=fence or None,
             stream=stream or None,
             stdin=stdin or None,
-            terminal=list(giving.size(*pty)[1:]) if pty is not None else None,
+            terminal=giving.terminal(pty),
         ),
         cost=cost,
         curve=make_curve(parallel_fraction, efficiency),

@@ -126,7 +126,10 @@ class Client:
         return self._session.submit(action)
 
     def output(self, task_id: str, after: str = "0") -> Iterator[Chunk]:
-        """Yield what a command prints that any process has submitted, given the id of its task; see `Handle.output`."""
+        """Yield what a command prints that any process has submitted, given the id of its task; see `Handle.output`.
+
+        One that is not known, or not yet, is waited for.
+        """
         return self._session.streams.read(task_id, after)
 
     def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:

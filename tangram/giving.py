@@ -11,6 +11,7 @@ import secrets
 import signal
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from tangram.errors import InvalidAction
 from tangram.wire import GIVEN_BYTES
@@ -46,6 +47,16 @@ def size(rows: int, columns: int) -> What:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 0xFFFF:
             raise InvalidAction(name, f"must be from 1 to {0xFFFF}, not {value!r}")
     return ("size", rows, columns)
+
+
+def terminal(pty: Sequence[int] | None) -> list[int] | None:
+    """Return rows and columns of a terminal that a command is to have; None where it is to have none. Raises `InvalidAction`."""
+    if pty is None:
+        return None
+    if isinstance(pty, str) or not isinstance(pty, Sequence) or len(pty) != 2:
+        raise InvalidAction("pty", f"must be rows and columns, not {pty!r}")
+    size(*pty)
+    return list(pty)
 
 
 class Giving:

@@ -104,7 +104,7 @@ class Handle(Generic[T]):
             When the result store was away for too long.
 
         """
-        return self.remote.streams.read(self.id, after)
+        return self.remote.streams.read(self.id, after, self.future)
 
     def send_input(self, data: bytes) -> None:
         """Give a command with `stdin` or `pty` input, at most 64 KiB; return once the broker has it.
@@ -195,7 +195,7 @@ class AsyncHandle(Generic[T]):
 
     def output(self, after: str = "0") -> AsyncIterator[Chunk]:
         """Yield what a command with `stream` prints, as it comes; see `Handle.output`."""
-        return self._handle.remote.streams.read_async(self.id, after)
+        return self._handle.remote.streams.read_async(self.id, after, self._handle.future)
 
     async def send_input(self, data: bytes) -> None:
         """Give a command with `stdin` or `pty` input; see `Handle.send_input`."""

@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from redis import Redis, RedisError
@@ -45,10 +46,13 @@ _WITH_RESULT = ("succeeded", "timed_out")
 
 
 class Reading:
-    """One reader of the output of one command; `wake` is called when there is something for it."""
+    """One reader of the output of one command; `wake` is called when there is something for it.
 
-    def __init__(self, task_id: str, after: int, wake: Callable[[], None]) -> None:
-        self.task_id, self.after, self.wake = task_id, after, wake
+    `result` is where this client waits for the end of the action, if it does.
+    """
+
+    def __init__(self, task_id: str, after: int, wake: Callable[[], None], result: Future[Any] | None) -> None:
+        self.task_id, self.after, self.wake, self.result = task_id, after, wake, result
         self.chunks: deque[Chunk] = deque()
         self.ended = False
         self.error: TangramError | None = None
@@ -77,10 +81,10 @@ class OutputReader:
         self._next_check = 0.0
         self._closed: Callable[[], TangramError] | None = None
 
-    def read(self, task_id: str, after: str = "0") -> Iterator[Chunk]:
+    def read(self, task_id: str, after: str = "0", result: Future[Any] | None = None) -> Iterator[Chunk]:
         """Yield the output of a command as it comes, from behind the chunk with the id `after`; see `Handle.output`."""
         arrived = threading.Event()
-        reading = self._open(Reading(task_id, _number(after), arrived.set))
+        reading = self._open(Reading(task_id, _number(after), arrived.set, result))
         try:
             while not reading.ended or reading.chunks:
                 arrived.wait()
@@ -92,7 +96,7 @@ class OutputReader:
         if reading.error is not None:
             raise reading.error
 
-    async def read_async(self, task_id: str, after: str = "0") -> AsyncIterator[Chunk]:
+    async def read_async(self, task_id: str, after: str = "0", result: Future[Any] | None = None) -> AsyncIterator[Chunk]:
         """Yield the output of a command as it comes, for coroutines."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
@@ -100,7 +104,7 @@ class OutputReader:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody reads any more
                 loop.call_soon_threadsafe(arrived.set)
 
-        reading = Reading(task_id, _number(after), wake)
+        reading = Reading(task_id, _number(after), wake, result)
         try:
             # This may have to wait for the store.
             await asyncio.to_thread(self._open, reading)
@@ -203,6 +207,11 @@ class OutputReader:
 
     def _look_for_ends(self, readings: list[Reading]) -> None:
         """End those whose action has a result, and whose stream has been silent since."""
+        for reading in readings:
+            if reading.end_seen_at is None and reading.result is not None and reading.result.done():
+                error = reading.result.exception()
+                reading.end_found = error if isinstance(error, TangramError) else None
+                reading.end_seen_at = time.monotonic()
         unknown = [reading for reading in readings if reading.end_seen_at is None]
         if unknown:
             raws = self._store.mget([RESULT_KEY_PREFIX + reading.task_id for reading in unknown])

@@ -77,6 +77,7 @@ def test_the_store_keeps_the_last_of_it_and_readers_learn_what_they_missed(store
         assert until(lambda: stream.waiting_bytes < BUFFER_BYTES // 2)
     stream.write("stdout", b"last")
     stream.end("succeeded")
+    assert until(lambda: not stream.entries)
     # When somebody reads late
     chunks = read(store, "a")
     # Then it gets the last of it, and learns how much is missing

@@ -1,7 +1,7 @@
 """What running commands print, on its way into the result store: one Redis stream for each command that asks for it.
 
-A command's thread only appends to a buffer. One thread of the worker sends what all commands have gathered, as one pipeline at most
-every `GATHER_S` seconds, so no command waits for the store. The entries are those of the table in `tangram.wire`.
+A command's thread only appends to a buffer. One thread of the worker sends what all commands have gathered, as one pipeline every
+`GATHER_S` seconds, and at once where one has ended. So no command waits for the store. `tangram.wire` has a table of the entries.
 
 | the store | then |
 |---|---|
@@ -100,7 +100,7 @@ class OutputStream:
                 self.entries.append(_Entry(self._position, END, bytearray(status.encode()), {"reason": reason, "node": node}))
                 self._count(len(status))
                 self.ended_at = time.monotonic()
-                self._owner.note(self)
+                self._owner.note(self, at_once=True)
 
     def take(self) -> list[_Entry]:
         """Return the entries to be sent next; the lock must be held."""
@@ -152,13 +152,15 @@ class OutputStreams:
         self._waiting: dict[str, OutputStream] = {}
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._at_once = False
 
     def open(self, action_id: str) -> OutputStream:
         """Return the stream of a command that begins."""
         return OutputStream(self, action_id)
 
-    def note(self, stream: OutputStream) -> None:
-        """Have a stream sent that has entries; the lock must be held."""
+    def note(self, stream: OutputStream, *, at_once: bool = False) -> None:
+        """Have a stream sent that has entries, perhaps `at_once`; the lock must be held."""
+        self._at_once |= at_once
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tangram-output", daemon=True)
             self._thread.start()
@@ -180,6 +182,7 @@ class OutputStreams:
             with self.changed:
                 self.changed.wait_for(lambda: self._waiting or self._closing.is_set())
                 batch = [(stream, stream.take()) for stream in self._waiting.values()]
+                self._at_once = False
             if not batch:
                 return
             began = time.monotonic()
@@ -195,7 +198,8 @@ class OutputStreams:
                 self._closing.wait(pause_s)
             else:
                 pause_s = 0.0
-                self._closing.wait(max(0.0, began + GATHER_S - time.monotonic()))
+                with self.changed:
+                    self.changed.wait_for(lambda: self._at_once or self._closing.is_set(), began + GATHER_S - time.monotonic())
 
     def _send(self, batch: list[tuple[OutputStream, list[_Entry]]]) -> None:
         """Send entries and forget them. Raises what redis-py raises, with nothing forgotten."""

@@ -1,8 +1,8 @@
 """The terminal of a command: made in the place where the command runs, so that this sees it under /dev/pts.
 
-The worker opens the master through the root folder of the session's shell. What is behind it is checked, as that folder may belong to a
-command. The session's shell leads a session of the operating system and has no terminal. So the first terminal that it opens, for
-the command's input, becomes its controlling one: Ctrl-C and changes of the size reach the command.
+The worker opens the master below the root folder of the session's shell, as the user of that. The shell leads a session of the operating
+system and has no terminal. So the first terminal that it opens, for the command's input, becomes its controlling one: Ctrl-C and changes
+of the size reach the command.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import termios
 
 from workers.cpu.abstract import WindowSize
 from workers.cpu.errors import SessionUnavailable
+from workers.cpu.root import as_user, open_in_root
 from workers.cpu.shell.output import CHUNK_BYTES, Capture
 
 TYPE = "xterm-256color"
@@ -26,7 +27,7 @@ MOST_AT_END = 1024 * 1024
 
 _MASTER_DEVICE = os.makedev(5, 2)
 _GET_NUMBER, _SET_LOCK, _GET_PEER = 0x80045430, 0x40045431, 0x5441
-_FLAGS = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FLAGS = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Terminal:
@@ -43,8 +44,6 @@ class Terminal:
             (number,) = struct.unpack("i", fcntl.ioctl(self.descriptor, _GET_NUMBER, b"\0" * 4))
             # Held open, so that the terminal does not hang up before the command has opened it.
             self._peer = fcntl.ioctl(self.descriptor, _GET_PEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-            owner = os.stat(f"/proc/{pid}")
-            os.fchown(self._peer, owner.st_uid, -1)
         except OSError as error:
             os.close(self.descriptor)
             raise SessionUnavailable(f"there is no terminal to be had: {error}") from error
@@ -62,12 +61,18 @@ class Terminal:
 
 
 def _open_master(pid: int) -> int:
-    is_own = os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/self/ns/mnt").st_ino
-    if is_own:
-        return os.open("/dev/ptmx", _FLAGS & ~os.O_NOFOLLOW)
-    # /dev and /dev/pts are mounts there, and nothing can be removed from the latter: this is no file that a command has made.
-    descriptor = os.open(f"/proc/{pid}/root/dev/pts/ptmx", _FLAGS)
+    """Open a master where the process `pid` is, and as its user, to whom the terminal then belongs. Raises `OSError`."""
+    if os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/self/ns/mnt").st_ino:
+        return os.open("/dev/ptmx", _FLAGS)
+    owner = os.stat(f"/proc/{pid}")
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with as_user(owner.st_uid, owner.st_gid):
+            descriptor = open_in_root(root, "/dev/pts/ptmx", _FLAGS | os.O_NOFOLLOW)
+    finally:
+        os.close(root)
     found = os.fstat(descriptor)
+    # /dev and /dev/pts are mounts there, from the latter of which nothing can be removed. A command can have made neither of them.
     if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _MASTER_DEVICE:
         os.close(descriptor)
         raise OSError("/dev/pts/ptmx is not what it should be")
