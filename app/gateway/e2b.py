@@ -1,6 +1,6 @@
 """What the routes of E2B's data plane share: which sandbox a request is for, and how a failure is said in the words of E2B's clients.
 
-A request names its sandbox by the header `E2b-Sandbox-Id`, or by a host name `<port>-<sandbox>.<domain>`. The token that was handed out
+A request names its sandbox by the header `E2b-Sandbox-Id`, or by a host name `49983-<sandbox>.<domain>`. The token that was handed out
 with the sandbox, in `X-Access-Token`, gives access to that sandbox alone.
 
 | failure | calls of `/process.Process` and `/filesystem.Filesystem` | `/files` | what the client raises |
@@ -55,7 +55,7 @@ STATUS_OF = {
 """The HTTP status of each code of the Connect protocol."""
 
 _ending: set[asyncio.Task[None]] = set()
-_HOST = re.compile(r"\d+-(env-[0-9a-f]+)\.")
+_HOST = re.compile(r"49983-(env-[0-9a-f]+)\.")
 
 
 class RpcError(GatewayError):

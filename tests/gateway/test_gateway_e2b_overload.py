@@ -48,10 +48,10 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def busy(one_core: Served) -> Iterator[Busy]:
     options = options_of(one_core, "busy")
     sandbox = e2b.Sandbox.create(**options)
-    go = Path(sandbox.commands.run("pwd").stdout.strip()) / "go"
-    command = sandbox.commands.run("until [ -e go ]; do sleep 0.05; done", background=True, timeout=0)
-    one_core.live.until(lambda: one_core.live.rows("SELECT id FROM actions WHERE kind = 'cpu.exec' AND status = 'running'"))
-    yield Busy(one_core, options, sandbox, command, go)
+    folder = Path(sandbox.commands.run("pwd").stdout.strip())
+    command = sandbox.commands.run("touch begun; until [ -e go ]; do sleep 0.05; done", background=True, timeout=0)
+    one_core.live.until((folder / "begun").exists)
+    yield Busy(one_core, options, sandbox, command, folder / "go")
     sandbox.kill()
 
 
