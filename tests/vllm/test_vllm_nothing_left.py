@@ -153,8 +153,9 @@ def test_a_guard_that_was_killed_has_its_server_stopped_all_the_same(tmp_path: P
     pids = json.loads((tmp_path / "pids").read_text())
     os.kill(psutil.Process(pids["parent"]).ppid(), signal.SIGKILL)
     server.stop()
-    assert [name for name, pid in pids.items() if not gone(pid)] == ["unmarked"]
-    os.kill(pids["unmarked"], signal.SIGKILL)
+    assert {name for name, pid in pids.items() if not gone(pid)} <= {"unmarked"}
+    with suppress(ProcessLookupError):
+        os.kill(pids["unmarked"], signal.SIGKILL)
 
 
 def until_any(server: Server) -> list[psutil.Process]:
