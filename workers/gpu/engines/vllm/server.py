@@ -135,9 +135,8 @@ class Server:
         if self._guard.stdin is not None:
             with suppress(OSError):
                 self._guard.stdin.close()
-        if self.ended(GRACE_S + _END_S) is None:
-            left = ", ".join(map(str, guard.processes_of(str(self._folder))))
-            raise TimeoutError(f"processes {left} of its server cannot be ended")
+        if self.ended(GRACE_S + _END_S) is None and (left := list(guard.processes_of(str(self._folder)))):
+            raise TimeoutError(f"processes {', '.join(map(str, left))} of its server cannot be ended")
 
 
 def _signal(number: int) -> str:
