@@ -6,7 +6,7 @@ instance; every change is reported to the listener. `eviction.py` says how an in
 
 An instance comes onto its cells in the first of these ways that is possible: it is resident already; its own copy in host memory is
 restored; the copy of an instance of the same service on other cells is restored; its engine, or a fresh one, loads the model from its
-folder.
+folder. A restore that brings back spoilt weights (`engines/canary.py`) is followed by a start from the folder.
 
 One lock for each instance serialises its changes. The locks of device and host memory are held for moments only, never while weights
 move, so instances on different cells move at the same time. Whoever holds the lock of one instance never waits for the lock of

@@ -4,8 +4,8 @@ Weights leave their devices and come back many times a day, and what comes back 
 itself these questions at the end of each start from its folder and keeps the answers. After each restore it asks them again before it
 takes calls. If an answer differs, the restore fails (`WrongAnswer`) and the weights are thrown away.
 
-A model gives all its layers a say in each answer. So spoilt layers show, whatever their place. The rows of the token embedding that no
-question names have no say: a single wrong row goes unnoticed.
+All layers of a model take part in each answer, so a spoilt layer shows. Of the token embedding only the rows that the questions name take
+part, and of a mixture of experts only those to which they are routed. What is wrong only elsewhere there goes unnoticed.
 
 How much answers may differ:
 
@@ -31,7 +31,7 @@ from workers.gpu.errors import CallFailed, WrongAnswer
 NEW_TOKENS = 4
 """Tokens by which a model that generates continues each question."""
 
-# Shorter than any block of a prefix cache, so that no server answers from there.
+# Shorter than a block of vLLM's prefix cache, which sleeping clears anyway: nothing is answered from there.
 _QUESTIONS = ((1, 2, 3, 5, 8, 13, 21), (30, 4, 17, 9), (11, 29, 7, 26, 6, 19))
 
 _PARTS = {"float32": 1e-4, "float16": 1 / 256, "bfloat16": 1 / 32}
