@@ -78,7 +78,7 @@ def test_the_tolerance_follows_the_dtype_and_the_size_of_the_answers() -> None:
 
 
 class Spoiling(StubEngine):
-    """Comes back with other weights as often as `spoils` says; `breaks_at` names a step whose questions cannot be answered."""
+    """Comes back with other weights as often as `spoils` says, for as long as it is not started again; `error` is what questions raise."""
 
     def __init__(self, spoils: int = 1) -> None:
         super().__init__("a", "score", 600.0)
