@@ -16,6 +16,7 @@ It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test t
 | `mute` | nothing at all is answered while the file is there |
 | `nonsense` | it does not say whether it sleeps |
 | `asleep` | it sleeps though nobody asked it to |
+| `spoilt` | all numbers that it answers after its next wake are off by the number in the file |
 | `journal` | written: what happened, a line each |
 | `arguments`, `environment`, `memory`, `child` | written: how it was started, MiB it holds, a process it has set apart |
 """
@@ -37,6 +38,7 @@ HERE = Path(os.environ["FAKE_DIR"])
 AWAKE_MB, ASLEEP_MB = 8000, 300
 sleeping = threading.Event()
 one_line = threading.Lock()
+off_by = [0.0]
 
 
 def note(text: str) -> None:
@@ -58,7 +60,7 @@ def die_at(path: str) -> None:
 
 
 def score(ids: list[int]) -> float:
-    return sum(place * token for place, token in enumerate(ids, 1)) / 1000.0
+    return sum(place * token for place, token in enumerate(ids, 1)) / 1000.0 + off_by[0]
 
 
 def logprobs(ids: list[int]) -> list[dict[str, object] | None]:
@@ -97,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/wake_up":
             note("wake")
             sleeping.clear()
+            with contextlib.suppress(FileNotFoundError):
+                off_by[0] = float((HERE / "spoilt").read_text())
             memory(AWAKE_MB)
             self.reply(200, {})
         else:
@@ -110,7 +114,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/classify":
             self.reply(200, {"data": [{"index": index, "probs": [score(ids)]} for index, ids in enumerate(inputs)]})
         elif "prompt_logprobs" in body:
-            self.reply(200, {"choices": [{"index": index, "prompt_logprobs": logprobs(ids)} for index, ids in enumerate(inputs)]})
+            made = {"token_ids": [7] * body["max_tokens"], "logprobs": {"token_logprobs": [-0.5 - off_by[0]] * body["max_tokens"]}}
+            self.reply(200, {"choices": [{"index": index, "prompt_logprobs": logprobs(ids), **made} for index, ids in enumerate(inputs)]})
         else:
             made = [(body["seed"] + place) % 200 for place in range(body["max_tokens"])]
             self.reply(200, {"choices": [{"index": 0, "token_ids": made}]})

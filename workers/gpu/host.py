@@ -6,7 +6,7 @@ instance; every change is reported to the listener. `eviction.py` says how an in
 
 An instance comes onto its cells in the first of these ways that is possible: it is resident already; its own copy in host memory is
 restored; the copy of an instance of the same service on other cells is restored; its engine, or a fresh one, loads the model from its
-folder.
+folder. A restore that brings back spoilt weights (`engines/canary.py`) is followed by a start from the folder.
 
 One lock for each instance serialises its changes. The locks of device and host memory are held for moments only, never while weights
 move, so instances on different cells move at the same time. Whoever holds the lock of one instance never waits for the lock of
@@ -29,7 +29,7 @@ from scheduler.model.lifecycle import ServiceState
 from workers.gpu.devices import Device, free_mb
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
-from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService
+from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService, WrongAnswer
 from workers.gpu.eviction import Eviction
 from workers.gpu.host_memory import HostMemory
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
@@ -346,16 +346,21 @@ class ServiceHost:
         return instance.wait_idle(instance.reload_deadline - time.monotonic())
 
     def _load(self, instance: Instance) -> None:
-        """Bring the weights, from host memory if there is a copy of this service's."""
+        """Bring the weights, from host memory if there is a copy of this service's; from the folder if those turn out to be spoilt."""
         devices = [self._devices[cell] for cell in instance.name.cells]
         if instance.engine is not None and instance.state == "host" and not instance.engine.can_restore(devices):
             instance.engine.stop(self._drain_s)
         engine = instance.engine if instance.state == "host" else self._take_copy(instance, devices)
         if engine is not None:
             self._publish(instance, "restoring")
-            engine.restore(devices)
-            instance.restores += 1
-            return
+            try:
+                engine.restore(devices)
+            except WrongAnswer as error:
+                log.warning("%s; it is started from its folder", error)
+                instance.wrong_answers += 1
+            else:
+                instance.restores += 1
+                return
         if instance.engine is None:
             with self._names:
                 spare = self._spare.pop(instance.name.service, None)
