@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.vllm.fakes import CUDA, Fake, FileMeter, gone, until
+from tests.vllm.fakes import CUDA, Fake, FakeMeter, gone, until
 from workers.gpu.control import Control
 from workers.gpu.engines.vllm import guard
 from workers.gpu.engines.vllm.api import Api, Gone
@@ -40,7 +40,7 @@ def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_wh
     assert len(engine.score(ITEMS)) == 1
 
 
-class KillingMeter(FileMeter):
+class KillingMeter(FakeMeter):
     """Has the server end while it is measured, once a test asks."""
 
     armed = False
@@ -59,7 +59,7 @@ class KillingMeter(FileMeter):
 def test_a_server_that_ends_as_the_last_step_of_a_change_is_not_taken_for_one_that_is_there(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    engine = VllmEngine("rm", fake.config(), fake.folder, meter=lambda device: KillingMeter(fake.folder))
+    engine = VllmEngine("rm", fake.config(), fake.folder, meter=lambda device: KillingMeter(fake.devices))
     fake.engines.append(engine)
     if change != "start":
         engine.start(CUDA[:1])

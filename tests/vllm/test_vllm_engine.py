@@ -18,7 +18,7 @@ ITEMS = [{"prompt": f"question {index}", "response": "yes " * (index % 7)} for i
 
 
 def summed(ids: list[int]) -> float:
-    return sum(place * token for place, token in enumerate(ids, 1)) / 1000.0
+    return sum(place * (token / 1000.0) for place, token in enumerate(ids, 1))
 
 
 def expected_scores(models: Path) -> list[float]:
