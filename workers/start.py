@@ -289,6 +289,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     from workers.gpu.devices import discover
+    from workers.gpu.engines.vllm.folders import end_leftovers
     from workers.gpu.host import ServiceHost
     from workers.gpu.instances import InstanceStatus
     from workers.gpu.prefetch import Prefetch
@@ -298,9 +299,11 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     if settings.services_file is not None:
         declared = load_services_file(settings.services_file)
         check_models(settings.services_file, declared)
-    devices = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
     state_dir: Path = settings.state_dir / "services"
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # They may hold the memory that the devices are about to be asked for.
+    left = end_leftovers(state_dir)
+    devices = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
     host_memory_mb = settings.host_memory_mb or usable_mb() // 2
     host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb)
     reload = Reload(settings.services_file, host, settings.beat_s)
@@ -315,6 +318,8 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
             node.report({"type": "service", "node": node.name, **status.to_wire(), "at": time.time()})
 
         def begin(**_: Any) -> None:
+            if left:  # Celery sets logging up only now
+                log.warning("%d processes of vLLM servers were ended: a worker that is gone had left them", len(left))
             # Celery has a handler of its own for this signal, set before the worker is ready, that restarts the process.
             signal.signal(signal.SIGHUP, lambda *_: reload.ask())
             reload.start()

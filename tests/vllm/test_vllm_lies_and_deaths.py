@@ -176,6 +176,6 @@ def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
     engine.start(CUDA[:1])
     (server,) = fake.servers()
     folder = Path(fake.read("environment")["TMPDIR"])
+    child = fake.read("child")
     psutil.Process(server).parent().kill()
-    until(lambda: gone(server) and engine.state == "failed" and not folder.exists())
-    psutil.Process(fake.read("child")).kill()
+    until(lambda: gone(server) and gone(child) and engine.state == "failed" and not folder.exists())
