@@ -99,9 +99,11 @@ class Fake:
     engines: list[VllmEngine] = field(default_factory=list)
     nature: dict[str, Any] = field(default_factory=dict)
     """What differs from the `NATURE` of `fake_server.py`."""
+    devices: FakeDevices = None  # type: ignore[assignment]
+    """The GPUs of its servers; none given: its own."""
 
     def __post_init__(self) -> None:
-        self.devices = FakeDevices(self.folder / "gpus")
+        self.devices = self.devices or FakeDevices(self.folder / "gpus")
 
     def config(self, task: str = "score", **more: Any) -> ServiceConfig:
         """Return the table of a service."""
