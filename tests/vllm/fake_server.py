@@ -19,6 +19,7 @@ It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test t
 | `mute` | nothing at all is answered while the file is there |
 | `nonsense` | it does not say whether it sleeps |
 | `asleep` | it sleeps though nobody asked it to |
+| `spoilt` | all numbers that it answers after its next wake are off by the number in the file |
 | `journal` | written: what happened, a line each |
 | `arguments`, `environment`, `child` | written: how it was started, and the first of its processes that compute |
 
@@ -152,7 +153,7 @@ class Model:
 
     def __init__(self) -> None:
         self.weights, self.copy = self.read(), list[float]()
-        self.asleep = set[str]()
+        self.asleep, self.off_by = set[str](), 0.0
 
     def read(self) -> list[float]:
         with contextlib.suppress(FileNotFoundError):
@@ -170,13 +171,16 @@ class Model:
             self.weights = self.copy or self.weights
             if once("spoil"):
                 self.weights = [1.3 * weight + 0.5 for weight in self.weights]
+            with contextlib.suppress(FileNotFoundError):
+                self.off_by = float((HERE / "spoilt").read_text())
         self.asleep -= tags
 
     def reload(self) -> None:
         self.weights = self.read()
 
     def score(self, ids: list[int]) -> float:
-        return sum(place * self.weights[token] for place, token in enumerate(ids, 1)) + random.uniform(-1.0, 1.0) * NATURE["noise"]
+        exact = sum(place * self.weights[token] for place, token in enumerate(ids, 1))
+        return exact + self.off_by + random.uniform(-1.0, 1.0) * NATURE["noise"]
 
     def logprobs(self, ids: list[int]) -> dict[str, object]:
         said = ({str(token): {"logprob": -self.score(ids[: place + 1]), "rank": 1}} for place, token in enumerate(ids) if place)

@@ -35,6 +35,11 @@ class Device:
     uuid: str = ""
     """The name of a GPU in CUDA, NVML and `CUDA_VISIBLE_DEVICES`; empty if it is not known."""
 
+    @property
+    def model(self) -> str:
+        """Its name without its number: devices of the same model compute the same bits."""
+        return self.name.partition(" ")[2]
+
 
 def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequence[int] | None = None) -> list[Device]:
     """Find the devices of this machine.

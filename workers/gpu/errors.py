@@ -47,6 +47,10 @@ class EngineFailed(GpuError, RuntimeError):
     """Raised when an engine could not change its state; it is `failed` and may be started again."""
 
 
+class WrongAnswer(EngineFailed):
+    """Raised when an engine does not answer its fixed questions as it did at its start: its weights are spoilt."""
+
+
 class WrongState(GpuError, RuntimeError):
     """Raised when a change of state is asked for that the life cycle does not have."""
 

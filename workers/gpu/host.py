@@ -29,7 +29,7 @@ from scheduler.model.lifecycle import ServiceState
 from workers.gpu.devices import Device, free_mb
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
-from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService
+from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService, WrongAnswer
 from workers.gpu.eviction import Eviction
 from workers.gpu.host_memory import HostMemory
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
@@ -346,16 +346,21 @@ class ServiceHost:
         return instance.wait_idle(instance.reload_deadline - time.monotonic())
 
     def _load(self, instance: Instance) -> None:
-        """Bring the weights, from host memory if there is a copy of this service's."""
+        """Bring the weights, from host memory if there is a copy of this service's; from the folder if those turn out to be spoilt."""
         devices = [self._devices[cell] for cell in instance.name.cells]
         if instance.engine is not None and instance.state == "host" and not instance.engine.can_restore(devices):
             instance.engine.stop(self._drain_s)
         engine = instance.engine if instance.state == "host" else self._take_copy(instance, devices)
         if engine is not None:
             self._publish(instance, "restoring")
-            engine.restore(devices)
-            instance.restores += 1
-            return
+            try:
+                engine.restore(devices)
+            except WrongAnswer as error:
+                log.warning("%s; it is started from its folder", error)
+                instance.wrong_answers += 1
+            else:
+                instance.restores += 1
+                return
         if instance.engine is None:
             with self._names:
                 spare = self._spare.pop(instance.name.service, None)

@@ -36,7 +36,7 @@ class InstanceName(NamedTuple):
 class InstanceStatus:
     """One instance as it is now.
 
-    The counters `starts`, `restores`, `evictions` and `leaks` begin with the worker.
+    The counters `starts`, `restores`, `evictions`, `leaks` and `wrong_answers` begin with the worker.
     """
 
     name: InstanceName
@@ -56,6 +56,8 @@ class InstanceStatus:
     evictions: int = 0
     leaks: int = 0
     """Evictions that did not free the memory."""
+    wrong_answers: int = 0
+    """Restores that brought back spoilt weights, see `engines/canary.py`."""
 
     def to_wire(self) -> WireInstance:
         """Return it as it stands in reports and beats."""
@@ -70,6 +72,7 @@ class InstanceStatus:
             "restores": self.restores,
             "evictions": self.evictions,
             "leaks": self.leaks,
+            "wrong_answers": self.wrong_answers,
         }
 
 
@@ -100,6 +103,7 @@ class Instance:
     restores: int = 0
     evictions: int = 0
     leaks: int = 0
+    wrong_answers: int = 0
     published: tuple[ServiceState, str] = ("absent", "")
     """State and reason that were reported last."""
 
@@ -176,6 +180,7 @@ class Instance:
             restores=self.restores,
             evictions=self.evictions,
             leaks=self.leaks,
+            wrong_answers=self.wrong_answers,
         )
 
     def _taken_mb(self) -> float:

@@ -17,8 +17,10 @@ from scheduler.model.lifecycle import ServiceState
 from tangram.errors import TangramError
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
+from workers.gpu.engines import canary
+from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.lifecycle import Lifecycle
-from workers.gpu.errors import CallFailed, NotSupported, OverBudget, one_line
+from workers.gpu.errors import CallFailed, NotSupported, OverBudget, WrongAnswer, one_line
 from workers.gpu.items import Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
 
 Task = Literal["score", "logprobs"]
@@ -40,6 +42,7 @@ class Engine(ABC):
         self._limit = max_concurrency
         self._life = Lifecycle(name)
         self._copy_mb = math.inf
+        self._answered: tuple[Answers, str] = ((), "")
 
     @property
     def state(self) -> ServiceState:
@@ -59,10 +62,16 @@ class Engine(ABC):
     def start(self, devices: Sequence[Device], most_mb: float = math.inf) -> None:
         """Load the model onto the devices, from absent or failed; it may hold `most_mb` MiB on each.
 
+        It answers the fixed questions of `canary.py` then, and the answers are kept for the restores.
+
         Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
         """
         with self._life.changing("starting", "resident", _DRAIN_S), self._clean_on_error():
             self._start(devices)
+            answers = self._canary()
+            canary.must_be_finite(answers[0])
+            self._answered = answers[0], devices[0].model
+            self._must_agree(answers, devices)
             each = self.memory_mb() / len(devices)
             if each > most_mb:
                 raise OverBudget(f"it holds {each:.1f} MiB on a device and may hold {most_mb:g}")
@@ -76,9 +85,17 @@ class Engine(ABC):
             self._evict()
 
     def restore(self, devices: Sequence[Device]) -> None:
-        """Bring the weights back from host memory, to these or other devices. Raises as `start` does."""
+        """Bring the weights back from host memory, to these or other devices.
+
+        Raises as `start` does, and `WrongAnswer` if the fixed questions are not answered as at the start.
+        """
         with self._life.changing("restoring", "resident"), self._clean_on_error():
             self._restore(devices)
+            try:
+                answers = self._canary()
+            except CallFailed as error:
+                raise WrongAnswer(f"fixed questions are no longer answered: {one_line(error)}") from error
+            self._must_agree(answers, devices)
 
     def stop(self, drain_s: float = 60.0) -> None:
         """Give back everything, on the devices and in host memory, and be absent. Raises `EngineBusy`."""
@@ -142,6 +159,17 @@ class Engine(ABC):
     def _start(self, devices: Sequence[Device]) -> None: ...
 
     @abstractmethod
+    def _canary(self) -> list[Answers]:
+        """Ask the fixed questions of each copy of the model, in the order of its devices, though it is not resident yet.
+
+        The last step of every start and restore. Raises `CallFailed` where a model that works gives no numbers.
+        """
+
+    def _tolerance(self, before: Answers, *, same_model: bool) -> float:
+        """Return how much later answers may differ from those `before`; `same_model` says whether of the same model of device."""
+        return 0.0
+
+    @abstractmethod
     def _evict(self) -> None: ...
 
     @abstractmethod
@@ -159,6 +187,12 @@ class Engine(ABC):
 
     @abstractmethod
     def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]: ...
+
+    def _must_agree(self, answers: Sequence[Answers], devices: Sequence[Device]) -> None:
+        """Raise `WrongAnswer` unless every copy of the model answers as it did at the start."""
+        before, model = self._answered
+        for found, device in zip(answers, devices, strict=False):
+            canary.must_agree(before, found, self._tolerance(before, same_model=device.model == model))
 
     def _must_be(self, task: Task, doing: str) -> None:
         if self.task != task:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
+from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine, Task
+from workers.gpu.engines.canary import Answer, Answers
 from workers.gpu.items import Sampling, ScoreItem
 
 _WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
@@ -50,6 +52,9 @@ class StubEngine(Engine):
 
     def _free(self) -> None:
         self._held_mb = 0.0
+
+    def _canary(self) -> list[Answers]:
+        return [tuple(Answer(tuple(_chain(ids))) for ids in canary.questions(1 << 16, None))]
 
     def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
         self._take_time(control)

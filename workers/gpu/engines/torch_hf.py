@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
-from workers.gpu.engines import compute
+from workers.gpu.engines import canary, compute
 from workers.gpu.engines.abstract import Engine, Task
+from workers.gpu.engines.canary import Answer, Answers
 from workers.gpu.engines.compute import Batch, share_out
 from workers.gpu.engines.host_copy import FileCopy, HostCopy, PinnedCopy
 from workers.gpu.engines.loading import Dtype, load
@@ -176,6 +177,17 @@ class TorchEngine(Engine):
         self._blocks = [watch for watch in self._blocks if watch.held_bytes()]
         give_back()
 
+    def _canary(self) -> list[Answers]:
+        """Ask each replica past the merger: a batch shared with other inputs would change the last bits."""
+        model = self._here()
+        asked = canary.questions(model.vocabulary, model.longest)
+        answer = _scored if self.task == "score" else _continued
+        return [tuple(answer(replica.model, ids) for ids in asked) for replica in self._replicas]
+
+    def _tolerance(self, before: Answers, *, same_model: bool) -> float:
+        dtype = str(self._here().skeletons[0].dtype).removeprefix("torch.")
+        return 0.0 if same_model else canary.tolerance(dtype, before)
+
     def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
         model = self._here()
         ids = model.texts.score_ids(items)
@@ -249,6 +261,18 @@ class TorchEngine(Engine):
             with ThreadPoolExecutor(len(self._replicas)) as pool:
                 list(pool.map(share, range(len(self._replicas))))
         return [answers[index] for index in range(len(inputs))]
+
+
+def _scored(model: PreTrainedModel, question: list[int]) -> Answer:
+    """Answer a question of the canary with a score."""
+    return Answer(tuple(compute.scores(model, [question])))
+
+
+def _continued(model: PreTrainedModel, question: list[int]) -> Answer:
+    """Answer a question of the canary with its greedy continuation, and with the log-probs of both."""
+    ids = compute.generate(model, question, Sampling(max_tokens=canary.NEW_TOKENS), 0, frozenset(), Control())
+    (values,) = compute.logprobs(model, [[*question, *ids]])
+    return Answer(tuple(values), tuple(ids))
 
 
 def _end_ids(model: PreTrainedModel, texts: Texts) -> frozenset[int]:

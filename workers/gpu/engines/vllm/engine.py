@@ -6,11 +6,11 @@ The worker has no weights. It turns texts into token ids, asks the server over a
 | state | the server |
 |---|---|
 | absent | there is none |
-| starting | it loads, until it has answered a question of the service's kind; `/health` is good before that |
+| starting | it loads, until it has answered the questions of `canary.py`; `/health` is good before that |
 | resident | it is awake; each call first asks whether it sleeps, since a question to a sleeping server hangs |
 | evicting | it goes to sleep at level 1: weights move to host memory, the cache is dropped; then GPU memory is measured |
 | host | it sleeps and holds at most 5 % of what it held, or `vllm.process_mb` a cell if that is more |
-| restoring | it is woken and answers a question |
+| restoring | it is woken and answers the same questions as at its start |
 | failed | it is gone: its process ended, or it did not obey and was killed |
 
 Since the weights belong to a process, a server cannot be restored to devices other than its own: there another server is started, which
@@ -37,7 +37,9 @@ from pathlib import Path
 from app.services_file import ConfigError, ServiceConfig
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
+from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine
+from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.vllm import questions
 from workers.gpu.engines.vllm.api import Api, Gone, Refused
 from workers.gpu.engines.vllm.command import Launch, interpreter, visible
@@ -155,16 +157,11 @@ class VllmEngine(Engine):
         self._must_have_vllm(python)
         meter, ids = self._meter(devices[0]), visible(os.environ, devices)
         launch = Launch(name=self.name, config=self._config, devices=devices, device_mb=meter.device_mb(ids))
-        deadline = time.monotonic() + self._config.vllm.start_timeout_s
         meter.begin(ids)
         log = self._state_dir / f"vllm-{self.name}-{'-'.join(device.name.split()[0].replace(':', '') for device in devices)}.log"
         server = Server(log, lambda socket: launch.arguments(python, socket), launch.environment(os.environ))
         served = self._served = _Served(server, Api(server.socket), launch, meter)
         server.watch(lambda: self._ended(served))
-        with self._explained(served):
-            self._await_answer(served, deadline)
-            served.longest = _longest(served.api.ask("GET", "/v1/models", timeout_s=_ASK_S))
-        served.held_mb = meter.held_mb(server.processes())
 
     def _evict(self) -> None:
         served = self._here()
@@ -180,14 +177,31 @@ class VllmEngine(Engine):
         served = self._here()
         if not self.can_restore(devices):
             raise RuntimeError("its server cannot come back there: it does not answer or was started on other devices")
-        deadline = time.monotonic() + self._config.vllm.start_timeout_s
         with self._explained(served):
             served.api.ask("POST", "/wake_up", timeout_s=self._config.vllm.start_timeout_s)
             if self._is_sleeping(served):
                 raise RuntimeError("its server sleeps on after it was woken")
             served.asleep = False
-            self._await_answer(served, deadline)
+
+    def _canary(self) -> list[Answers]:
+        """Wait until the server has answered; then measure what it holds, since some of it comes with the first batches."""
+        served, deadline = self._here(), time.monotonic() + self._config.vllm.start_timeout_s
+        with self._explained(served):
+            try:
+                served.longest = _longest(self._await_answer(served, ("GET", "/v1/models", None), deadline))
+                asked = canary.questions(self._read().vocabulary, served.longest)
+                # One by one, so that each is a batch of its own and always of the same shape.
+                said = [self._await_answer(served, questions.canary_request(self.name, self.task, ids), deadline) for ids in asked]
+            except Refused as error:
+                raise CallFailed(str(error)) from error
+            answers = tuple(questions.read_canary(one, self.task, ids) for one, ids in zip(said, asked, strict=True))
         served.held_mb = served.meter.held_mb(served.server.processes())
+        return [answers]
+
+    def _tolerance(self, before: Answers, *, same_model: bool) -> float:
+        # Kernels are chosen anew at each batch. The worker does not know what `args` make of the dtype.
+        stated = not any(word.startswith("--dtype") for word in self._config.vllm.args)
+        return canary.tolerance(self._config.dtype if stated else "", before)
 
     def _free(self) -> None:
         served = self._served
@@ -246,25 +260,17 @@ class VllmEngine(Engine):
             raise Gone("it does not say whether it sleeps")
         return sleeps
 
-    def _await_answer(self, served: _Served, deadline: float) -> None:
-        """Ask a short question of the service's kind until it is answered, the server ends, or it is too late."""
-        probe = [[0, 0]]
-        request = questions.score_request(self.name, probe) if self.task == "score" else questions.logprobs_request(self.name, probe)
+    def _await_answer(self, served: _Served, request: questions.Request, deadline: float) -> object:
+        """Ask until there is an answer, the server ends, or it is too late."""
         while True:
             try:
-                answer = served.api.ask(*request, timeout_s=max(_POLL_S, deadline - time.monotonic()))
+                return served.api.ask(*request, timeout_s=max(_POLL_S, deadline - time.monotonic()))
             except (Gone, TimeoutError) as error:
                 if ended := served.server.ended(_POLL_S):
                     raise RuntimeError(f"its server ended with {ended} before it answered: {served.server.tail()}") from error
                 if time.monotonic() > deadline:
                     within = f"within {self._config.vllm.start_timeout_s:g} s"
                     raise RuntimeError(f"its server did not answer {within}: {served.server.tail()}") from error
-                continue
-            if self.task == "score":
-                questions.read_scores(answer, 1, 0)
-            else:
-                questions.read_logprobs(answer, probe, 0)
-            return
 
     def _residual_mb(self, served: _Served) -> float:
         """Return what a sleeping server still holds, MiB, or 0 where that is no more than it may keep."""

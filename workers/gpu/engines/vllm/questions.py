@@ -10,6 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from workers.gpu.engines import canary
+from workers.gpu.engines.abstract import Task
+from workers.gpu.engines.canary import Answer
 from workers.gpu.errors import CallFailed
 from workers.gpu.items import Sampling
 
@@ -51,9 +54,9 @@ def read_scores(answer: Any, count: int, first: int) -> list[float]:
     return scores
 
 
-def logprobs_request(model: str, inputs: list[list[int]]) -> Request:
-    """Ask for the log-probs of the inputs' own tokens; vLLM always generates a token too."""
-    body = {"model": model, "prompt": inputs, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+def logprobs_request(model: str, inputs: list[list[int]], **more: object) -> Request:
+    """Ask for the log-probs of the inputs' own tokens, with `more` fields; vLLM always generates a token too."""
+    body = {"model": model, "prompt": inputs, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, **more}
     return "POST", "/v1/completions", body
 
 
@@ -70,6 +73,25 @@ def read_logprobs(answer: Any, inputs: list[list[int]], first: int) -> list[list
             raise CallFailed(f"sequences[{first + place}]: the model's log-probs are not numbers")
         out.append([value for value in values if value is not None])
     return out
+
+
+def canary_request(model: str, task: Task, ids: list[int]) -> Request:
+    """Ask a question of the canary; log-probs of a prompt are never answered from the prefix cache."""
+    if task == "score":
+        return score_request(model, [ids])
+    return logprobs_request(model, [ids], max_tokens=canary.NEW_TOKENS, ignore_eos=True, logprobs=0, return_token_ids=True)
+
+
+def read_canary(answer: Any, task: Task, ids: list[int]) -> Answer:
+    """Return the answer to a question of the canary. Raises `CallFailed`."""
+    if task == "score":
+        return Answer(tuple(read_scores(answer, 1, 0)))
+    (values,) = read_logprobs(answer, [ids], 0)
+    new, chosen = read_generated(answer, 0, frozenset()), _rows(answer, "choices", 1)[0].get("logprobs")
+    found = chosen.get("token_logprobs") if isinstance(chosen, dict) else None
+    if not isinstance(found, list) or not len(found) == len(new) == canary.NEW_TOKENS:
+        raise CallFailed(f"the server gives no log-prob for each of {canary.NEW_TOKENS} tokens that it was to generate")
+    return Answer((*values, *(math.nan if value is None else float(value) for value in found)), tuple(new))
 
 
 def generate_request(model: str, prompt: list[int], sampling: Sampling, index: int, ends: frozenset[int]) -> Request:
