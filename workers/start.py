@@ -319,7 +319,7 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
 
         def begin(**_: Any) -> None:
             if left:  # Celery sets logging up only now
-                log.warning("%d processes of vLLM servers were ended: a worker that is gone had left them", len(left))
+                log.warning("ended processes of vLLM servers that a worker had left: %d", len(left))
             # Celery has a handler of its own for this signal, set before the worker is ready, that restarts the process.
             signal.signal(signal.SIGHUP, lambda *_: reload.ask())
             reload.start()
