@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the machine, in the order of the PCI bus, visible to this process or not."""
+    """A GPU of the machine, in the order of the PCI bus, or a MIG device; visible to this process or not."""
 
     uuid: str
     name: str
@@ -59,18 +59,30 @@ def gpus() -> list[Gpu] | None:
     if nvml is None:
         return None
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [
-            Gpu(
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                _text(nvml.nvmlDeviceGetName(handle)),
-                nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB,
-            )
-            for handle in handles
-        ]
+        return [_described(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
         log.warning("the GPUs cannot be listed: %s", error)
         return None
+
+
+def mig_devices() -> dict[str, list[Gpu]]:
+    """Return the MIG devices of each GPU on which MIG is enabled, by its UUID; none where NVML cannot be used."""
+    nvml = library()
+    found: dict[str, list[Gpu]] = {}
+    if nvml is None:
+        return found
+    for gpu in gpus() or ():
+        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        with suppress(nvml.NVMLError):  # most kinds of GPUs have no MIG
+            if nvml.nvmlDeviceGetMigMode(handle)[0]:
+                found[gpu.uuid] = list(_parts(nvml, handle))
+    return found
+
+
+def _parts(nvml: ModuleType, handle: object) -> Iterator[Gpu]:
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with suppress(nvml.NVMLError):  # there may be fewer
+            yield _described(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
 
 
 def free_mb(uuid: str) -> float | None:
@@ -110,6 +122,11 @@ def _reading(uuid: str) -> Iterator[tuple[ModuleType, Any]]:
         yield nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError as error:
         raise DeviceError(f"the memory of the GPU {uuid or '(of unknown UUID)'} cannot be read: {error}") from error
+
+
+def _described(nvml: ModuleType, handle: object) -> Gpu:
+    uuid, name = _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle))
+    return Gpu(uuid, name, nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB)
 
 
 def _text(value: str | bytes) -> str:

@@ -85,7 +85,8 @@ class Launch:
 def visible(base: Mapping[str, str], devices: Sequence[Device]) -> list[str]:
     """Return the devices as `CUDA_VISIBLE_DEVICES` and `nvidia-smi` name them: by their UUIDs, as their numbers differ between the two.
 
-    Where a UUID is not known, it is the numbers, through the variable that the worker itself was given.
+    Where a UUID is not known (AMD, an old torch), it is the entries of the worker's own variable, or numbers without it. A server reads
+    them as the worker does, since it inherits `CUDA_DEVICE_ORDER`.
     """
     if all(device.uuid for device in devices):
         return [device.uuid for device in devices]
