@@ -83,4 +83,4 @@ def must_agree(before: Answers, now: Answers, most: float) -> None:
             # Written so that what is no number is wrong, too.
             if not abs(one - other) <= most:
                 allowed = f"they may differ by {most:.2g}" if most else "they may not differ"
-                raise WrongAnswer(f"fixed question {question} is answered with {other:.7g}, at the start with {one:.7g}; {allowed}")
+                raise WrongAnswer(f"fixed question {question} is answered with {other:.9g}, at the start with {one:.9g}; {allowed}")
