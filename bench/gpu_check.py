@@ -98,7 +98,7 @@ def _run(check: Check, setup: Setup, most_s: float) -> list[Row]:
     words = [sys.executable, "-m", "bench.gpu_check", "--run", check.function, "--folder", str(setup.folder)]
     words += ["--stand-ins"] if setup.stand_ins else []
     words += ["--vllm-python", str(setup.vllm_python)] if setup.vllm_python else []
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if setup.stand_ins else dict(os.environ)
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if setup.stand_ins else dict(os.environ)
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, env=env, text=True, start_new_session=True)
         try:

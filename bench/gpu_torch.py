@@ -21,6 +21,7 @@ from bench.merging import rates
 from workers.gpu.device_memory import device_memory
 from workers.gpu.devices import Device, discover
 from workers.gpu.engines.host_copy import FileCopy, PinnedCopy
+from workers.gpu.engines.loading import Dtype
 from workers.gpu.engines.torch_hf import TorchEngine
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName
@@ -35,7 +36,9 @@ Call = tuple[str, Any]
 def one_service(setup: Setup) -> list[Row]:
     """Start, evict and restore a large service; measure what comes back and how fast."""
     shape = Shape(256, 1024, 8, 8, 2) if setup.stand_ins else Shape(4096, 14336, 10, 32, 8)
-    size = write(setup.folder / "large", shape, reward=False, seed=0, dtype=torch.bfloat16, device=setup.device)
+    size = write(
+        setup.folder / "large", shape, reward=False, seed=0, dtype=torch.float32 if setup.stand_ins else torch.bfloat16, device=setup.device
+    )
     (where,) = discover(1)
     memory = device_memory([where])
     used: dict[str, Callable[[], float]] = {"resident set": process_mb}
@@ -43,15 +46,19 @@ def one_service(setup: Setup) -> list[Row]:
         used = {"CUDA runtime": cuda_used_mb, "NVML": lambda: memory.used_mb(where) or 0.0}
     _warm_up(setup.folder, where)
     before = {name: read() for name, read in used.items()}
-    engine = TorchEngine("large", "logprobs", setup.folder / "large", setup.folder, dtype="bfloat16")
+    # Short numbers are slow on CPUs.
+    dtype: Dtype = "float32" if setup.stand_ins else "bfloat16"
+    engine = TorchEngine("large", "logprobs", setup.folder / "large", setup.folder, dtype=dtype)
     ids = [[(7 * row + place) % 500 for place in range(16 if setup.stand_ins else 256)] for row in range(4)]
     engine.start([where])
     answers = engine.logprobs(ids)
     resident = {name: read() for name, read in used.items()}
     evictions, restores, same = [seconds(engine.evict)], list[float](), True
     evicted = {name: read() for name, read in used.items()}
+    copies = list[float]()
     for _ in range(RESTORES):
-        restores.append(seconds(lambda: engine.restore([where])))
+        with _loading(lambda load: copies.append(seconds(load))):
+            restores.append(seconds(lambda: engine.restore([where])))
         same = same and engine.logprobs(ids) == answers
         evictions.append(seconds(engine.evict))
     engine.stop()
@@ -60,13 +67,13 @@ def one_service(setup: Setup) -> list[Row]:
         part = (resident[name] - evicted[name]) / max(1.0, resident[name] - before[name])
         took = f"{part:.1%} of {(resident[name] - before[name]) * MIB / 1e9:.2f} GB"
         rows.append(Row(f"torch: an eviction returns ({name})", took, f"≥ {LEAST_RETURNED:.0%}", setup.judged(part >= LEAST_RETURNED)))
-    link, rate = _link_rate(where.torch_device, 64 * MIB if setup.stand_ins else 1 << 30), size / statistics.median(restores)
+    link, rate = _link_rate(where.torch_device, 64 * MIB if setup.stand_ins else 1 << 30), size / statistics.median(copies)
     rows += [
         Row("torch: copies of pinned memory", f"{link / 1e9:.1f} GB/s"),
         Row("torch: evictions, the first and the middle of the others", f"{evictions[0]:.3f} s, {statistics.median(evictions[1:]):.3f} s"),
         Row(
             f"torch: restores of {size / 1e9:.2f} GB",
-            f"{statistics.median(restores):.3f} s, {rate / 1e9:.1f} GB/s, {rate / link:.0%} of the link",
+            f"{statistics.median(restores):.3f} s with canaries; copied at {rate / 1e9:.1f} GB/s, {rate / link:.0%} of the link",
             f"≥ {LEAST_RATE:.0%}",
             setup.judged(rate / link >= LEAST_RATE),
         ),
@@ -94,7 +101,7 @@ def in_turn(setup: Setup) -> list[Row]:
         host.evict(InstanceName("two", (0,)))
         residues.append(used())
     grown = residues[-1] - residues[min(2, TURNS - 1)]
-    with _spoilt():
+    with _loading(lambda load: load(), spoil=True):
         host.ensure_resident("one", (0,))
     right = host.run("one", (0,), lambda engine: engine.logprobs(ids)) == answers["one"]
     wrong = sum(status.wrong_answers for status in host.status())
@@ -149,17 +156,22 @@ def killed(setup: Setup) -> list[Row]:
     write(setup.folder / "one", shape, reward=False, seed=0, dtype=torch.float32, device=setup.device)
     (where,) = discover(1)
     memory = device_memory([where])
-    before = memory.used_mb(where) or 0.0
     words = [sys.executable, "-m", "bench.gpu_torch", str(setup.folder), *(["--stand-ins"] if setup.stand_ins else [])]
+    before = memory.used_mb(where)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+
+        def taken_mb() -> float:
+            used = memory.used_mb(where)
+            return (memory.held_mb(where, [worker.pid]) or 0.0) if used is None or before is None else used - before
+
         if worker.stdout is None or worker.stdout.readline() != b"resident\n":
             worker.kill()
             raise RuntimeError("the worker did not bring its service onto the GPU")
-        held = (memory.used_mb(where) or 0.0) - before
+        held = taken_mb()
         worker.kill()
         began = time.monotonic()
         worker.wait()
-    back = until(lambda: (memory.used_mb(where) or 0.0) - before <= max(64.0, 0.01 * held), 15.0)
+    back = until(lambda: taken_mb() <= max(64.0, 0.01 * held), 15.0)
     measured = f"{held:.0f} MiB {'back' if back else 'NOT BACK'} after {time.monotonic() - began:.1f} s"
     return [Row("torch: memory of a worker that is killed", measured, "back within 15 s", back)]
 
@@ -190,21 +202,21 @@ def _size_mb(folder: Path) -> int:
 
 
 @contextmanager
-def _spoilt() -> Iterator[None]:
-    """Have the weights of all restores come back with a part of them zero, as if a transfer had failed."""
+def _loading(around: Callable[[Callable[[], None]], None], spoil: bool = False) -> Iterator[None]:
+    """Have each copy of weights onto devices go through `around`; to `spoil` is to zero a part of them, as if a transfer had failed."""
     kinds = [FileCopy, PinnedCopy]
     loads = [kind.load for kind in kinds]
 
-    def spoil(load: Callable[[Any, Sequence[torch.Tensor]], None]) -> Callable[[Any, Sequence[torch.Tensor]], None]:
-        def spoilt(copy: Any, blocks: Sequence[torch.Tensor]) -> None:
-            load(copy, blocks)
-            for block in blocks:
+    def changed(load: Callable[[Any, Sequence[torch.Tensor]], None]) -> Callable[[Any, Sequence[torch.Tensor]], None]:
+        def loading(copy: Any, blocks: Sequence[torch.Tensor]) -> None:
+            around(lambda: load(copy, blocks))
+            for block in blocks if spoil else ():
                 block[block.numel() // 2 :].zero_()
 
-        return spoilt
+        return loading
 
     for kind, load in zip(kinds, loads, strict=True):
-        kind.load = spoil(load)  # type: ignore[method-assign]
+        kind.load = changed(load)  # type: ignore[method-assign]
     try:
         yield
     finally:
