@@ -95,10 +95,14 @@ class Handler(BaseHTTPRequestHandler):
             memory(AWAKE_MB if (HERE / "liar").exists() else ASLEEP_MB)
             self.reply(200, {})
         elif path == "/wake_up":
-            note("wake")
-            sleeping.clear()
+            note(f"wake {self.path}" if "?" in self.path else "wake")
+            if not self.path.endswith("tags=weights"):
+                sleeping.clear()
             memory(AWAKE_MB)
             self.reply(200, {})
+        elif path == "/collective_rpc":
+            note(f"rpc {body['method']}")
+            self.reply(200, {"results": [None]})
         else:
             self.work(path, body)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from app.services_file import ServiceConfig
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.engine import VllmEngine
 
@@ -21,18 +22,19 @@ CPU = [Device("cpu:0 (no GPU here)", "cpu", 10_000, "cpu")]
 
 
 @dataclass
-class FileMeter:
+class FileMemory:
     """Measures the GPU that the fake server pretends to hold."""
 
     folder: Path
 
-    def device_mb(self, devices: Sequence[str]) -> float:
+    def total_mb(self, device: Device) -> float:
         return 80_000.0
 
-    def begin(self, devices: Sequence[str]) -> None: ...
+    def used_mb(self, device: Device) -> float | None:
+        return 0.0
 
-    def held_mb(self, processes: Sequence[psutil.Process]) -> float:
-        return float((self.folder / "memory").read_text()) if processes else 0.0
+    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
+        return float((self.folder / "memory").read_text()) if pids else 0.0
 
 
 @dataclass
@@ -53,11 +55,16 @@ class Fake:
 
     def engine(self, task: str = "score", **more: Any) -> VllmEngine:
         """Return an absent engine."""
-        return self.make("rm", self.config(task, **more), self.folder)
+        return self.make("rm", self.config(task, **more), self.folder, self.memory)
 
-    def make(self, name: str, config: ServiceConfig, state_dir: Path) -> VllmEngine:
+    @property
+    def memory(self) -> FileMemory:
+        """What measures the devices."""
+        return FileMemory(self.folder)
+
+    def make(self, name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> VllmEngine:
         """Make an engine, as hosts have them made."""
-        engine = VllmEngine(name, config, state_dir, meter=lambda device: FileMeter(self.folder))
+        engine = VllmEngine(name, config, state_dir, memory)
         self.engines.append(engine)
         return engine
 
