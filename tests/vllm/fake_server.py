@@ -223,7 +223,7 @@ class Handler(BaseHTTPRequestHandler):
             gpu.sleep()
             self.reply(200, {})
         elif path == "/wake_up":
-            note("wake")
+            note(f"wake {self.path}" if words else "wake")
             gpu.wake()
             model.wake(set(asked.get("tags", ["weights", "kv_cache"])))
             self.reply(200, {})

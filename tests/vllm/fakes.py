@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import psutil
 
 from app.services_file import ServiceConfig
 from tests.vllm import fake_gpus
+from workers.gpu.device_memory import CpuMemory, DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.engine import VllmEngine
 
@@ -23,7 +24,7 @@ CPU = [Device("cpu:0 (no GPU here)", "cpu", 10_000, "cpu")]
 
 
 class FakeDevices:
-    """The memory of made-up GPUs, one object for all engines of a test."""
+    """The memory of made-up GPUs, one object for all engines of a test; CPU devices have their own."""
 
     def __init__(self, folder: Path, total_mb: float = 10_000.0, *, matching: bool = True, lag_s: float = 0.0) -> None:
         """Make GPUs for `CUDA` in a folder.
@@ -37,12 +38,16 @@ class FakeDevices:
         fake_gpus.make(folder, [name_of(device) for device in CUDA], total_mb)
 
     def total_mb(self, device: Device) -> float:
+        if device.kind == "cpu":
+            return CpuMemory().total_mb(device)
         return fake_gpus.total_mb(self.folder, name_of(device))
 
     def used_mb(self, device: Device) -> float | None:
-        return sum(self._held(device).values())
+        return sum(self._held(device).values()) if device.kind == "cuda" else None
 
     def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
+        if device.kind == "cpu":
+            return CpuMemory().held_mb(device, pids)
         if not self._matching:
             return None
         return sum(mb for pid, mb in self._held(device).items() if pid in pids)
@@ -71,25 +76,6 @@ def name_of(device: Device) -> str:
 
 
 @dataclass
-class FakeMeter:
-    """Measures a server on made-up GPUs."""
-
-    devices: FakeDevices
-    names: Sequence[str] = ()
-
-    def device_mb(self, devices: Sequence[str]) -> float:
-        return 80_000.0
-
-    def begin(self, devices: Sequence[str]) -> None:
-        self.names = devices
-
-    def held_mb(self, processes: Sequence[psutil.Process]) -> float:
-        pids = {process.pid for process in processes}
-        on = [device for device in CUDA if name_of(device) in self.names]
-        return sum(self.devices.held_mb(device, pids) or 0.0 for device in on)
-
-
-@dataclass
 class Fake:
     """The folder by which a test and a server talk, see `fake_server.py`."""
 
@@ -99,11 +85,11 @@ class Fake:
     engines: list[VllmEngine] = field(default_factory=list)
     nature: dict[str, Any] = field(default_factory=dict)
     """What differs from the `NATURE` of `fake_server.py`."""
-    devices: FakeDevices = None  # type: ignore[assignment]
+    memory: FakeDevices = None  # type: ignore[assignment]
     """The GPUs of its servers; none given: its own."""
 
     def __post_init__(self) -> None:
-        self.devices = self.devices or FakeDevices(self.folder / "gpus")
+        self.memory = self.memory or FakeDevices(self.folder / "gpus")
 
     def config(self, task: str = "score", **more: Any) -> ServiceConfig:
         """Return the table of a service."""
@@ -114,15 +100,15 @@ class Fake:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that tell a server about this folder and its GPUs."""
-        return {"FAKE_DIR": str(self.folder), "FAKE_GPUS": str(self.devices.folder), "FAKE_NATURE": json.dumps(self.nature)}
+        return {"FAKE_DIR": str(self.folder), "FAKE_GPUS": str(self.memory.folder), "FAKE_NATURE": json.dumps(self.nature)}
 
     def engine(self, task: str = "score", **more: Any) -> VllmEngine:
         """Return an absent engine."""
-        return self.make("rm", self.config(task, **more), self.folder)
+        return self.make("rm", self.config(task, **more), self.folder, self.memory)
 
-    def make(self, name: str, config: ServiceConfig, state_dir: Path) -> VllmEngine:
+    def make(self, name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> VllmEngine:
         """Make an engine, as hosts have them made."""
-        engine = VllmEngine(name, config, state_dir, meter=lambda device: FakeMeter(self.devices))
+        engine = VllmEngine(name, config, state_dir, memory)
         self.engines.append(engine)
         return engine
 

@@ -14,10 +14,8 @@ import pytest
 
 from app.services_file import ServiceConfig
 from tests.vllm.cycles import Cycles, Question
-from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python
-from workers.gpu.devices import Device
+from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python, until
 from workers.gpu.engines.texts import Texts
-from workers.gpu.engines.vllm.engine import VllmEngine
 from workers.gpu.host import ServiceHost
 
 CYCLES, CALLERS = 200, 2
@@ -43,15 +41,8 @@ class Room:
     questions: dict[str, list[Question]]
 
     def host(self, services: dict[str, ServiceConfig], state_dir: Path) -> ServiceHost:
-        def make(name: str, config: ServiceConfig, state_dir: Path) -> VllmEngine:
-            return self.fakes[name].make(name, config, state_dir)
-
-        def free_mb(device: Device) -> float | None:
-            used_mb = self.devices.used_mb(device)
-            return None if used_mb is None else self.devices.total_mb(device) - used_mb
-
         devices = [replace(device, memory_mb=int(self.devices.total_mb(device))) for device in CUDA]
-        return ServiceHost(devices, services, state_dir, factory=make, drain_s=10.0, free_mb=free_mb)
+        return ServiceHost(devices, services, state_dir, memory=self.devices, drain_s=10.0)
 
     def trouble(self, draws: random.Random) -> None:
         """Have a server lie, leak or come back with other weights at its next chance, or memory of others move."""
@@ -87,7 +78,7 @@ def room(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch, request:
         draws = random.Random(number)
         weights = [draws.uniform(-1.0, 1.0) for _ in range(512)]
         (folder / "weights").write_text(json.dumps(weights))
-        fakes[name] = Fake(folder, models, python, nature={**NATURE, "seed": number}, devices=devices)
+        fakes[name] = Fake(folder, models, python, nature={**NATURE, "seed": number}, memory=devices)
         questions[name] = [_question(models, task, weights, draws) for _ in range(5)]
     yield Room(fakes, devices, questions)
 
@@ -141,6 +132,6 @@ def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_no
     assert room.noted("started") - alive - cycles.killed == room.noted("lie", "spoil", "leak") - alive - cycles.killed
     # And nothing is left
     cycles.all_gone()
-    assert [room.devices.used_mb(device) for device in CUDA] == [room.devices.of_others(device) for device in CUDA]
+    until(lambda: [room.devices.used_mb(device) for device in CUDA] == [room.devices.of_others(device) for device in CUDA])
     assert [host.held_mb(cell) for cell in range(len(CUDA))] == [0.0, 0.0]
     assert list((tmp_path / "t").iterdir()) == []

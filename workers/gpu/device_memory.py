@@ -12,8 +12,10 @@ gave back. Changes on a device come one after another (`reservations.py`), so a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import psutil
@@ -21,6 +23,8 @@ import psutil
 from workers.gpu import nvml
 from workers.gpu.devices import Device
 from workers.memory import MIB
+
+log = logging.getLogger(__name__)
 
 
 class DeviceMemory(Protocol):
@@ -93,28 +97,38 @@ def host_mb(pids: Collection[int]) -> float:
     return total / MIB
 
 
+def offered(devices: Sequence[Device], memory: DeviceMemory, declared_mb: int | None) -> list[Device]:
+    """Return the devices with what each offers: what is declared, or else what is free of it now."""
+    offers = []
+    for device in devices:
+        used_mb = memory.used_mb(device)
+        free_mb = device.memory_mb if used_mb is None else int(memory.total_mb(device) - used_mb)
+        if declared_mb is not None and declared_mb > free_mb:
+            log.warning("%s: %d MiB are declared, and %d are free", device.name, declared_mb, free_mb)
+        offers.append(replace(device, memory_mb=free_mb if declared_mb is None else declared_mb))
+    return offers
+
+
 class Holdings:
     """What the processes of one server hold on each of its devices, MiB, as measured at the last change."""
 
-    def __init__(self, memory: DeviceMemory, devices: Sequence[Device], pids: Callable[[], Collection[int]]) -> None:
-        """Begin with nothing held; `pids` returns the server's processes that live."""
-        self._memory, self._devices, self._pids = memory, tuple(devices), pids
+    def __init__(self, memory: DeviceMemory, devices: Sequence[Device]) -> None:
+        """Begin with nothing held."""
+        self._memory, self._devices = memory, tuple(devices)
         self.mb: tuple[float, ...] = tuple(0.0 for _ in devices)
+        self.exact = True
+        """Whether the last measurement is that of the processes, and not the change of a device."""
         self._before: list[tuple[float, float]] = []
 
     def begin(self) -> None:
         """Note what the devices hold just before a change."""
         self._before = [(held, self._memory.used_mb(device) or 0.0) for held, device in zip(self.mb, self._devices, strict=True)]
 
-    def measure(self) -> tuple[float, ...]:
-        """Measure after the change, by process ids, or else by the change of each device's used memory since `begin`."""
-        pids = self._pids()
-        self.mb = tuple(self._measured(device, pids, *before) for device, before in zip(self._devices, self._before, strict=True))
-        return self.mb
-
-    def _measured(self, device: Device, pids: Collection[int], held_mb: float, used_mb: float) -> float:
-        exact = self._memory.held_mb(device, pids)
-        if exact is not None:
-            # The devices of the CPU are one: what a process holds of it counts on the first.
-            return exact if device.kind == "cuda" or device is self._devices[0] else 0.0
-        return max(0.0, held_mb + (self._memory.used_mb(device) or 0.0) - used_mb)
+    def measure(self, pids: Collection[int]) -> None:
+        """Measure what the processes hold after the change, by their ids, or else by the change of each device since `begin`."""
+        held = [self._memory.held_mb(device, pids) for device in self._devices]
+        self.exact = None not in held
+        self.mb = tuple(
+            max(0.0, held_mb + (self._memory.used_mb(device) or 0.0) - used_mb) if exact_mb is None else exact_mb
+            for device, exact_mb, (held_mb, used_mb) in zip(self._devices, held, self._before, strict=True)
+        )

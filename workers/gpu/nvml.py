@@ -85,16 +85,6 @@ def _parts(nvml: ModuleType, handle: object) -> Iterator[Gpu]:
             yield _described(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
 
 
-def free_mb(uuid: str) -> float | None:
-    """Return the MiB that are free on a GPU, whichever processes hold the rest; None where that cannot be read."""
-    try:
-        read = memory(uuid)
-    except DeviceError as error:
-        log.warning("%s", error)
-        return None
-    return read.total_mb - read.used_mb
-
-
 def memory(uuid: str) -> Memory:
     """Return the memory of a GPU, whichever processes hold it. Raises `DeviceError` where it cannot be read."""
     with _reading(uuid) as (nvml, handle):
