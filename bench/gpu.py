@@ -36,6 +36,8 @@ import psutil
 
 LEAST_RETURNED, LEAST_RATE, CLOSE = 0.95, 0.80, 1e-3
 SERVICES, FIT, CALLERS = 12, 4, 8
+SPARE_MB = 64
+"""By how much the largest batch may differ from one start to the next."""
 MIB = 1 << 20
 
 Call = tuple[str, Any]
@@ -144,7 +146,7 @@ def many_services(folder: Path, device: str, small: bool) -> list[Figure]:
         write(folder / name, shape, reward=name.startswith("rm"), seed=number, dtype=torch.float32, device=device)
         for number, name in enumerate(names)
     ]
-    each = max(sizes) // MIB + 2
+    each = max(_needed_mb(folder / name) for name in names[:2]) if device == "cuda" else max(sizes) // MIB + 2
     (folder / "services.toml").write_text("\n".join(_table(name, each) for name in names), encoding="utf-8")
     draws = random.Random(0)
     weights = [1 / (rank + 1) for rank in range(SERVICES)]
@@ -160,6 +162,18 @@ def many_services(folder: Path, device: str, small: bool) -> list[Figure]:
         Figure(name, f"{right} of {len(stream)} right, at most {max(furthest):.1e} off", f"all within {CLOSE:g}", right == len(stream)),
         Figure("the stream", f"{len(stream) / wall_s:.1f} calls/s of {CALLERS} callers", ""),
     ]
+
+
+def _needed_mb(folder: Path) -> int:
+    """Return the MiB that a model takes of a CUDA device, with the activations of the largest batch."""
+    from workers.gpu.devices import Device
+    from workers.gpu.engines.torch_hf import TorchEngine
+
+    engine = TorchEngine(folder.name, "score" if folder.name.startswith("rm") else "logprobs", folder, folder.parent)
+    engine.start([Device("cuda:0", "cuda", 1 << 20, "cuda:0")])
+    held_mb = engine.memory_mb()
+    engine.stop()
+    return math.ceil(held_mb) + SPARE_MB
 
 
 def _served(folder: Path, stream: Sequence[Call], device: str, each_mb: int) -> tuple[list[list[float]], float]:
