@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
 from tests.workers_gpu.cards import Cards, Server, gpu
@@ -16,6 +18,7 @@ from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import OverBudget
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
+from workers.gpu.reload import described
 
 Until = Callable[[Callable[[], bool]], None]
 
@@ -248,7 +251,7 @@ def test_a_server_that_takes_more_than_declared_is_booked_with_that(caplog: pyte
     assert host.held_mb(0) == 5600.0
     assert "a on cell 0 holds 5600 MiB of a cell and declares 5000: declare services.a.memory_mb = 5600" in caplog.text
     # And from then on the scheduler plans with it, and the worker makes room for it
-    assert host.needed_mb("a", host.services["a"]) == 5632.0
+    assert {name: said["memory_mb"] for name, said in described(host).items()} == {"a": 5632.0, "b": 4700.0}
     assert host.in_the_way("b", (0,)) == [at("a", 0)]
     host.ensure_resident("b", (0,), [at("a", 0)])
     assert host.in_the_way("a", (0,)) == [at("b", 0)]
@@ -303,3 +306,47 @@ def test_a_sleeper_that_dies_keeps_nothing() -> None:
     host.check()
 
     assert (of(host, "a").state, host.held_mb(0), cards.used["GPU-0"]) == ("failed", 0.0, 0.0)
+
+
+def test_a_sleeper_that_died_is_in_nobodys_way() -> None:
+    cards = Cards(10_000)
+    a, b = Server("a", 5000, cards, residue_mb=3000), Server("b", 9000, cards)
+    host = hosting(cards, a, b)
+    cycle(host, "a")
+
+    a.die()
+    host.ensure_resident("b", (0,))
+
+    assert (of(host, "b").state, host.held_mb(0)) == ("resident", 9000.0)
+
+
+steps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 1), st.integers(0, 500), st.integers(-400, 400)), max_size=40)
+
+
+@given(steps, st.booleans())
+def test_whatever_comes_and_goes_no_healthy_server_is_taken_for_a_leak_and_every_cell_is_booked_with_what_it_holds(
+    steps: list[tuple[str, int, int, int]], ids_match: bool
+) -> None:
+    """Four services on memory for two, whose residues differ by cycle, beside programs that take memory and give it back."""
+    cards = Cards(10_000, used={f"GPU-{number}": 500.0 for number in range(2)}, ids_match=ids_match)
+    made: list[Server] = []
+
+    def factory(name: str, config: ServiceConfig, *_: object) -> Server:
+        made.append(Server(name, config.memory_mb, cards, residue_mb=700))
+        return made[-1]
+
+    cells = [gpu(number, 9000) for number in range(2)]
+    host = ServiceHost(cells, {name: service(6000) for name in "abcd"}, Path("nowhere"), factory=factory, memory=cards, settle_s=0.0)
+    for name, cell, residue_mb, others_mb in steps:
+        for server in made:
+            server.residue_mb = 700 + residue_mb
+        cards.take(gpu(cell), others_mb - cards.held.get((f"GPU-{cell}", 1), 0.0))
+        host.ensure_resident(name, (cell,), host.in_the_way(name, (cell,)))
+        assert next(found for found in host.status() if found.name == at(name, cell)).state == "resident"
+
+    assert all(found.leaks == 0 for found in host.status())
+    for cell in range(2):
+        ours = sum(mb for (uuid, pid), mb in cards.held.items() if uuid == f"GPU-{cell}" and pid != 1)
+        assert ours <= host.held_mb(cell) <= 9000.0
+    host.close()
+    assert sum(mb for (_, pid), mb in cards.held.items() if pid != 1) == 0.0

@@ -99,8 +99,8 @@ class Eviction:
     def entering(self, instance: Instance) -> Iterator[None]:
         """Hold the turn of an instance's cells, once their devices have the memory that it is booked with.
 
-        If that is not free for `settle_s` seconds, sleepers that keep memory of these cells are stopped, one by one. Raises `OverBudget`
-        with figures if that is not enough.
+        If that is not free for `settle_s` seconds, a sleeper that keeps memory of these cells is stopped, and then the next. Raises
+        `OverBudget` with figures if that is not enough.
         """
         until = time.monotonic() + self._settle_s
         while True:
@@ -116,6 +116,7 @@ class Eviction:
             why = f"{instance.name} needs what it keeps of its cells"
             if not any(self._copies.drop(sleeper, why) for sleeper in self._reservations.sleepers_on(instance)):
                 raise OverBudget(lack)
+            until = time.monotonic() + self._settle_s
 
     def retire(self, instance: Instance, declared: ServiceConfig | None) -> None:
         """Stop an idle instance whose service is no longer declared, or declared otherwise."""

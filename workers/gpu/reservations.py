@@ -98,7 +98,8 @@ class Reservations:
         """Book an instance on all its cells or on none. Raises `OverBudget`."""
         with self._lock:
             for other in self._instances():
-                if other.leaking and not other.memory_mb:
+                # Nobody changes these: what is about to come is reserved, and not leaking.
+                if (other.leaking or not other.reserved) and other.state in ("failed", "absent") and not other.memory_mb:
                     self._book(other, 0.0)
             needed = self.needed_mb(instance.name, instance.config)
             for cell in instance.name.cells:
@@ -192,8 +193,9 @@ class Reservations:
     def sleepers_on(self, instance: Instance) -> list[Instance]:
         """Return the other sleepers that keep memory of an instance's cells, the least recently used first, pinned ones last."""
         with self._lock:
-            found = {id(one): one for cell in instance.name.cells for one in self._on(cell, but=instance) if not one.reserved}
-        return sorted(found.values(), key=lambda one: (one.config.pinned, one.used_at))
+            found = {id(one): one for cell in instance.name.cells for one in self._on(cell, but=instance) if one.state == "host"}
+        asleep = [one for one in found.values() if not one.reserved]
+        return sorted(asleep, key=lambda one: (one.config.pinned, one.used_at))
 
     def sleepers_in_the_way(self, instance: Instance) -> list[Instance]:
         """Return the sleepers that have to go for an instance to fit, in the order of `sleepers_on`; none if that is not enough."""
