@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import subprocess
@@ -28,6 +29,8 @@ from workers.gpu.instances import InstanceName
 
 LEAST_RETURNED, LEAST_RATE, LEAST_MERGED, CLOSE = 0.95, 0.80, 2.0, 1e-3
 LEAKED_MB = 512.0
+SPARE_MB = 64
+"""By how much the largest batch may differ from one start to the next."""
 SERVICES, CALLERS, TURNS, RESTORES = 3, 8, 6, 5
 
 Call = tuple[str, Any]
@@ -88,7 +91,7 @@ def in_turn(setup: Setup) -> list[Row]:
     names = ["one", "two"]
     for number, name in enumerate(names):
         write(setup.folder / name, shape, reward=False, seed=number, dtype=torch.float32, device=setup.device)
-    each = _size_mb(setup.folder / "one")
+    each = _needed_mb(setup, setup.folder / "one")
     host = _host(setup, {name: setup.folder / name for name in names}, each, 1)
     used = process_mb if setup.stand_ins else cuda_used_mb
     ids = [[(7 * place) % 500 for place in range(64)]]
@@ -137,7 +140,7 @@ def three_services(setup: Setup) -> list[Row]:
     names = [f"{'rm' if number % 2 else 'teacher'}-{number}" for number in range(SERVICES)]
     for number, name in enumerate(names):
         write(setup.folder / name, shape, reward=name.startswith("rm"), seed=number, dtype=torch.float32, device=setup.device)
-    each = max(_size_mb(setup.folder / name) for name in names)
+    each = max(_needed_mb(setup, setup.folder / name) for name in names[:2])
     (setup.folder / "services.toml").write_text("\n".join(_table(name, each) for name in names), encoding="utf-8")
     draws = random.Random(0)
     stream = [_call(draws, draws.choice(names)) for _ in range(30 if setup.stand_ins else 300)]
@@ -178,7 +181,8 @@ def killed(setup: Setup) -> list[Row]:
 
 def worker(folder: Path, stand_ins: bool) -> None:
     """Be the worker that is killed."""
-    host = _host(Setup(folder, stand_ins), {"one": folder / "one"}, _size_mb(folder / "one"), 1)
+    setup = Setup(folder, stand_ins)
+    host = _host(setup, {"one": folder / "one"}, _needed_mb(setup, folder / "one"), 1)
     host.ensure_resident("one", (0,))
     host.run("one", (0,), lambda engine: engine.logprobs([[1, 2, 3]]))
     print("resident", flush=True)
@@ -196,9 +200,13 @@ def _host(setup: Setup, folders: dict[str, Path], each_mb: float, fit: int) -> S
     return ServiceHost(discover(1, int(fit * each_mb)), services, setup.folder)
 
 
-def _size_mb(folder: Path) -> int:
-    """Return what a model takes of its device beside what every model does: weights, and room for a batch of the checks."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) // MIB + 256
+def _needed_mb(setup: Setup, folder: Path) -> int:
+    """Return the MiB that a model takes of its device: weights, and on a GPU the activations of the largest batch."""
+    engine = TorchEngine(folder.name, "score" if folder.name.startswith("rm") else "logprobs", folder, setup.folder, dtype="float32")
+    engine.start(discover(1))
+    held_mb = engine.memory_mb()
+    engine.stop()
+    return math.ceil(held_mb) + SPARE_MB
 
 
 @contextmanager
