@@ -97,7 +97,7 @@ class VllmConfig(_Table):
     start_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
     """Seconds within which the server must have answered its first request."""
     process_mb: float = Field(default=1024.0, ge=0, le=_MOST_MB)
-    """MiB of each of its cells that the server's process takes besides weights and cache, also while it sleeps."""
+    """MiB of each of its cells that the server takes on top of what vLLM plans with: context, CUDA graphs, workspaces."""
     sleep_on_cpu: bool = False
     """For tests: on CPU devices, too, a server that is evicted sleeps, though there that frees nothing; else it is stopped."""
 

@@ -132,7 +132,11 @@ class Settings(BaseSettings):
     )
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
     cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
-    cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
+    cell_memory_mb: int | None = Field(
+        default=None,
+        ge=1,
+        description="MiB per GPU cell; by default what is free of it at the start, or without GPUs an equal share of half the memory.",
+    )
     gpu_order: Numbers = Field(
         default=(),
         description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default CUDA's own order.",

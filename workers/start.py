@@ -288,6 +288,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
 
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
+    from workers.gpu.device_memory import device_memory, offered
     from workers.gpu.devices import discover
     from workers.gpu.engines.vllm.folders import end_leftovers
     from workers.gpu.host import ServiceHost
@@ -303,15 +304,21 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     # They may hold the memory that the devices are about to be asked for.
     left = end_leftovers(state_dir)
-    devices = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
+    found = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
+    memory = device_memory(found)
+    if found[0].kind == "cuda" and any(service.engine == "torch" for service in declared.services.values()):
+        from workers.gpu.engines.torch_hf import open_contexts
+
+        open_contexts(found)
+    devices = offered(found, memory, settings.cell_memory_mb)
     host_memory_mb = settings.host_memory_mb or usable_mb() // 2
-    host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb)
+    host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb, memory=memory)
     reload = Reload(settings.services_file, host, settings.beat_s)
     provide(GpuContext(settings=settings, blobs=blobs, host=host, prefetch=Prefetch(host)))
 
     def now() -> dict[str, Any]:
         there = [status.to_wire() for status in host.status() if status.state != "absent"]
-        return {"services": described(host.services), "instances": there}
+        return {"services": described(host), "instances": there}
 
     def attach(node: Node) -> None:
         def tell(status: InstanceStatus) -> None:
@@ -332,7 +339,7 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
         host.close()
 
     cell_memory_mb = min(device.memory_mb for device in devices)
-    services = described(declared.services)
+    services = described(host)
     description = _describe("gpu", settings, cells=len(devices), cell_memory_mb=cell_memory_mb, services=services)
     return Prepared(description=description, now=now, attach=attach, close=close)
 

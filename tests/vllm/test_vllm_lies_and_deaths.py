@@ -22,7 +22,7 @@ ITEMS = [{"prompt": "a", "response": "b"}]
 
 @pytest.fixture
 def host(fake: Fake, tmp_path: Path) -> ServiceHost:
-    return ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, drain_s=5.0)
+    return ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0)
 
 
 def evict(host: ServiceHost, cell: int = 0) -> None:
@@ -180,3 +180,18 @@ def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
     child = fake.read("child")
     psutil.Process(server).parent().kill()
     until(lambda: gone(server) and gone(child) and engine.state == "failed" and not folder.exists())
+
+
+def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_reads_them_again(fake: Fake, tmp_path: Path) -> None:
+    # Given host memory for the processes of a sleeping server, and not for its weights
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+
+    evict(host)
+    host.ensure_resident("rm", (0,))
+
+    changes = [line for line in fake.journal() if line.split()[0] in ("sleep", "wake", "rpc")]
+    assert changes == ["sleep /sleep?level=2&mode=wait", "wake /wake_up?tags=weights", "rpc reload_weights", "wake /wake_up?tags=kv_cache"]
+    assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)

@@ -15,10 +15,7 @@ ITEMS = [{"prompt": "a", "response": "b"}, {"prompt": "c", "response": "d e f"}]
 
 @pytest.fixture
 def fakes(tmp_path: Path, models: Path) -> dict[str, Fake]:
-    found = {name: Fake(tmp_path / name, models, fake_python(tmp_path)) for name in ("rm", "teacher")}
-    for fake in found.values():
-        fake.folder.mkdir()
-    return found
+    return {name: Fake(tmp_path / name, models, fake_python(tmp_path)) for name in ("rm", "teacher")}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
 from workers.gpu.control import Control
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
@@ -89,15 +90,15 @@ class Copying(StubEngine):
         return self._declared_mb if self.state == "host" else 0.0
 
 
-def copying(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+def copying(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
     return Copying(name, config.task, config.memory_mb, config.max_concurrency)
 
 
 def host_with(engine: Engine, cells: list[Device]) -> ServiceHost:
     """Host services a and b that cannot share a cell; a has the given engine."""
 
-    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
-        return engine if name == "a" else create_engine(name, config, state_dir)
+    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
+        return engine if name == "a" else create_engine(name, config, state_dir, memory)
 
     return ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, factory=factory)
 

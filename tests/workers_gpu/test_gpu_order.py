@@ -12,7 +12,7 @@ import pytest
 from tangram.settings import Settings
 from workers.gpu import devices as devices_here
 from workers.gpu import nvml
-from workers.gpu.devices import Device, discover, free_mb, visible
+from workers.gpu.devices import Device, discover, visible
 from workers.gpu.errors import DeviceError
 
 MIB = 1 << 20
@@ -148,14 +148,6 @@ def test_numbers_of_gpus_of_several_kinds_are_refused_where_cudas_order_is_not_k
 )
 def test_visible_devices_are_read_as_cuda_reads_them(said: str | None, left: list[str]) -> None:
     assert visible(["GPU-a0", "GPU-a1", "MIG-b2"], said) == left
-
-
-def test_the_free_memory_of_a_gpu_is_measured_and_that_of_a_cpu_is_not(fake: FakeNvml) -> None:
-    devices = discover()
-
-    assert [free_mb(device) for device in devices] == [1000.0, 2000.0, 3000.0, 4000.0]
-    assert free_mb(Device("gone", "cuda", 1, "cuda:9", "lost")) is None
-    assert free_mb(Device("cpu:0", "cpu", 1, "cpu")) is None
 
 
 def test_without_a_driver_there_are_no_gpus(fake: FakeNvml) -> None:

@@ -67,23 +67,6 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     return [_budgeted(device, memory_mb) for device in ordered[:cells]]
 
 
-def free_mb(device: Device) -> float | None:
-    """Return the MiB that a CUDA device reports as free; None for a CPU device, which has only a budget."""
-    if device.kind != "cuda":
-        return None
-    measured = nvml.free_mb(device.uuid) if device.uuid else None
-    if measured is not None:
-        return measured
-    try:
-        import torch
-    except ImportError:
-        return None
-    if not torch.cuda.is_available():
-        return None
-    free, _ = torch.cuda.mem_get_info(device.torch_device)
-    return free / MIB
-
-
 def visible(uuids: Sequence[str], said: str | None) -> list[str]:
     """Return the UUIDs that a value of `CUDA_VISIBLE_DEVICES` leaves, in its order: numbers into `uuids`, or beginnings of UUIDs.
 

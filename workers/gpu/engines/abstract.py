@@ -60,7 +60,7 @@ class Engine(ABC):
         return self._life.running
 
     def start(self, devices: Sequence[Device], most_mb: float = math.inf) -> None:
-        """Load the model onto the devices, from absent or failed; it may hold `most_mb` MiB on each.
+        """Load the model onto the devices, from absent or failed; it may hold `most_mb` MiB of each.
 
         It answers the fixed questions of `canary.py` then, and the answers are kept for the restores.
 
@@ -72,17 +72,22 @@ class Engine(ABC):
             canary.must_be_finite(answers[0])
             self._answered = answers[0], devices[0].model
             self._must_agree(answers, devices)
-            each = self.memory_mb() / len(devices)
+            each = max(self.held_mb(), default=0.0)
             if each > most_mb:
                 raise OverBudget(f"it holds {each:.1f} MiB on a device and may hold {most_mb:g}")
 
-    def evict(self, drain_s: float = 60.0) -> None:
+    def evict(self, drain_s: float = 60.0, copy: bool = True) -> None:
         """Move the weights from the devices to host memory, once the running calls have ended.
+
+        Without `copy` the weights are dropped, and a restore reads them from the folder; for engines that `leave_without_copy`.
 
         Raises `EngineBusy` if they do not within `drain_s` seconds, `EngineFailed` if moving failed.
         """
         with self._life.changing("evicting", "host", drain_s), self._clean_on_error():
-            self._evict()
+            if copy:
+                self._evict()
+            else:
+                self._evict_without_copy()
 
     def restore(self, devices: Sequence[Device]) -> None:
         """Bring the weights back from host memory, to these or other devices.
@@ -143,17 +148,33 @@ class Engine(ABC):
         """Say whether the copy in host memory can be restored to these devices; otherwise the engine is started there."""
         return True
 
+    def leaves_without_copy(self) -> bool:
+        """Say whether, resident, it could leave its devices without a copy in host memory and be restored all the same."""
+        return False
+
     @abstractmethod
+    def held_mb(self) -> Sequence[float]:
+        """Return the MiB that it holds of each of its devices now, in their order, as measured.
+
+        While it is in host memory that is what it keeps of them, such as the context of a sleeping server.
+        """
+
     def memory_mb(self) -> float:
-        """Return the MiB of device memory that its weights hold now, over all its devices, as measured."""
+        """Return the MiB that it holds now, over all its devices, as measured."""
+        return sum(self.held_mb())
+
+    @property
+    def measured_exactly(self) -> bool:
+        """Whether what it holds is known of itself; otherwise from the change of its devices, which other programs blur."""
+        return True
 
     def host_mb(self) -> float:
         """Return the MiB of host memory that its restorable copy holds now, as measured."""
         return 0.0
 
-    def residual_mb(self) -> float:
-        """Return the MiB that it keeps of each device while its copy is in host memory; while resident, the most that it may keep."""
-        return 0.0
+    def give_back(self) -> None:
+        """Return device memory that is only kept for reuse; may be called at any time."""
+        return
 
     @abstractmethod
     def _start(self, devices: Sequence[Device]) -> None: ...
@@ -171,6 +192,9 @@ class Engine(ABC):
 
     @abstractmethod
     def _evict(self) -> None: ...
+
+    def _evict_without_copy(self) -> None:
+        raise NotSupported(f"{self.name} cannot leave its devices without a copy in host memory")
 
     @abstractmethod
     def _restore(self, devices: Sequence[Device]) -> None: ...

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.services_file import ConfigError, ServiceConfig
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
 
 
-def create_engine(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+def create_engine(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
     """Make the absent engine of a service; torch is imported only for an engine that needs it.
+
+    `state_dir` is the node's folder for host copies and logs, `memory` measures its devices.
 
     Raises `ConfigError` where a service names no model it needs, or packages of its engine are not installed here. Whether a vLLM
     service's interpreter has vLLM shows at its first start.
@@ -20,7 +23,7 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
     if config.model is None:
         raise ConfigError(f"services.{name}.model: the {config.engine} engine needs a model folder")
     if config.engine == "vllm":
-        return _vllm(name, config, state_dir)
+        return _vllm(name, config, state_dir, memory)
     try:
         from workers.gpu.engines.torch_hf import TorchEngine
     except ImportError as error:
@@ -36,10 +39,10 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
     )
 
 
-def _vllm(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+def _vllm(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
     try:
         from workers.gpu.engines.vllm.engine import VllmEngine
     except ImportError as error:
         needs = "the vllm engine needs the packages httpx and transformers in the worker"
         raise ConfigError(f"services.{name}.engine: {needs} ({error})") from error
-    return VllmEngine(name, config, state_dir)
+    return VllmEngine(name, config, state_dir, memory)

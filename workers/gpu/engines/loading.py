@@ -6,6 +6,7 @@ weights of its architecture is refused. Transformers would fill them with random
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -26,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 from app.services_file import ConfigError, model_problem
 from workers.gpu.engines.abstract import Task
 from workers.gpu.errors import one_line
+from workers.memory import MIB
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -68,6 +71,18 @@ def load(folder: Path, task: Task, dtype: Dtype) -> Loaded:
     model.requires_grad_(False)
     model.train(False)
     return Loaded(model, tokenizer, _longest(model, tokenizer), embeddings.shape[0])
+
+
+def weights_mb(folder: Path, dtype: Dtype) -> float:
+    """Return the MiB of the weights in a folder's safetensors files, in this dtype; only the headers are read. Raises `ConfigError`."""
+    numbers = 0
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                numbers += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 - not a dict
+        except Exception as error:
+            raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
+    return numbers * _DTYPES[dtype].itemsize / MIB
 
 
 def _read(folder: Path, task: Task, dtype: Dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str], list[str]]:

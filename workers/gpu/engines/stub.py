@@ -28,7 +28,7 @@ class StubEngine(Engine):
         """Make an absent stub that says it holds `memory_mb` MiB on each device."""
         super().__init__(name, task, max_concurrency)
         self._declared_mb = memory_mb
-        self._held_mb = 0.0
+        self._held_mb, self._replicas = 0.0, 1
         self._count = threading.Lock()
         self._calls = 0
 
@@ -37,18 +37,21 @@ class StubEngine(Engine):
         """How many calls were let in so far."""
         return self._calls
 
-    def memory_mb(self) -> float:
-        """Return the declared MiB of the devices it is on."""
-        return self._held_mb
+    def held_mb(self) -> Sequence[float]:
+        """Return the declared MiB for each of the devices it is on."""
+        return [self._held_mb / self._replicas] * self._replicas
 
     def _start(self, devices: Sequence[Device]) -> None:
-        self._held_mb = self._declared_mb * len(devices)
+        self._hold(devices)
+
+    def _hold(self, devices: Sequence[Device]) -> None:
+        self._held_mb, self._replicas = self._declared_mb * len(devices), len(devices)
 
     def _evict(self) -> None:
         self._held_mb = 0.0
 
     def _restore(self, devices: Sequence[Device]) -> None:
-        self._held_mb = self._declared_mb * len(devices)
+        self._hold(devices)
 
     def _free(self) -> None:
         self._held_mb = 0.0

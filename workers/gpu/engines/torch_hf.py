@@ -3,7 +3,8 @@
 A service on several cells has a replica on each and splits a batch over them. Calls that wait are computed together
 (`merging`), but for generation, which goes prompt by prompt: a service with many callers at once wants the vLLM engine.
 
-Which memory it holds is measured, not remembered: a block counts until torch has really freed its storage.
+Which memory it holds is measured, not remembered: a block counts until torch has really freed its storage. On a CUDA device the largest
+batch is computed at the start, and what it takes at most is held beside the weights for as long as they are there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from app.services_file import ConfigError
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary, compute
@@ -26,7 +28,7 @@ from workers.gpu.engines.abstract import Engine, Task
 from workers.gpu.engines.canary import Answer, Answers
 from workers.gpu.engines.compute import Batch, share_out
 from workers.gpu.engines.host_copy import FileCopy, HostCopy, PinnedCopy
-from workers.gpu.engines.loading import Dtype, load
+from workers.gpu.engines.loading import Dtype, load, weights_mb
 from workers.gpu.engines.merging import Merger
 from workers.gpu.engines.texts import Texts, check_ids
 from workers.gpu.engines.weights import Layout, Watch, empty, give_back
@@ -88,12 +90,14 @@ class TorchEngine(Engine):
         self._kind = "cpu"
         self._closed: list[HostCopy] = []
         self._blocks: list[Watch] = []
+        self._activations_mb = 0.0
         self._scores = Merger(self._score_together, len, lambda: _BATCH_TOKENS * len(self._replicas))
         self._sequences = Merger(self._read_together, len, lambda: self._logprob_tokens() * len(self._replicas))
 
-    def memory_mb(self) -> float:
-        """Return the MiB of the weight blocks that torch has not freed."""
-        return sum(watch.held_bytes() for watch in self._blocks) / MIB
+    def held_mb(self) -> Sequence[float]:
+        """Return the MiB of each weight block that torch has not freed, and of the activations of the largest batch beside it."""
+        blocks = [watch.held_bytes() for watch in self._blocks]
+        return [held / MIB + self._activations_mb for held in blocks if held]
 
     def host_mb(self) -> float:
         """Return the MiB that host copies hold, also one that was closed while something still referred to it."""
@@ -101,11 +105,16 @@ class TorchEngine(Engine):
         copies = self._closed if self._host is None else [*self._closed, self._host]
         return sum(copy.held_bytes() for copy in copies) / MIB
 
+    def give_back(self) -> None:
+        """Return what torch keeps of all devices for its next tensors."""
+        torch.cuda.empty_cache()
+
     def copies_at_start(self, devices: Sequence[Device]) -> bool:
         """Say yes beside CUDA devices: the weights go there through pinned memory."""
         return devices[0].kind == "cuda"
 
     def _start(self, devices: Sequence[Device]) -> None:
+        self._must_fit(devices)
         loaded = load(self._folder, self.task, self._dtype)
         model = loaded.model
         layout = Layout.of(model)
@@ -126,6 +135,7 @@ class TorchEngine(Engine):
         else:
             blocks = [block, *(block.clone() for _ in devices[1:])]
         self._put(self._model, blocks)
+        self._activations_mb = self._largest_batch_mb(devices)
 
     def _evict(self) -> None:
         if self._host is None:
@@ -141,10 +151,28 @@ class TorchEngine(Engine):
 
     def _free(self) -> None:
         self._let_go()
+        self._activations_mb = 0.0
         host, self._host, self._model = self._host, None, None
         if host is not None:
             self._closed.append(host)
             host.close()
+
+    def _must_fit(self, devices: Sequence[Device]) -> None:
+        """Refuse a checkpoint that is larger than a device, before it is loaded: each cell has a replica."""
+        needed_mb = weights_mb(self._folder, self._dtype)
+        for device in devices:
+            if needed_mb > device.memory_mb:
+                what = f"{self._folder} has {needed_mb:.0f} MiB of weights in {self._dtype}, and {device.name} offers {device.memory_mb}"
+                raise ConfigError(f'{what}: a model that is larger than one GPU takes engine = "vllm" and several cells')
+
+    def _largest_batch_mb(self, devices: Sequence[Device]) -> float:
+        """Compute the largest batch on each CUDA device and return the most MiB that it took of one besides the weights."""
+        if devices[0].kind != "cuda":
+            return 0.0
+        most_tokens = _BATCH_TOKENS if self.task == "score" else self._logprob_tokens()
+        length = min(self._here().longest or most_tokens, most_tokens)
+        batch, work = [[0] * length] * (most_tokens // length), compute.scores if self.task == "score" else compute.logprobs
+        return max(_peak_mb(device, replica.model, batch, work) for device, replica in zip(devices, self._replicas, strict=True))
 
     def _copied(self, block: torch.Tensor) -> HostCopy:
         """Copy a device block to where it waits."""
@@ -273,6 +301,26 @@ def _continued(model: PreTrainedModel, question: list[int]) -> Answer:
     ids = compute.generate(model, question, Sampling(max_tokens=canary.NEW_TOKENS), 0, frozenset(), Control())
     (values,) = compute.logprobs(model, [[*question, *ids]])
     return Answer(tuple(values), tuple(ids))
+
+
+def open_contexts(devices: Sequence[Device]) -> None:
+    """Take what the process of the worker needs of each CUDA device, once for all services: its context and the libraries of torch."""
+    for device in devices:
+        ones = torch.ones(16, 16, device=device.torch_device)
+        torch.mm(ones, ones).sum().item()
+    torch.cuda.empty_cache()
+
+
+def _peak_mb(device: Device, model: PreTrainedModel, batch: list[list[int]], work: Callable[..., object]) -> float:
+    """Return the most MiB that a batch takes of a CUDA device; the smaller of two runs, since other services may compute meanwhile."""
+    peaks = []
+    for _ in range(2):
+        before = torch.cuda.memory_allocated(device.torch_device)
+        torch.cuda.reset_peak_memory_stats(device.torch_device)
+        work(model, batch)
+        peaks.append(torch.cuda.max_memory_allocated(device.torch_device) - before)
+    torch.cuda.empty_cache()
+    return max(0, min(peaks)) / MIB
 
 
 def _end_ids(model: PreTrainedModel, texts: Texts) -> frozenset[int]:
