@@ -8,9 +8,9 @@ An instance comes onto its cells in the first of these ways that is possible: it
 restored; the copy of an instance of the same service on other cells is restored; its engine, or a fresh one, loads the model from its
 folder.
 
-One lock for each instance serialises its changes, and the turn of its cells those of all instances there; instances on different cells
-move at the same time. The locks of the books are held for moments only. Whoever holds the lock of one instance never waits for the
-lock of another, and whoever has the turn of cells waits for no instance, so there are no deadlocks.
+One lock for each instance serialises its changes, and one for each cell those of all instances there; instances on different cells move at
+the same time. The locks of the books are held for moments only. Whoever holds the lock of one instance never waits for that of
+another, and whoever holds the locks of cells waits for no instance, so there are no deadlocks.
 """
 
 from __future__ import annotations
