@@ -211,7 +211,7 @@ class ServiceHost:
 
     def held_mb(self, cell: int) -> float:
         """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
-        return self._reservations.held_mb(cell)
+        return self._reservations.booked_mb(cell)
 
     def host_mb(self) -> float:
         """Return the MiB of host memory that copies take: as measured or, for a copy that is being made, as declared."""
