@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.vllm.fakes import CUDA, Fake, gone, until
+from tests.vllm.fakes import CUDA, Fake, FileMemory, gone, until
+from workers.gpu.devices import Device
 from workers.gpu.errors import EngineDied
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
@@ -195,3 +198,43 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_re
     changes = [line for line in fake.journal() if line.split()[0] in ("sleep", "wake", "rpc")]
     assert changes == ["sleep /sleep?level=2&mode=wait", "wake /wake_up?tags=weights", "rpc reload_weights", "wake /wake_up?tags=kv_cache"]
     assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)
+
+
+class OneCard(FileMemory):
+    """A device that two fake servers share, under a driver whose process ids are not ours."""
+
+    others: tuple[Path, ...] = ()
+
+    def used_mb(self, device: Device) -> float | None:
+        files = [folder / "memory" for folder in (self.folder, *self.others)]
+        return 500.0 + sum(float(file.read_text()) for file in files if file.exists())
+
+    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
+        return None if pids else 0.0
+
+
+def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_leaves_and_none_is_killed(
+    fake: Fake, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Fake(tmp_path / "other", fake.models, fake.python, fake.engines)
+    card = OneCard(fake.folder)
+    card.others = (other.folder,)
+    device = [replace(CUDA[0], memory_mb=20_000)]
+    services = {"rm": fake.config(), "judge": other.config()}
+    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0)
+    for name in services:
+        host.ensure_resident(name, (0,))
+    assert [status.memory_mb for status in host.status()] == [8000.0, 8000.0]
+
+    host.evict(InstanceName("rm", (0,)))
+    assert {status.name.service: (status.state, status.memory_mb) for status in host.status()} == {
+        "judge": ("resident", 8000.0),
+        "rm": ("host", 300.0),
+    }
+    host.evict(InstanceName("judge", (0,)))
+    for name in services:
+        host.ensure_resident(name, (0,))
+
+    assert [(status.state, status.leaks, status.starts, status.restores) for status in host.status()] == [("resident", 0, 1, 1)] * 2
+    assert not gone(fake.servers()[0]) and not gone(other.servers()[0]) and host.held_mb(0) == 18_000.0

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from workers.gpu.devices import MIB, Device  # noqa: E402
-from workers.gpu.engines import side_streams, torch_hf  # noqa: E402
+from workers.gpu.engines import compute, side_streams, torch_hf  # noqa: E402
 from workers.gpu.engines.host_copy import PinnedCopy  # noqa: E402
 from workers.gpu.engines.pinned import PinnedBlock  # noqa: E402
 from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
@@ -237,6 +237,21 @@ def test_what_the_largest_batch_takes_of_a_cuda_device_is_held_beside_the_weight
     engine.restore(gpus[1:])
     assert engine.held_mb() == [pytest.approx(weights_mb + 70)]
     engine.stop()
+
+
+def test_a_device_without_room_for_the_largest_batch_is_named(
+    cuda: Cuda, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(model: Any, batch: list[list[int]]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(compute, "logprobs", full)
+    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+
+    with pytest.raises(EngineFailed, match=r"no room beside the weights on cuda:0 for a batch of 1024 tokens"):
+        engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
+
+    assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 
 def test_an_engine_that_may_keep_no_copy_makes_it_when_it_is_evicted(cuda: Cuda, models: Path, tmp_path: Path) -> None:

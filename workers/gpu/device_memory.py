@@ -54,8 +54,8 @@ class NvmlMemory:
     def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
         """Return the MiB of the processes.
 
-        The driver's list counts only if all of its processes exist here and one of `pids` is among them: otherwise its ids may be those
-        of another namespace, in which a number names another process.
+        The driver's list counts only if all of its processes exist here and one of `pids` is among them. Otherwise its ids may belong to
+        another namespace, where the same number names another process.
         """
         if not pids:
             return 0.0

@@ -56,7 +56,7 @@ class WrongState(GpuError, RuntimeError):
 
 
 class OverBudget(GpuError, MemoryError):
-    """Raised when a service would not fit on a cell beside the others there, or holds more than it declared."""
+    """Raised when a service would not fit on a cell: beside the others there, or into the memory that is free of the device."""
 
 
 class DeviceError(GpuError, ValueError):

@@ -70,7 +70,7 @@ class Eviction:
         if not copied:
             instance.note = f"its copy does not fit into the {self._copies.budget_mb:g} MiB of host memory"
         try:
-            with self._reservations.turn(instance):
+            with self._reservations.cells_locked(instance):
                 self._publish(instance, "evicting")
                 self._leave(instance, engine, copied)
         except (EngineFailed, WrongState) as error:
@@ -86,7 +86,7 @@ class Eviction:
             return
         until = time.monotonic() + self._drain_s
         instance.wait_idle(self._drain_s)
-        with self._reservations.turn(instance):
+        with self._reservations.cells_locked(instance):
             self._end(instance, instance.engine, max(0.0, until - time.monotonic()))
         self._settled(instance)
 
@@ -97,14 +97,14 @@ class Eviction:
 
     @contextmanager
     def entering(self, instance: Instance) -> Iterator[None]:
-        """Hold the turn of an instance's cells, once their devices have the memory that it is booked with.
+        """Lock the cells of an instance, once their devices have the memory that it is booked with.
 
         If that is not free for `settle_s` seconds, a sleeper that keeps memory of these cells is stopped, and then the next. Raises
         `OverBudget` with figures if that is not enough.
         """
         until = time.monotonic() + self._settle_s
         while True:
-            with self._reservations.turn(instance):
+            with self._reservations.cells_locked(instance):
                 lack = self._reservations.lack(instance)
                 if lack is None:
                     yield

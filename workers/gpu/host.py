@@ -8,9 +8,9 @@ An instance comes onto its cells in the first of these ways that is possible: it
 restored; the copy of an instance of the same service on other cells is restored; its engine, or a fresh one, loads the model from its
 folder. A restore that brings back spoilt weights (`engines/canary.py`) is followed by a start from the folder.
 
-One lock for each instance serialises its changes, and the turn of its cells those of all instances there; instances on different cells
-move at the same time. The locks of the books are held for moments only. Whoever holds the lock of one instance never waits for the
-lock of another, and whoever has the turn of cells waits for no instance, so there are no deadlocks.
+One lock for each instance serialises its changes, and one for each cell those of all instances there; instances on different cells move at
+the same time. The locks of the books are held for moments only. Whoever holds the lock of one instance never waits for that of
+another, and whoever holds the locks of cells waits for no instance, so there are no deadlocks.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class ServiceHost:
 
     def held_mb(self, cell: int) -> float:
         """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
-        return self._reservations.held_mb(cell)
+        return self._reservations.booked_mb(cell)
 
     def host_mb(self) -> float:
         """Return the MiB of host memory that copies take: as measured or, for a copy that is being made, as declared."""

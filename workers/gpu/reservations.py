@@ -1,4 +1,4 @@
-"""Device memory: what is booked on each cell, and whose turn it is to change what a device holds.
+"""Device memory: what is booked on each cell, and the locks under which it changes.
 
 Several instances share a cell if the sum of what they are booked with fits into what the cell offers.
 
@@ -9,8 +9,8 @@ Several instances share a cell if the sum of what they are booked with fits into
 | in host memory | its residue: what its sleeping server keeps |
 | gone | nothing; or, while its memory is not free, what it holds |
 
-Changes on a device come one after another: a start, an eviction, a restore and a stop hold the *turn* of their cells. So the change of a
-device's used memory is that of one instance, and a server that measures its device at its start finds it as it was.
+Changes on a device come one after another: a start, an eviction, a restore and a stop lock their cells. So a change of a device's used
+memory is that of one instance. And a server may measure its device while it starts: nobody else changes it.
 
 The first sleeps of a service on a number of cells set its residue. A residue that later grows is a leak.
 """
@@ -39,7 +39,7 @@ GROWTH_PART, GROWTH_MB = 0.25, 512.0
 """A residue may grow by this part of itself, or by this many MiB if that is more."""
 
 LEAST_FREED = 0.1
-"""The part of what an instance held that its eviction must free."""
+"""The part of what an instance held that its eviction must free at least."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class _Learned:
 
 
 class Reservations:
-    """The memory of a node's devices. Safe for many threads; only `turn` waits for weights to move."""
+    """The memory of a node's devices. Safe for many threads; only `cells_locked` waits for weights to move."""
 
     def __init__(self, devices: Sequence[Device], instances: Callable[[], Iterable[Instance]], memory: DeviceMemory) -> None:
         """Begin with nothing booked and nothing learned."""
@@ -63,18 +63,18 @@ class Reservations:
         self._instances = instances
         self._memory = memory
         self._lock = threading.Lock()
-        self._turns = [threading.Lock() for _ in devices]
+        self._cell_locks = [threading.Lock() for _ in devices]
         self._learned: dict[tuple[str, int], _Learned] = {}
 
     @contextmanager
-    def turn(self, instance: Instance) -> Iterator[None]:
-        """Change what the devices of an instance hold, when nobody else does. The block waits for no calls and no other instance.
+    def cells_locked(self, instance: Instance) -> Iterator[None]:
+        """Change what an instance holds of its cells while nobody else changes them.
 
-        An instance that holds nothing of them waits for nobody.
+        The block must not wait for calls, nor for another instance. An instance that is not booked holds nothing, and waits for nobody.
         """
-        with ExitStack() as turns:
+        with ExitStack() as locks:
             for cell in instance.name.cells if instance.booked_mb else ():
-                turns.enter_context(self._turns[cell])
+                locks.enter_context(self._cell_locks[cell])
             yield
 
     def needed_mb(self, name: InstanceName, config: ServiceConfig) -> float:
@@ -175,7 +175,7 @@ class Reservations:
                 for cell in instance.name.cells
             )
 
-    def held_mb(self, cell: int) -> float:
+    def booked_mb(self, cell: int) -> float:
         """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
         if not 0 <= cell < len(self._devices):
             raise DeviceError(f"cells: there is no cell {cell}, this node has {len(self._devices)}")

@@ -172,7 +172,11 @@ class TorchEngine(Engine):
         most_tokens = _BATCH_TOKENS if self.task == "score" else self._logprob_tokens()
         length = min(self._here().longest or most_tokens, most_tokens)
         batch, work = [[0] * length] * (most_tokens // length), compute.scores if self.task == "score" else compute.logprobs
-        return max(_peak_mb(device, replica.model, batch, work) for device, replica in zip(devices, self._replicas, strict=True))
+        try:
+            return max(_peak_mb(device, replica.model, batch, work) for device, replica in zip(devices, self._replicas, strict=True))
+        except torch.OutOfMemoryError as error:
+            where = ", ".join(device.name for device in devices)
+            raise RuntimeError(f"there is no room beside the weights on {where} for a batch of {length * len(batch)} tokens") from error
 
     def _copied(self, block: torch.Tensor) -> HostCopy:
         """Copy a device block to where it waits."""
