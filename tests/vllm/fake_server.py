@@ -57,6 +57,11 @@ def die_at(path: str) -> None:
             os._exit(1)
 
 
+def served() -> list[str]:
+    given = dict(zip(sys.argv, sys.argv[1:], strict=False))
+    return [given["--served-model-name"], given.get("--lora-modules", "").partition("=")[0]]
+
+
 def score(ids: list[int]) -> float:
     return sum(place * token for place, token in enumerate(ids, 1)) / 1000.0
 
@@ -103,12 +108,18 @@ class Handler(BaseHTTPRequestHandler):
             self.work(path, body)
 
     def work(self, path: str, body: dict[str, object]) -> None:
-        inputs = body["input"] if path == "/classify" else body["prompt"]
+        inputs = body["prompt"] if "prompt" in body else body["input"]
         note(f"{'ASLEEP ' if sleeping.is_set() else ''}{path} {len(inputs)}")
+        if body["model"] not in served():
+            self.reply(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
+            return
         if self.misbehaves():
             return
         if path == "/classify":
             self.reply(200, {"data": [{"index": index, "probs": [score(ids)]} for index, ids in enumerate(inputs)]})
+        elif path == "/pooling":
+            values = [[[score(ids[: place + 1])] for place, _ in enumerate(ids)] for ids in inputs]
+            self.reply(200, {"data": [{"index": index, "data": value} for index, value in enumerate(values)]})
         elif "prompt_logprobs" in body:
             self.reply(200, {"choices": [{"index": index, "prompt_logprobs": logprobs(ids)} for index, ids in enumerate(inputs)]})
         else:

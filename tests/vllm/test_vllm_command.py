@@ -10,7 +10,7 @@ import pytest
 from app.services_file import ConfigError, load_services_file
 from tests.vllm.fakes import CPU, CUDA, Fake
 from workers.gpu.devices import Device
-from workers.gpu.engines.vllm.command import Launch, visible
+from workers.gpu.engines.vllm.command import Launch, interpreter, visible
 
 
 def value(words: list[str], option: str) -> str:
@@ -18,7 +18,7 @@ def value(words: list[str], option: str) -> str:
 
 
 def launch(fake: Fake, devices: list[Device], **more: object) -> Launch:
-    return Launch(name="rm", config=fake.config(**more), devices=devices, device_mb=80_000.0)
+    return Launch(name="rm", config=fake.config(**more), dtype="bfloat16", devices=devices, device_mb=80_000.0, adapter_rank=9)
 
 
 def test_a_server_on_gpus_takes_its_memory_and_no_more_and_can_sleep(fake: Fake) -> None:
@@ -41,6 +41,36 @@ def test_what_the_services_file_adds_comes_last(fake: Fake) -> None:
     words = launch(fake, CUDA[:1], max_concurrency=64, vllm={"args": ["--max-num-seqs", "7"]}).arguments(Path("python"), Path("s"))
     assert words.index("--max-num-seqs") < len(words) - 2 and value(words, "--max-num-seqs") == "7"
     assert words[words.index("--max-num-seqs") + 1] == "64"
+
+
+def test_a_server_computes_in_the_dtype_that_was_found_and_batches_and_caches_as_vllm_does(fake: Fake) -> None:
+    words = launch(fake, CUDA[:1], max_concurrency=64).arguments(Path("python"), Path("s"))
+    assert (value(words, "--dtype"), value(words, "--max-num-seqs")) == ("bfloat16", "64")
+    assert not [word for word in words if "prefix-caching" in word or "chunked-prefill" in word]
+
+
+def test_a_reward_model_of_vllm_is_not_converted(fake: Fake) -> None:
+    words = launch(fake, CUDA[:1], vllm={"pooling": "reward"}).arguments(Path("python"), Path("s"))
+    assert value(words, "--runner") == "pooling" and "--convert" not in words
+
+
+def test_an_adapter_is_served_under_the_services_name_and_the_model_under_another(fake: Fake, tmp_path: Path) -> None:
+    asked = launch(fake, CUDA[:1], task="logprobs", adapter=tmp_path / "adapter")
+    words = asked.arguments(Path("python"), Path("s"))
+    assert "--enable-lora" in words
+    assert (value(words, "--lora-modules"), value(words, "--served-model-name")) == (f"rm={tmp_path / 'adapter'}", "rm-base")
+    # The least of the ranks that vLLM allocates for
+    assert value(words, "--max-lora-rank") == "16"
+    with pytest.raises(ConfigError, match=r"services\.rm\.adapter: has rank 513, vLLM takes at most 512"):
+        replace(asked, adapter_rank=513).arguments(Path("python"), Path("s"))
+
+
+def test_vllm_is_where_the_service_says_or_else_the_worker(fake: Fake) -> None:
+    base = {"TANGRAM_VLLM_PYTHON": "/opt/vllm/bin/python"}
+    assert interpreter(fake.config(), base, "/own/python") == fake.python
+    nowhere = fake.config(vllm={"python": None})
+    assert interpreter(nowhere, base, "/own/python") == Path("/opt/vllm/bin/python")
+    assert interpreter(nowhere, {}, "/own/python") == Path("/own/python")
 
 
 def test_memory_that_leaves_the_model_nothing_is_refused(fake: Fake) -> None:

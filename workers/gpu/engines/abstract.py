@@ -40,6 +40,7 @@ class Engine(ABC):
         self._limit = max_concurrency
         self._life = Lifecycle(name)
         self._copy_mb = math.inf
+        self._most_mb = math.inf
 
     @property
     def state(self) -> ServiceState:
@@ -62,6 +63,7 @@ class Engine(ABC):
         Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
         """
         with self._life.changing("starting", "resident", _DRAIN_S), self._clean_on_error():
+            self._most_mb = most_mb
             self._start(devices)
             each = self.memory_mb() / len(devices)
             if each > most_mb:

@@ -22,6 +22,7 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
     if config.engine == "vllm":
         return _vllm(name, config, state_dir)
     try:
+        from workers.gpu.engines.texts import Wording
         from workers.gpu.engines.torch_hf import TorchEngine
     except ImportError as error:
         raise ConfigError(f"services.{name}.engine: the torch engine needs the packages torch and transformers ({error})") from error
@@ -32,7 +33,7 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
         state_dir,
         max_concurrency=config.max_concurrency,
         dtype=config.dtype,
-        separator=config.separator,
+        wording=Wording.of(config),
     )
 
 

@@ -42,7 +42,7 @@ from workers.gpu.engines.vllm import questions
 from workers.gpu.engines.vllm.api import Api, Gone, Refused
 from workers.gpu.engines.vllm.command import Launch, interpreter, visible
 from workers.gpu.engines.vllm.memory import Meter, host_mb, meter_for
-from workers.gpu.engines.vllm.reader import Reader, read_folder
+from workers.gpu.engines.vllm.reader import Reader, adapter_rank, read_folder
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed
 from workers.gpu.items import Sampling, ScoreItem
@@ -150,11 +150,13 @@ class VllmEngine(Engine):
         self._free()
         if self._config.model is None:
             raise ConfigError(f"services.{self.name}.model: the vllm engine needs a model folder")
-        self._reader = read_folder(self._config.model, self.task, self._config.separator)
-        python = interpreter(self._config, sys.executable)
+        self._reader = read_folder(self._config.model, self._config)
+        rank = 0 if self._config.adapter is None else adapter_rank(self._config.adapter)
+        python = interpreter(self._config, os.environ, sys.executable)
         self._must_have_vllm(python)
         meter, ids = self._meter(devices[0]), visible(os.environ, devices)
-        launch = Launch(name=self.name, config=self._config, devices=devices, device_mb=meter.device_mb(ids))
+        device_mb, dtype = meter.device_mb(ids), self._reader.dtype
+        launch = Launch(name=self.name, config=self._config, dtype=dtype, devices=devices, device_mb=device_mb, adapter_rank=rank)
         deadline = time.monotonic() + self._config.vllm.start_timeout_s
         meter.begin(ids)
         log = self._state_dir / f"vllm-{self.name}-{'-'.join(device.name.split()[0].replace(':', '') for device in devices)}.log"
@@ -202,11 +204,14 @@ class VllmEngine(Engine):
         ids = reader.texts.score_ids(items)
         reader.check(ids, "items", served.longest)
         parts = questions.portions(ids, served.launch.sequences)
-        answers = self._ask(served, [questions.score_request(self.name, part) for part in parts], _REQUESTS_AT_ONCE, control)
+        answers = self._ask(served, [self._score_request(part) for part in parts], _REQUESTS_AT_ONCE, control)
         out: list[float] = []
         for part, answer in zip(parts, answers, strict=True):
-            out += questions.read_scores(answer, len(part), len(out))
+            out += questions.read_scores(answer, len(part), len(out), self._config.vllm.pooling)
         return out
+
+    def _score_request(self, inputs: list[list[int]]) -> questions.Request:
+        return questions.score_request(self.name, inputs, self._config.vllm.pooling)
 
     def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
         served = self._here()
@@ -249,7 +254,7 @@ class VllmEngine(Engine):
     def _await_answer(self, served: _Served, deadline: float) -> None:
         """Ask a short question of the service's kind until it is answered, the server ends, or it is too late."""
         probe = [[0, 0]]
-        request = questions.score_request(self.name, probe) if self.task == "score" else questions.logprobs_request(self.name, probe)
+        request = self._score_request(probe) if self.task == "score" else questions.logprobs_request(self.name, probe)
         while True:
             try:
                 answer = served.api.ask(*request, timeout_s=max(_POLL_S, deadline - time.monotonic()))
@@ -261,7 +266,7 @@ class VllmEngine(Engine):
                     raise RuntimeError(f"its server did not answer {within}: {served.server.tail()}") from error
                 continue
             if self.task == "score":
-                questions.read_scores(answer, 1, 0)
+                questions.read_scores(answer, 1, 0, self._config.vllm.pooling)
             else:
                 questions.read_logprobs(answer, probe, 0)
             return

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from workers.gpu.errors import CallFailed
 from workers.gpu.items import Sampling
 
 Request = tuple[str, str, object]
+Pooling = Literal["classify", "reward"]
 
 MOST_TOKENS = 32_768
 """Tokens in one request; an input that is longer is a request of its own."""
@@ -34,20 +35,24 @@ def portions(inputs: Sequence[list[int]], most: int, most_tokens: int = MOST_TOK
     return cut
 
 
-def score_request(model: str, inputs: list[list[int]]) -> Request:
-    """Ask for the raw logits of inputs."""
-    return "POST", "/classify", {"model": model, "input": inputs, "use_activation": False}
+def score_request(model: str, inputs: list[list[int]], pooling: Pooling = "classify") -> Request:
+    """Ask for the raw logits of inputs; a reward model gives one for each token."""
+    body: dict[str, object] = {"model": model, "input": inputs, "use_activation": False}
+    if pooling == "classify":
+        return "POST", "/classify", body
+    return "POST", "/pooling", {**body, "task": "token_classify", "encoding_format": "float"}
 
 
-def read_scores(answer: Any, count: int, first: int) -> list[float]:
+def read_scores(answer: Any, count: int, first: int, pooling: Pooling = "classify") -> list[float]:
     """Return the logits of a request's inputs, the first of which is the call's item `first`. Raises `CallFailed`."""
     with_index = sorted(_rows(answer, "data", count), key=lambda row: row["index"])
     scores = []
     for place, row in enumerate(with_index):
-        probs = row["probs"]
-        if len(probs) != 1 or not isinstance(probs[0], int | float) or not math.isfinite(probs[0]):
-            raise CallFailed(f"items[{first + place}]: the model's score is {probs}")
-        scores.append(float(probs[0]))
+        # What precedes the last token is the reward of a part of the response.
+        given = row["probs"] if pooling == "classify" else (row["data"] or [None])[-1]
+        if not isinstance(given, list) or len(given) != 1 or not isinstance(given[0], int | float) or not math.isfinite(given[0]):
+            raise CallFailed(f"items[{first + place}]: the model's score is {given}")
+        scores.append(float(given[0]))
     return scores
 
 
