@@ -12,6 +12,8 @@ from tests.vllm.fakes import CPU, CUDA, Fake
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.command import Launch, interpreter, visible
 
+PYTHON = Path("/opt/vllm/bin/python")
+
 
 def value(words: list[str], option: str) -> str:
     return words[len(words) - words[::-1].index(option)]
@@ -34,7 +36,7 @@ def test_a_server_on_the_cpu_skips_the_check_of_memory_and_does_not_compile(fake
     words = asked.arguments(Path("python"), Path("s"))
     assert "--kv-cache-memory-bytes" in words and "--enforce-eager" in words
     assert not {"--enable-sleep-mode", "--runner", "--gpu-memory-utilization"} & set(words)
-    assert asked.environment({})["TORCHDYNAMO_DISABLE"] == "1"
+    assert asked.environment({}, PYTHON)["TORCHDYNAMO_DISABLE"] == "1"
 
 
 def test_what_the_services_file_adds_comes_last(fake: Fake) -> None:
@@ -80,11 +82,11 @@ def test_memory_that_leaves_the_model_nothing_is_refused(fake: Fake) -> None:
 
 def test_a_server_sees_its_own_devices_and_none_of_the_workers_secrets(fake: Fake) -> None:
     base = {"CUDA_VISIBLE_DEVICES": "4,GPU-77", "TANGRAM_BROKER_URL": "secret", "PYTHONPATH": "x", "PATH": "p"}
-    env = launch(fake, CUDA[1:]).environment(base)
-    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-77" and env["PATH"] == "p"
+    env = launch(fake, CUDA[1:]).environment(base, PYTHON)
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-77" and env["PATH"] == "/opt/vllm/bin:p"
     assert not {"TANGRAM_BROKER_URL", "PYTHONPATH"} & set(env)
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"]) == ("1", "1")
-    assert launch(fake, CUDA).environment({})["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert launch(fake, CUDA).environment({}, PYTHON)["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_a_server_is_told_its_devices_by_uuid_since_numbers_mean_others_to_the_drivers_tool(fake: Fake) -> None:
@@ -92,7 +94,7 @@ def test_a_server_is_told_its_devices_by_uuid_since_numbers_mean_others_to_the_d
     devices = [replace(device, uuid=uuid) for device, uuid in zip(CUDA, ["GPU-b", "GPU-a"], strict=True)]
     base = {"CUDA_VISIBLE_DEVICES": "7,3"}
     # Then the server, and what measures it, are given the devices themselves
-    assert launch(fake, devices).environment(base)["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    assert launch(fake, devices).environment(base, PYTHON)["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
     assert visible(base, devices[1:]) == ["GPU-a"]
     assert visible(base, [devices[0], CUDA[1]]) == ["7", "3"]
 

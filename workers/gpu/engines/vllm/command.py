@@ -76,11 +76,15 @@ class Launch:
             words += ["--enforce-eager", "--kv-cache-memory-bytes", _CPU_CACHE]
         return [*words, *config.vllm.args]
 
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the server's environment: the worker's less what is the worker's own, then ours, then the file's."""
+    def environment(self, base: Mapping[str, str], python: Path) -> dict[str, str]:
+        """Return the server's environment: the worker's less what is the worker's own, then ours, then the file's.
+
+        Programs that vLLM calls, such as ninja, are beside its interpreter `python`, so that folder leads the `PATH`.
+        """
         env = {key: value for key, value in base.items() if key not in _NOT_INHERITED and not key.startswith("TANGRAM_")}
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         env["VLLM_SERVER_DEV_MODE"] = "1"
+        env["PATH"] = os.pathsep.join(filter(None, [str(python.parent), base.get("PATH")]))
         if self.on_cuda:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(visible(base, self.devices))
         else:

@@ -160,7 +160,7 @@ class VllmEngine(Engine):
         deadline = time.monotonic() + self._config.vllm.start_timeout_s
         meter.begin(ids)
         log = self._state_dir / f"vllm-{self.name}-{'-'.join(device.name.split()[0].replace(':', '') for device in devices)}.log"
-        server = Server(log, lambda socket: launch.arguments(python, socket), launch.environment(os.environ))
+        server = Server(log, lambda socket: launch.arguments(python, socket), launch.environment(os.environ, python))
         served = self._served = _Served(server, Api(server.socket), launch, meter)
         server.watch(lambda: self._ended(served))
         with self._explained(served):
