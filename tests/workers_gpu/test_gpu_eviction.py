@@ -177,7 +177,7 @@ def test_a_model_larger_than_declared_is_refused_when_it_is_loaded(models: Path,
     declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
     host = ServiceHost(CELL, {"rm-small": declared}, tmp_path)
 
-    with pytest.raises(EngineFailed, match=r"it holds 0\.4 MiB on a device and may hold 0\.1"):
+    with pytest.raises(EngineFailed, match=r"its weights alone take 0\.4 MiB of each cell and it may hold 0\.1: declare more memory_mb"):
         host.ensure_resident("rm-small", (0,))
 
     (entry,) = host.status()

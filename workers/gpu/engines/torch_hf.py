@@ -174,11 +174,12 @@ class TorchEngine(Engine):
     def _must_fit(self, size_mb: float, devices: Sequence[Device]) -> None:
         """Refuse a model before its weights are read, where they alone are more than a device, or the service, may take."""
         least = min(devices, key=lambda device: device.memory_mb)
-        elsewhere = 'each cell of a torch service holds all weights, engine = "vllm" splits them over several'
+        split = 'engine = "vllm", which splits them over several cells'
         if size_mb > least.memory_mb:
-            raise ConfigError(f"its weights take {size_mb:.0f} MiB and {least.name} has {least.memory_mb} MiB: {elsewhere}")
+            raise ConfigError(f"its weights take {size_mb:.1f} MiB and {least.name} has {least.memory_mb}: they need {split}")
         if size_mb > self._most_mb:
-            raise ConfigError(f"its weights alone take {size_mb:.0f} MiB of each cell and it may hold {self._most_mb:.0f}: {elsewhere}")
+            may = f"it may hold {self._most_mb:g}"
+            raise ConfigError(f"its weights alone take {size_mb:.1f} MiB of each cell and {may}: declare more memory_mb, or {split}")
 
     def _copied(self, block: torch.Tensor) -> HostCopy:
         """Copy a device block to where it waits."""
