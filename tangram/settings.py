@@ -141,6 +141,9 @@ class Settings(BaseSettings):
         default=(),
         description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default CUDA's own order.",
     )
+    vllm_python: Path | None = Field(
+        default=None, description="Interpreter of the environment that vLLM is installed in; by default a GPU worker's own."
+    )
     host_memory_mb: int | None = Field(
         default=None,
         ge=1,

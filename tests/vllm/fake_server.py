@@ -86,6 +86,11 @@ def end(words: str) -> None:
     os._exit(1)
 
 
+def served() -> list[str]:
+    given = dict(zip(sys.argv, sys.argv[1:], strict=False))
+    return [given["--served-model-name"], given.get("--lora-modules", "").partition("=")[0]]
+
+
 class Gpu:
     """The memory that the server's processes hold, the same on each of its GPUs."""
 
@@ -236,13 +241,19 @@ class Handler(BaseHTTPRequestHandler):
             self.work(path, body)
 
     def work(self, path: str, body: dict[str, object]) -> None:
-        inputs = body["input"] if path == "/classify" else body["prompt"]
+        inputs = body["prompt"] if "prompt" in body else body["input"]
         note(f"{'ASLEEP ' if model.asleep else ''}{path} {len(inputs)}")
+        if body["model"] not in served():
+            self.reply(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
+            return
         if self.misbehaves():
             return
         gpu.work()
         if path == "/classify":
             self.reply(200, {"data": [{"index": index, "probs": [model.score(ids)]} for index, ids in enumerate(inputs)]})
+        elif path == "/pooling":
+            values = [[[model.score(ids[: place + 1])] for place, _ in enumerate(ids)] for ids in inputs]
+            self.reply(200, {"data": [{"index": index, "data": value} for index, value in enumerate(values)]})
         elif "prompt_logprobs" in body:
             self.reply(
                 200, {"choices": [{**model.generate(body), "index": index, **model.logprobs(ids)} for index, ids in enumerate(inputs)]}

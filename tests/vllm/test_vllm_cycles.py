@@ -15,7 +15,7 @@ import pytest
 from app.services_file import ServiceConfig
 from tests.vllm.cycles import Cycles, Question
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python, until
-from workers.gpu.engines.texts import Texts
+from workers.gpu.engines.texts import Texts, Wording
 from workers.gpu.host import ServiceHost
 
 CYCLES, CALLERS = 200, 2
@@ -93,7 +93,7 @@ def _question(models: Path, task: str, weights: list[float], draws: random.Rando
         from workers.gpu.items import read_items
 
         items = [{"prompt": f"question {draws.randrange(1000)}", "response": f"{draws.randrange(1000)}"}]
-        texts = Texts(AutoTokenizer.from_pretrained(models / "rm-small"), "\n")
+        texts = Texts(AutoTokenizer.from_pretrained(models / "rm-small"), Wording())
         return Question("score", items, [sum_of(ids) for ids in texts.score_ids(read_items(items))])
     ids = [draws.randrange(512) for _ in range(draws.randrange(2, 20))]
     return Question("logprobs", [ids], [-sum_of(ids[:end]) for end in range(2, len(ids) + 1)])

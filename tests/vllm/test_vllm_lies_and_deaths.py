@@ -7,15 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.vllm.fakes import CUDA, Fake, FileMemory, gone, until
-from workers.gpu.devices import Device
+from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
 from workers.gpu.errors import EngineDied
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
@@ -200,26 +198,13 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_re
     assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)
 
 
-class OneCard(FileMemory):
-    """A device that two fake servers share, under a driver whose process ids are not ours."""
-
-    others: tuple[Path, ...] = ()
-
-    def used_mb(self, device: Device) -> float | None:
-        files = [folder / "memory" for folder in (self.folder, *self.others)]
-        return 500.0 + sum(float(file.read_text()) for file in files if file.exists())
-
-    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
-        return None if pids else 0.0
-
-
 def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_leaves_and_none_is_killed(
     fake: Fake, tmp_path: Path
 ) -> None:
+    card = FakeDevices(tmp_path / "card", 20_000.0, matching=False)
+    fake.memory = card
     (tmp_path / "other").mkdir()
-    other = Fake(tmp_path / "other", fake.models, fake.python, fake.engines)
-    card = OneCard(fake.folder)
-    card.others = (other.folder,)
+    other = Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card)
     device = [replace(CUDA[0], memory_mb=20_000)]
     services = {"rm": fake.config(), "judge": other.config()}
     host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0)

@@ -114,7 +114,7 @@ def host_of(cells: list[Device], tmp_path: Path) -> Callable[[Engine], Made]:
     def make(engine: Engine) -> Made:
         published: list[InstanceStatus] = []
         config = ServiceConfig(engine="stub", task=engine.task, memory_mb=600, cells=[1, 2])
-        host = ServiceHost(cells, {"a": config}, tmp_path, factory=lambda name, config, folder: engine, on_change=published.append)
+        host = ServiceHost(cells, {"a": config}, tmp_path, factory=lambda name, config, folder, memory: engine, on_change=published.append)
         return host, published
 
     return make

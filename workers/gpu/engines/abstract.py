@@ -43,6 +43,7 @@ class Engine(ABC):
         self._life = Lifecycle(name)
         self._copy_mb = math.inf
         self._answered: tuple[Answers, str] = ((), "")
+        self._most_mb = math.inf
 
     @property
     def state(self) -> ServiceState:
@@ -67,6 +68,7 @@ class Engine(ABC):
         Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
         """
         with self._life.changing("starting", "resident", _DRAIN_S), self._clean_on_error():
+            self._most_mb = most_mb
             self._start(devices)
             answers = self._canary()
             canary.must_be_finite(answers[0])

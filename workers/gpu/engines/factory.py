@@ -25,6 +25,7 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path, memory: Dev
     if config.engine == "vllm":
         return _vllm(name, config, state_dir, memory)
     try:
+        from workers.gpu.engines.texts import Wording
         from workers.gpu.engines.torch_hf import TorchEngine
     except ImportError as error:
         raise ConfigError(f"services.{name}.engine: the torch engine needs the packages torch and transformers ({error})") from error
@@ -35,7 +36,7 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path, memory: Dev
         state_dir,
         max_concurrency=config.max_concurrency,
         dtype=config.dtype,
-        separator=config.separator,
+        wording=Wording.of(config),
     )
 
 

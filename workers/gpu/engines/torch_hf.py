@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from app.services_file import ConfigError
+from app.services_file import ConfigError, DeclaredDtype
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary, compute
@@ -28,9 +30,9 @@ from workers.gpu.engines.abstract import Engine, Task
 from workers.gpu.engines.canary import Answer, Answers
 from workers.gpu.engines.compute import Batch, share_out
 from workers.gpu.engines.host_copy import FileCopy, HostCopy, PinnedCopy
-from workers.gpu.engines.loading import Dtype, load, weights_mb
+from workers.gpu.engines.loading import load
 from workers.gpu.engines.merging import Merger
-from workers.gpu.engines.texts import Texts, check_ids
+from workers.gpu.engines.texts import Texts, Wording, check_ids
 from workers.gpu.engines.weights import Layout, Watch, empty, give_back
 from workers.gpu.errors import CallFailed
 from workers.gpu.items import Sampling, ScoreItem
@@ -41,6 +43,7 @@ T = TypeVar("T")
 
 _BATCH_TOKENS = 16_384
 _BATCH_LOGITS = 1 << 28
+_LOOK_FOR_CANCEL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,21 @@ class _Replica:
 
     model: PreTrainedModel
     block: torch.Tensor
+    one_prompt: Lock = field(default_factory=Lock)
+
+    @contextmanager
+    def generating(self, control: Control) -> Iterator[PreTrainedModel]:
+        """Wait for the model to continue a prompt with: one at a time, since each has a cache as long as its text.
+
+        Raises `CallCancelled`.
+        """
+        while not self.one_prompt.acquire(timeout=_LOOK_FOR_CANCEL_S):
+            control.check()
+        try:
+            control.check()
+            yield self.model
+        finally:
+            self.one_prompt.release()
 
 
 class TorchEngine(Engine):
@@ -74,16 +92,16 @@ class TorchEngine(Engine):
         state_dir: Path,
         *,
         max_concurrency: int = 1,
-        dtype: Dtype = "float32",
-        separator: str = "\n",
+        dtype: DeclaredDtype = "auto",
+        wording: Wording | None = None,
     ) -> None:
         """Make an absent engine for a model folder.
 
         `state_dir` is the folder for host copies of models on CPU devices, `dtype` what weights are held and computed
-        in, `separator` what stands between prompt and response of plain text.
+        in (`auto`: what the checkpoint says), `wording` how inputs are put together.
         """
         super().__init__(name, task, max_concurrency)
-        self._folder, self._state_dir, self._dtype, self._separator = folder, state_dir, dtype, separator
+        self._folder, self._state_dir, self._dtype, self._wording = folder, state_dir, dtype, wording or Wording()
         self._model: _Model | None = None
         self._replicas: list[_Replica] = []
         self._host: HostCopy | None = None
@@ -114,22 +132,24 @@ class TorchEngine(Engine):
         return devices[0].kind == "cuda"
 
     def _start(self, devices: Sequence[Device]) -> None:
-        self._must_fit(devices)
-        loaded = load(self._folder, self.task, self._dtype)
-        model = loaded.model
-        layout = Layout.of(model)
-        vocabulary = loaded.vocabulary
         self._kind = devices[0].kind
-        copied = self.copies_at_start(devices) and layout.size_bytes / MIB <= self._copy_mb
-        host = PinnedCopy(layout.size_bytes) if copied else None
-        self._host = host
-        block = torch.zeros(layout.size_bytes, dtype=torch.uint8) if host is None else host.block
-        layout.take(model, block)
-        texts = Texts(loaded.tokenizer, self._separator)
-        skeletons = [model, *(copy.deepcopy(model) for _ in devices[1:])]
-        self._model = _Model(skeletons, layout, texts, loaded.longest, vocabulary, _end_ids(model, texts))
-        if host is not None:
-            blocks = self._loaded(self._model, host, devices)
+        block = torch.empty(0)
+
+        def block_for(layout: Layout) -> torch.Tensor:
+            nonlocal block
+            self._must_fit(layout.size_bytes / MIB, devices)
+            self._drop_copy()
+            copied = self.copies_at_start(devices) and layout.size_bytes / MIB <= self._copy_mb
+            self._host = PinnedCopy(layout.size_bytes) if copied else None
+            block = torch.zeros(layout.size_bytes, dtype=torch.uint8) if self._host is None else self._host.block
+            return block
+
+        loaded = load(self._folder, self.task, self._dtype, block_for)
+        texts = Texts(loaded.tokenizer, self._wording)
+        skeletons = [loaded.model, *(copy.deepcopy(loaded.model) for _ in devices[1:])]
+        self._model = _Model(skeletons, loaded.layout, texts, loaded.longest, loaded.vocabulary, loaded.ends)
+        if self._host is not None:
+            blocks = self._loaded(self._model, self._host, devices)
         elif devices[0].kind == "cuda":
             blocks = [block.to(device.torch_device, copy=True) for device in devices]
         else:
@@ -152,18 +172,24 @@ class TorchEngine(Engine):
     def _free(self) -> None:
         self._let_go()
         self._activations_mb = 0.0
-        host, self._host, self._model = self._host, None, None
+        self._model = None
+        self._drop_copy()
+
+    def _drop_copy(self) -> None:
+        host, self._host = self._host, None
         if host is not None:
             self._closed.append(host)
             host.close()
 
-    def _must_fit(self, devices: Sequence[Device]) -> None:
-        """Refuse a checkpoint that is larger than a device, before it is loaded: each cell has a replica."""
-        needed_mb = weights_mb(self._folder, self._dtype)
-        for device in devices:
-            if needed_mb > device.memory_mb:
-                what = f"{self._folder} has {needed_mb:.0f} MiB of weights in {self._dtype}, and {device.name} offers {device.memory_mb}"
-                raise ConfigError(f'{what}: a model that is larger than one GPU takes engine = "vllm" and several cells')
+    def _must_fit(self, size_mb: float, devices: Sequence[Device]) -> None:
+        """Refuse a model before its weights are read, where they alone are more than a device, or the service, may take."""
+        least = min(devices, key=lambda device: device.memory_mb)
+        split = 'engine = "vllm", which splits them over several cells'
+        if size_mb > least.memory_mb:
+            raise ConfigError(f"its weights take {size_mb:.1f} MiB and {least.name} has {least.memory_mb}: they need {split}")
+        if size_mb > self._most_mb:
+            room = f"there is room for {self._most_mb:.1f}"
+            raise ConfigError(f"its weights alone take {size_mb:.1f} MiB of each cell, and {room}: declare more memory_mb, or {split}")
 
     def _largest_batch_mb(self, devices: Sequence[Device]) -> float:
         """Compute the largest batch on each CUDA device and return the most MiB that it took of one besides the weights."""
@@ -244,8 +270,11 @@ class TorchEngine(Engine):
         ids = model.texts.prompt_ids(prompts)
         self._check(ids, "prompts", model, sampling.max_tokens)
 
-        def one(replica: PreTrainedModel, batch: Sequence[tuple[int, list[int]]]) -> list[str]:
-            made = (compute.generate(replica, prompt, sampling, sampling.seed + index, model.ends, control) for index, prompt in batch)
+        def one(replica: _Replica, batch: Sequence[tuple[int, list[int]]]) -> list[str]:
+            made = []
+            for index, prompt in batch:
+                with replica.generating(control) as torch_model:
+                    made.append(compute.generate(torch_model, prompt, sampling, sampling.seed + index, model.ends, control))
             return [model.texts.text(tokens) for tokens in made]
 
         return self._run(list(enumerate(ids)), share_out([len(prompt) for prompt in ids], 0, len(self._replicas)), one, control)
@@ -261,12 +290,12 @@ class TorchEngine(Engine):
     def _score_together(self, inputs: list[list[int]]) -> list[float]:
         """Score one round of token ids, in padded batches."""
         shares = share_out([len(ids) for ids in inputs], _BATCH_TOKENS, len(self._replicas))
-        return self._run(inputs, shares, compute.scores, Control())
+        return self._run(inputs, shares, lambda replica, batch: compute.scores(replica.model, batch), Control())
 
     def _read_together(self, inputs: list[list[int]]) -> list[list[float]]:
         """Give the log-probs of one round of token ids, in padded batches."""
         shares = share_out([len(ids) for ids in inputs], self._logprob_tokens(), len(self._replicas))
-        return self._run(inputs, shares, compute.logprobs, Control())
+        return self._run(inputs, shares, lambda replica, batch: compute.logprobs(replica.model, batch), Control())
 
     def _logprob_tokens(self) -> int:
         """Return the most tokens of a batch whose logits, one per token and id of the vocabulary, are not too many."""
@@ -276,7 +305,7 @@ class TorchEngine(Engine):
         self,
         inputs: Sequence[S],
         shares: list[list[Batch]],
-        work: Callable[[PreTrainedModel, Sequence[S]], list[T]],
+        work: Callable[[_Replica, Sequence[S]], list[T]],
         control: Control,
     ) -> list[T]:
         """Work through each replica's batches of indices; answers come back in the order of the inputs."""
@@ -285,7 +314,7 @@ class TorchEngine(Engine):
         def share(rank: int) -> None:
             for batch in shares[rank]:
                 control.check()
-                answers.update(zip(batch, work(self._replicas[rank].model, [inputs[index] for index in batch]), strict=True))
+                answers.update(zip(batch, work(self._replicas[rank], [inputs[index] for index in batch]), strict=True))
 
         if len(self._replicas) == 1:
             share(0)
@@ -325,11 +354,3 @@ def _peak_mb(device: Device, model: PreTrainedModel, batch: list[list[int]], wor
         peaks.append(torch.cuda.max_memory_allocated(device.torch_device) - before)
     torch.cuda.empty_cache()
     return max(0, min(peaks)) / MIB
-
-
-def _end_ids(model: PreTrainedModel, texts: Texts) -> frozenset[int]:
-    """Return the ids that end a generated text, from the model's generation settings and the tokenizer."""
-    settings = getattr(model, "generation_config", None)
-    named = getattr(settings, "eos_token_id", None)
-    several = named if isinstance(named, list) else [named]
-    return frozenset(token for token in [*several, texts.end_id] if isinstance(token, int))

@@ -43,7 +43,7 @@ from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.vllm import questions
 from workers.gpu.engines.vllm.api import Api, Gone, Refused
 from workers.gpu.engines.vllm.command import Launch, interpreter
-from workers.gpu.engines.vllm.reader import Reader, read_folder
+from workers.gpu.engines.vllm.reader import Reader, adapter_rank, read_folder
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed
 from workers.gpu.items import Sampling, ScoreItem
@@ -159,16 +159,17 @@ class VllmEngine(Engine):
         self._free()
         if self._config.model is None:
             raise ConfigError(f"services.{self.name}.model: the vllm engine needs a model folder")
-        self._reader = read_folder(self._config.model, self.task, self._config.separator)
-        python = interpreter(self._config, sys.executable)
+        self._reader = read_folder(self._config.model, self._config)
+        rank = 0 if self._config.adapter is None else adapter_rank(self._config.adapter)
+        python = interpreter(self._config, os.environ, sys.executable)
         self._must_have_vllm(python)
-        device_mb = min(self._memory.total_mb(device) for device in devices)
-        launch = Launch(name=self.name, config=self._config, devices=devices, device_mb=device_mb)
+        device_mb, dtype = min(self._memory.total_mb(device) for device in devices), self._reader.dtype
+        launch = Launch(name=self.name, config=self._config, dtype=dtype, devices=devices, device_mb=device_mb, adapter_rank=rank)
         # The devices of the CPU are one: a server holds what it holds once.
         holdings = Holdings(self._memory, devices if launch.on_cuda else devices[:1])
         holdings.begin()
         log = self._state_dir / f"vllm-{self.name}-{'-'.join(device.name.split()[0].replace(':', '') for device in devices)}.log"
-        server = Server(log, lambda socket: launch.arguments(python, socket), launch.environment(os.environ))
+        server = Server(log, lambda socket: launch.arguments(python, socket), launch.environment(os.environ, python))
         served = self._served = _Served(server, Api(server.socket), launch, holdings)
         server.watch(lambda: self._ended(served))
 
@@ -211,22 +212,24 @@ class VllmEngine(Engine):
     def _canary(self) -> list[Answers]:
         """Wait until the server has answered; then measure what it holds, since some of it comes with the first batches."""
         served, deadline = self._here(), time.monotonic() + self._config.vllm.start_timeout_s
+        pooling = self._config.vllm.pooling
         with self._explained(served):
             try:
                 served.longest = _longest(self._await_answer(served, ("GET", "/v1/models", None), deadline))
                 asked = canary.questions(self._read().vocabulary, served.longest)
                 # One by one, so that each is a batch of its own and always of the same shape.
-                said = [self._await_answer(served, questions.canary_request(self.name, self.task, ids), deadline) for ids in asked]
+                requests = [questions.canary_request(self.name, self.task, ids, pooling) for ids in asked]
+                said = [self._await_answer(served, request, deadline) for request in requests]
             except Refused as error:
                 raise CallFailed(str(error)) from error
-            answers = tuple(questions.read_canary(one, self.task, ids) for one, ids in zip(said, asked, strict=True))
+            answers = tuple(questions.read_canary(one, self.task, ids, pooling) for one, ids in zip(said, asked, strict=True))
         served.holdings.measure(_pids(served.server))
         return [answers]
 
     def _tolerance(self, before: Answers, *, same_model: bool) -> float:
         # Kernels are chosen anew at each batch. The worker does not know what `args` make of the dtype.
         stated = not any(word.startswith("--dtype") for word in self._config.vllm.args)
-        return canary.tolerance(self._config.dtype if stated else "", before)
+        return canary.tolerance(self._read().dtype if stated else "", before)
 
     def _free(self) -> None:
         served = self._served
@@ -241,11 +244,14 @@ class VllmEngine(Engine):
         ids = reader.texts.score_ids(items)
         reader.check(ids, "items", served.longest)
         parts = questions.portions(ids, served.launch.sequences)
-        answers = self._ask(served, [questions.score_request(self.name, part) for part in parts], _REQUESTS_AT_ONCE, control)
+        answers = self._ask(served, [self._score_request(part) for part in parts], _REQUESTS_AT_ONCE, control)
         out: list[float] = []
         for part, answer in zip(parts, answers, strict=True):
-            out += questions.read_scores(answer, len(part), len(out))
+            out += questions.read_scores(answer, len(part), len(out), self._config.vllm.pooling)
         return out
+
+    def _score_request(self, inputs: list[list[int]]) -> questions.Request:
+        return questions.score_request(self.name, inputs, self._config.vllm.pooling)
 
     def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
         served = self._here()
