@@ -183,24 +183,22 @@ def test_pickled_and_quantized_weights_are_refused(saved: Callable[..., Path]) -
 _LOAD = """
 import re, sys
 from pathlib import Path
-from workers.gpu.devices import Device
-from workers.gpu.engines.torch_hf import TorchEngine
+import torch
+from workers.gpu.engines.loading import load
 
 def status_mb(key):
     return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
-def started(folder, dtype):
-    engine = TorchEngine("t", "logprobs", Path(folder), Path(folder), dtype=dtype)
-    engine.start([Device("cpu:0", "cpu", 9000, "cpu")])
-    return engine
+def loaded(folder, dtype):
+    return load(Path(folder), "logprobs", dtype, lambda layout: torch.zeros(layout.size_bytes, dtype=torch.uint8))
 
 for dtype in ("float32", "bfloat16"):
-    started(sys.argv[1], dtype).stop()
+    loaded(sys.argv[1], dtype)
     before = status_mb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
-    engine = started(sys.argv[2], dtype)
-    print((status_mb("VmHWM") - before) / engine.memory_mb())
-    engine.stop()
+    model = loaded(sys.argv[2], dtype)
+    print((status_mb("VmHWM") - before) / (model.layout.size_bytes / 2**20))
+    del model
 """
 
 
