@@ -52,12 +52,13 @@ class Processes:
         """Return the living servers by process id: guard, server and one of the processes that compute for it."""
         found: dict[int, dict[Role, psutil.Process]] = {}
         below_me = _children(psutil.Process().children(recursive=True))
-        for guard, server in [(guard, server) for guard in below_me.get(os.getpid(), []) for server in below_me.get(guard.pid, [])]:
-            with suppress(psutil.Error):
+        guards = {one.pid: one for one in below_me.get(os.getpid(), [])}
+        for server in [one for pid in guards for one in below_me.get(pid, [])]:
+            with suppress(psutil.Error, KeyError):
                 # What a server leaves behind becomes a child of its guard, too.
                 if "--uds" not in server.cmdline():
                     continue
-                below = _below(server.pid, below_me)
+                guard, below = guards[server.ppid()], _below(server.pid, below_me)
                 workers = [one for one in below if "EngineCore" in one.name() or one.name() == "sleep"]
                 found[server.pid] = {"guard": guard, "server": server} | ({"worker": workers[0]} if workers else {})
                 self.seen.setdefault(server.pid, []).extend(one.pid for one in (guard, server, *below))
