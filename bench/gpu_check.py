@@ -125,9 +125,6 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _run_here(function: str, setup: Setup) -> int:
     module, _, name = function.partition(":")
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
     rows = getattr(importlib.import_module(module), name)(setup)
     print(json.dumps([asdict(row) for row in rows]))
     return 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from bench.gpu_models import Shape, write
 from bench.gpu_rows import MIB, Row, Setup, cuda_used_mb, furthest, listed, process_mb, seconds, until
@@ -34,6 +35,8 @@ SPARE_MB = 64
 SERVICES, CALLERS, TURNS, RESTORES = 3, 8, 6, 5
 
 Call = tuple[str, Any]
+
+transformers.utils.logging.disable_progress_bar()
 
 
 def one_service(setup: Setup) -> list[Row]:

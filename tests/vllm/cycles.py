@@ -5,6 +5,7 @@ One thread changes things and kills processes, others ask. All go through `Servi
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -50,12 +51,14 @@ class Processes:
     def look(self) -> dict[int, dict[Role, psutil.Process]]:
         """Return the living servers by process id: guard, server and one of the processes that compute for it."""
         found: dict[int, dict[Role, psutil.Process]] = {}
-        for guard in psutil.Process().children():
-            with suppress(psutil.Error, IndexError):
-                if not any(word.endswith("guard.py") for word in guard.cmdline()):
+        below_me = _children(psutil.Process().children(recursive=True))
+        guards = {one.pid: one for one in below_me.get(os.getpid(), [])}
+        for server in [one for pid in guards for one in below_me.get(pid, [])]:
+            with suppress(psutil.Error, KeyError):
+                # What a server leaves behind becomes a child of its guard, too.
+                if "--uds" not in server.cmdline():
                     continue
-                server = guard.children()[0]
-                below = server.children(recursive=True)
+                guard, below = guards[server.ppid()], _below(server.pid, below_me)
                 workers = [one for one in below if "EngineCore" in one.name() or one.name() == "sleep"]
                 found[server.pid] = {"guard": guard, "server": server} | ({"worker": workers[0]} if workers else {})
                 self.seen.setdefault(server.pid, []).extend(one.pid for one in (guard, server, *below))
@@ -64,6 +67,19 @@ class Processes:
     def left(self) -> list[int]:
         """Return the processes of all servers that still run."""
         return sorted({pid for pids in self.seen.values() for pid in pids if not gone(pid)})
+
+
+def _children(processes: Sequence[psutil.Process]) -> dict[int, list[psutil.Process]]:
+    """Return the processes by their parents' ids."""
+    found: dict[int, list[psutil.Process]] = {}
+    for one in processes:
+        with suppress(psutil.Error):
+            found.setdefault(one.ppid(), []).append(one)
+    return found
+
+
+def _below(pid: int, children: Mapping[int, list[psutil.Process]]) -> list[psutil.Process]:
+    return [process for child in children.get(pid, []) for process in (child, *_below(child.pid, children))]
 
 
 @dataclass
@@ -151,7 +167,8 @@ class Cycles:
         return f"{did}; {served} served, {unserved} not served, {len(self.wrong)} wrong; {moved}; {len(self.killed)} servers killed"
 
     def _note(self, status: InstanceStatus) -> None:
-        self.processes.look()
+        if status.state == "resident":
+            self.processes.look()
 
     def _draw(self, draws: random.Random) -> tuple[str, tuple[int, ...], Question]:
         service = draws.choice(sorted(self.places))

@@ -139,7 +139,8 @@ class Gpu:
 
     def sleep(self) -> None:
         with self.lock:
-            self.leaks = self.leaks or once("leak")
+            # In the first sleeps nobody can tell a leak from what stays for good.
+            self.leaks = self.leaks or (self.sleeps >= 3 and once("leak"))
             growth = [*NATURE["growth_mb"], 0.0]
             self.kept_mb += growth[min(self.sleeps, len(growth) - 1)] + (NATURE["leak_mb"] if self.leaks else 0.0)
             self.sleeps += 1

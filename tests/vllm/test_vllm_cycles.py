@@ -18,8 +18,10 @@ from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python, until
 from workers.gpu.engines.texts import Texts, Wording
 from workers.gpu.host import ServiceHost
 
-CYCLES, CALLERS = 200, 2
+CALLERS = 2
 SEEDS = [int(seed) for seed in os.environ.get("TANGRAM_CYCLE_SEEDS", "1").split(",")]
+MORE = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 50
+"""Cycles of the settings besides the first: as many, or few where time is short."""
 NATURE = {"model_mb": 3600, "context_mb": 200, "graphs_mb": 120, "growth_mb": [60, 30], "jitter_mb": 10, "noise": 1e-6}
 SERVICES = {"judge": "score", "critic": "score", "teacher": "logprobs", "sage": "logprobs"}
 
@@ -27,9 +29,9 @@ ON_ONE = {name: [(0,)] for name in SERVICES}
 """One device with memory for two."""
 ON_TWO = {"judge": [(0,), (1,)], "critic": [(0,), (1,)], "teacher": [(0,), (1,)], "sage": [(0, 1)]}
 """Two devices with memory for one each, and one service that is computed by both."""
-ON_ONE_MB, ON_TWO_MB, DECLARED_MB = 10_000.0, 6_000.0, 4_100.0
+ON_ONE_MB, ON_TWO_MB, DECLARED_MB = 11_500.0, 7_500.0, 4_100.0
 BLUR_MB = 300.0
-# Residues fit beside what is resident, so that no server has to be stopped for others.
+# Residues fit beside what is resident, though memory of others blurs what is measured: no server has to be stopped for another.
 
 
 @dataclass
@@ -101,13 +103,13 @@ def _question(models: Path, task: str, weights: list[float], draws: random.Rando
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("room", "places"),
-    [((ON_ONE_MB, True), ON_ONE), ((ON_ONE_MB, False), ON_ONE), ((ON_TWO_MB, True), ON_TWO)],
+    ("room", "places", "number"),
+    [((ON_ONE_MB, True), ON_ONE, 200), ((ON_ONE_MB, False), ON_ONE, MORE), ((ON_TWO_MB, True), ON_TWO, MORE)],
     ids=["one-device", "one-device-with-other-process-ids", "two-devices"],
     indirect=["room"],
 )
 def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_nothing(
-    room: Room, places: dict[str, list[tuple[int, ...]]], seed: int, tmp_path: Path
+    room: Room, places: dict[str, list[tuple[int, ...]]], number: int, seed: int, tmp_path: Path
 ) -> None:
     # Given four services on memory for two
     cells = {name: sorted({len(cells) for cells in places[name]}) for name in SERVICES}
@@ -116,7 +118,7 @@ def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_no
     cycles = Cycles(host, places, room.questions, seed, 1e-5, room.trouble)
     # When they are asked, moved and killed in any order
     try:
-        cycles.run(CYCLES, CALLERS)
+        cycles.run(number, CALLERS)
         room.calm()
         cycles.settle()
         # Then what is booked on each device is what its servers hold
@@ -126,6 +128,7 @@ def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_no
         alive = set(cycles.processes.look())
     finally:
         host.close()
+    print(cycles.summary())
     # And no answer was wrong
     assert cycles.wrong == []
     # And only servers have ended of which a process was killed, or that kept memory or lost their weights

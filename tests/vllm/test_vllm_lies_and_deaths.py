@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
+from workers.gpu.devices import Device
 from workers.gpu.errors import EngineDied
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
@@ -89,6 +91,34 @@ def test_a_server_that_dies_while_nobody_asks_it_is_noticed_and_started_again(fa
     assert on(host).memory_mb == 0.0 and gone(fake.read("child"))
     host.ensure_resident("rm", (0,))
     assert (on(host).state, on(host).starts) == ("resident", 2)
+
+
+class KillingDevices(FakeDevices):
+    """Has a process end, once a test asks, when its device is looked at."""
+
+    doomed: int | None = None
+    noticed: Callable[[], bool]
+
+    def used_mb(self, device: Device) -> float | None:
+        if self.doomed is not None:
+            os.kill(self.doomed, signal.SIGKILL)
+            self.doomed = None
+            until(self.noticed)
+        return super().used_mb(device)
+
+
+def test_a_sleeping_server_that_dies_just_before_it_is_woken_is_started_again(fake: Fake, tmp_path: Path) -> None:
+    devices = KillingDevices(fake.memory.folder)
+    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=5.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    devices.noticed = lambda: on(host).state == "failed"
+    devices.doomed = fake.servers()[0]
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before)
 
 
 def test_cells_of_a_server_that_died_are_free_once_they_are_wanted(fake: Fake, host: ServiceHost) -> None:
@@ -202,10 +232,10 @@ def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_
     fake: Fake, tmp_path: Path
 ) -> None:
     card = FakeDevices(tmp_path / "card", 20_000.0, matching=False)
-    fake.memory = card
+    card.others(CUDA[0], 500.0)
+    device = [replace(CUDA[0], memory_mb=19_000)]
     (tmp_path / "other").mkdir()
-    other = Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card)
-    device = [replace(CUDA[0], memory_mb=20_000)]
+    fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card)
     services = {"rm": fake.config(), "judge": other.config()}
     host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0)
     for name in services:

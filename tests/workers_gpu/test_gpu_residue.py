@@ -126,6 +126,21 @@ def test_the_first_sleeps_set_the_residue_and_a_later_one_that_keeps_more_is_a_l
     assert (of(host, "a").starts, of(host, "a").state) == (2, "resident")
 
 
+def test_what_a_server_that_leaked_kept_is_not_booked_for_the_next_one() -> None:
+    cards = Cards(10_000, ids_match=True)
+    a = Server("a", 6000, cards)
+    host = hosting(cards, a)
+    for residue_mb in (1000, 2500, 4000):
+        a.residue_mb = residue_mb
+        assert cycle(host, "a").leaks == 0
+    a.residue_mb = 5200
+    assert cycle(host, "a").leaks == 1
+
+    a.residue_mb = 1000
+
+    assert (cycle(host, "a").leaks, host.held_mb(0)) == (1, 1000)
+
+
 def test_where_only_the_device_can_be_measured_a_leak_is_what_shows_twice() -> None:
     cards = Cards(20_000)
     a = Server("a", 6000, cards, residue_mb=1000)

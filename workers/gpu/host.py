@@ -30,7 +30,7 @@ from workers.gpu.device_memory import DeviceMemory, device_memory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
-from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService, WrongAnswer
+from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService, WrongAnswer, WrongState
 from workers.gpu.eviction import Eviction
 from workers.gpu.host_memory import HostMemory
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
@@ -360,6 +360,9 @@ class ServiceHost:
             except WrongAnswer as error:
                 log.warning("%s; it is started from its folder", error)
                 instance.wrong_answers += 1
+            except WrongState as error:
+                # Its process has ended by itself since it was asked.
+                log.warning("%s; it is started from its folder", error)
             else:
                 instance.restores += 1
                 return

@@ -141,6 +141,8 @@ class Reservations:
         instance.grown = instance.grown + 1 if grown else 0
         # A change of the whole device may be that of another program for once.
         if instance.grown > (0 if engine.measured_exactly else 1):
+            # It may have leaked in its first sleeps, too.
+            residues.clear()
             return f"it leaks: evicted, it keeps {kept_mb:.0f} MiB of a cell, and {usual_mb:.0f} in its first evictions"
         return None
 
