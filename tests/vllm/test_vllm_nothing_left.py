@@ -131,8 +131,10 @@ def test_a_folder_that_is_not_ours_has_nothing_killed(tmp_path: Path, monkeypatc
 
 def test_processes_that_fork_while_they_are_killed_end_too(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", lambda socket: [sys.executable, "-S", "-c", _FORKING], PATH)
-    (guard,) = {process.ppid() for process in until_any(server)}
-    os.kill(guard, signal.SIGKILL)
+    until(server.processes)
+    # The guard is the child of this process that works in the server's folder.
+    (guard,) = [child for child in psutil.Process().children() if child.cwd() == str(server.socket.parent)]
+    guard.kill()
     assert server.ended(20.0) == "signal SIGKILL"
     assert server.ended() == "signal SIGKILL"
 
@@ -156,9 +158,3 @@ def test_a_guard_that_was_killed_has_its_server_stopped_all_the_same(tmp_path: P
     assert {name for name, pid in pids.items() if not gone(pid)} <= {"unmarked"}
     with suppress(ProcessLookupError):
         os.kill(pids["unmarked"], signal.SIGKILL)
-
-
-def until_any(server: Server) -> list[psutil.Process]:
-    """Return the processes of a server once there are some."""
-    until(server.processes)
-    return server.processes()
