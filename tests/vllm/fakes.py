@@ -32,7 +32,7 @@ class FakeDevices:
         Without `matching`, the driver's process ids are those of another namespace. The driver takes `lag_s` seconds to free the
         memory of a process that has ended.
         """
-        self.folder, self._matching, self._lag_s = folder, matching, lag_s
+        self.folder, self.matching, self._lag_s = folder, matching, lag_s
         self._ended: dict[tuple[str, int], tuple[float, float]] = {}
         self._seen: dict[str, dict[int, float]] = {}
         fake_gpus.make(folder, [name_of(device) for device in CUDA], total_mb)
@@ -48,7 +48,7 @@ class FakeDevices:
     def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
         if device.kind == "cpu":
             return CpuMemory().held_mb(device, pids)
-        if not self._matching:
+        if not self.matching:
             return None
         return sum(mb for pid, mb in self._held(device).items() if pid in pids)
 

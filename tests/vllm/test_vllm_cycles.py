@@ -30,7 +30,8 @@ ON_ONE = {name: [(0,)] for name in SERVICES}
 ON_TWO = {"judge": [(0,), (1,)], "critic": [(0,), (1,)], "teacher": [(0,), (1,)], "sage": [(0, 1)]}
 """Two devices with memory for one each, and one service that is computed by both."""
 ON_ONE_MB, ON_TWO_MB, DECLARED_MB = 11_500.0, 7_500.0, 4_100.0
-BLUR_MB = 300.0
+RESIDUE_MB, BLUR_MB = 300.0, 200.0
+"""By how much what is booked for all sleepers may differ from what they hold, and how much memory of others moves at most."""
 # Residues fit beside what is resident, though memory of others blurs what is measured: no server has to be stopped for another.
 
 
@@ -42,6 +43,11 @@ class Room:
     devices: FakeDevices
     questions: dict[str, list[Question]]
 
+    @property
+    def booked_within_mb(self) -> float:
+        """By how much bookings may be off: by what others do during a change of each service, where only the device can be measured."""
+        return RESIDUE_MB if self.devices.matching else RESIDUE_MB + BLUR_MB * len(self.fakes)
+
     def host(self, services: dict[str, ServiceConfig], state_dir: Path) -> ServiceHost:
         devices = [replace(device, memory_mb=int(self.devices.total_mb(device))) for device in CUDA]
         return ServiceHost(devices, services, state_dir, memory=self.devices, drain_s=10.0)
@@ -51,7 +57,7 @@ class Room:
         what, fake = draws.choice(["lie", "spoil", "spoil", "leak", "others", "others"]), draws.choice(list(self.fakes.values()))
         if what == "others":
             for device in CUDA:
-                self.devices.others(device, draws.choice([0.0, 100.0, 200.0]))
+                self.devices.others(device, draws.choice([0.0, BLUR_MB / 2, BLUR_MB]))
         else:
             fake.be(what)
 
@@ -124,7 +130,7 @@ def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_no
         # Then what is booked on each device is what its servers hold
         for cell, device in enumerate(CUDA):
             held_mb = (room.devices.used_mb(device) or 0.0) - room.devices.of_others(device)
-            assert host.held_mb(cell) == pytest.approx(held_mb, abs=BLUR_MB)
+            assert host.held_mb(cell) == pytest.approx(held_mb, abs=room.booked_within_mb)
         alive = set(cycles.processes.look())
     finally:
         host.close()
