@@ -180,14 +180,16 @@ def test_if_the_folder_cannot_be_loaded_either_the_action_fails_and_the_cells_ar
     assert (status.state, status.wrong_answers, status.memory_mb, host.held_mb(0)) == ("failed", 1, 0.0, 0.0)
 
 
-def test_questions_that_cannot_be_computed_fail_the_restore_as_any_error_does(host_of: Callable[[Engine], Made]) -> None:
+def test_questions_that_cannot_be_computed_are_no_wrong_answer_and_fail_the_start_that_follows_too(
+    host_of: Callable[[Engine], Made],
+) -> None:
     engine = Spoiling(spoils=0)
     host, _ = host_of(engine)
     host.ensure_resident("a", (0,))
     host.evict(AT)
     engine.error = MemoryError("out of memory")
 
-    with pytest.raises(EngineFailed, match="a: restoring failed: MemoryError: out of memory"):
+    with pytest.raises(EngineFailed, match="a: starting failed: MemoryError: out of memory"):
         host.ensure_resident("a", (0,))
 
     (status,) = host.status()

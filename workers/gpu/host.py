@@ -30,7 +30,7 @@ from workers.gpu.device_memory import DeviceMemory, device_memory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
-from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService, WrongAnswer, WrongState
+from workers.gpu.errors import DeviceError, EngineFailed, GpuError, NotResident, UnknownService, WrongAnswer, WrongState
 from workers.gpu.eviction import Eviction
 from workers.gpu.host_memory import HostMemory
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
@@ -349,7 +349,7 @@ class ServiceHost:
         return instance.wait_idle(instance.reload_deadline - time.monotonic())
 
     def _load(self, instance: Instance) -> None:
-        """Bring the weights, from host memory if there is a copy of this service's; from the folder if those turn out to be spoilt."""
+        """Bring the weights: from host memory if there is a copy of this service's that comes back as it was, else from the folder."""
         devices = [self._devices[cell] for cell in instance.name.cells]
         own = instance.engine if instance.state == "host" and instance.engine is not None and instance.engine.can_restore(devices) else None
         if (engine := own or self._take_copy(instance, devices)) is not None:
@@ -357,12 +357,10 @@ class ServiceHost:
                 with self._eviction.entering(instance):
                     self._publish(instance, "restoring")
                     engine.restore(devices)
-            except WrongAnswer as error:
+            except (EngineFailed, WrongState) as error:
+                # Its answers are wrong, or its process has ended since it was asked.
                 log.warning("%s; it is started from its folder", error)
-                instance.wrong_answers += 1
-            except WrongState as error:
-                # Its process has ended by itself since it was asked.
-                log.warning("%s; it is started from its folder", error)
+                instance.wrong_answers += isinstance(error, WrongAnswer)
             else:
                 instance.restores += 1
                 return
