@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "building $(VENV) (once) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install -c constraints.txt -e '.[server,gpu,postgres,containers,bench,dev]'
+	@$(PIP) install -c constraints.txt -e '.[server,gateway,gpu,postgres,containers,bench,clients,dev]'
 	@touch $@
 
 demo: $(STAMP)

@@ -117,7 +117,7 @@ class AsyncClient:
             if session is None:
                 return
             try:
-                await _settled(session.begin_closing(), CLOSE_WAIT_S)
+                await settled(session.begin_closing(), CLOSE_WAIT_S)
             finally:
                 await asyncio.shield(asyncio.to_thread(session.stop))
 
@@ -134,18 +134,8 @@ class AsyncClient:
         if self._session is None:
             async with self._starting:
                 if self._session is None:
-                    self._session = await self._connect()
+                    self._session = await open_session(self.job, self._settings)
         return self._session
-
-    async def _connect(self) -> Session:
-        session = await asyncio.to_thread(Session, self.job, self._settings)
-        try:
-            await _settled(session.start(), session.start_limit_s)
-            session.check_started()
-        except BaseException:
-            session.stop(0.0)
-            raise
-        return session
 
     async def _run(self, action: Action) -> Any:
         return await (await self._connected()).submit(action)
@@ -212,7 +202,19 @@ class AsyncEnvironment:
                 raise
 
 
-async def _settled(futures: Iterable[Future[Any]], timeout_s: float) -> None:
+async def open_session(job: str, settings: Settings | None = None, *, client_id: str | None = None) -> Session:
+    """Return a session that is connected. Raises `StackUnreachable` when no stack answers in time."""
+    session = await asyncio.to_thread(Session, job, settings, client_id=client_id)
+    try:
+        await settled(session.start(), session.start_limit_s)
+        session.check_started()
+    except BaseException:
+        session.stop(0.0)
+        raise
+    return session
+
+
+async def settled(futures: Iterable[Future[Any]], timeout_s: float) -> None:
     """Wait until all futures are done, however they end, at most `timeout_s` seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):

@@ -60,6 +60,11 @@ class Inbox:
         self._waiting[task_id] = _Entry(kind, time.monotonic(), future)
         return future
 
+    def waiting_for(self, task_id: str) -> Future[Any] | None:
+        """Return the future of a task that is waited for already; None where it is not."""
+        entry = self._waiting.get(task_id)
+        return entry.future if entry is not None else None
+
     def waiting(self) -> list[str]:
         """Return the ids of all tasks that have not ended."""
         return list(self._waiting)

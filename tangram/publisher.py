@@ -27,14 +27,14 @@ from typing import Any
 from celery import Celery
 from kombu import Connection, Producer
 from kombu.exceptions import EncodeError
-from redis import RedisError
+from redis import Redis, RedisError
 
 from tangram.action import KINDS, Action
 from tangram.blobs import Blobs, keys_of
 from tangram.connection import show
 from tangram.errors import InvalidAction, StackUnreachable
 from tangram.inbox import Inbox
-from tangram.wire import ACTION_HEADER, CONTROL, INGRESS
+from tangram.wire import ACTION_HEADER, CONTROL, INGRESS, RESULT_KEY_PREFIX
 
 _BATCH = 256
 _PAUSE_S = 0.1
@@ -49,10 +49,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Submission:
-    """One action on its way out; `submitted_at` is seconds since the epoch."""
+    """One action on its way out; `submitted_at` is seconds since the epoch.
+
+    One that is sent `once` may have been sent before, by whoever knows its id: it is not sent where the store has its result.
+    """
 
     task_id: str
     action: Action
+    once: bool = False
     submitted_at: float = field(default_factory=time.time)
     packed: dict[str, Any] | None = None
 
@@ -76,11 +80,12 @@ class _Stop:
 class Publisher:
     """Sends submissions and control messages, in the order in which they were given to `send`."""
 
-    def __init__(self, app: Celery, blobs: Blobs, inbox: Inbox, client_id: str, connect_timeout_s: float) -> None:
+    def __init__(self, app: Celery, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float) -> None:
         """Prepare; `start` begins. What cannot be sent fails in `inbox`."""
         self._app = app
         self._client_id = client_id
-        self._blobs = blobs
+        self._store = store
+        self._blobs = Blobs(store)
         self._inbox = inbox
         self._connect_timeout_s = connect_timeout_s
         self._queue: SimpleQueue[Submission | Control | _Stop] = SimpleQueue()
@@ -165,10 +170,20 @@ class Publisher:
                 if isinstance(message, Control):
                     producer.publish(dict(message.body), exchange="", routing_key=CONTROL.name, serializer="json")
                     continue
+                if message.once and self._has_ended(message.task_id):
+                    continue
                 try:
                     self._publish_action(producer, message)
                 except (EncodeError, TypeError, ValueError) as error:
                     self._inbox.fail(message.task_id, InvalidAction("arguments", f"cannot be sent as JSON: {error}"))
+
+    def _has_ended(self, task_id: str) -> bool:
+        """Hand on the result of a task that was sent before and has ended; say whether there is one."""
+        try:
+            raw = self._store.get(RESULT_KEY_PREFIX + task_id)
+        except RedisError as error:
+            raise StackUnreachable(f"the result store is unreachable: {error}") from error
+        return isinstance(raw, bytes) and self._inbox.deliver(task_id, raw)
 
     def _publish_action(self, producer: Producer, message: Submission) -> None:
         """Send one Celery task message.
@@ -178,7 +193,7 @@ class Publisher:
         """
         action = message.action
         if message.packed is None:
-            message.packed = self._pack(action)
+            message.packed = self.pack(action)
         shown = {name: message.packed[name] for name in _SHOWN if name in message.packed}
         task = self._app.amqp.create_task_message(
             message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=reprlib.repr(shown), ignore_result=False
@@ -189,7 +204,7 @@ class Publisher:
         header = {ACTION_HEADER: described}
         self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
 
-    def _pack(self, action: Action) -> dict[str, Any]:
+    def pack(self, action: Action) -> dict[str, Any]:
         """Move what is large beside the message. Tasks that are not ours know nothing of blobs and get what they were given."""
         if action.kind not in KINDS:
             return dict(action.arguments)

@@ -48,8 +48,10 @@ class ClientClosed(TangramError, RuntimeError):
 class Session:
     """The core of one client; safe for use by many threads."""
 
-    def __init__(self, job: str, settings: Settings | None = None) -> None:
+    def __init__(self, job: str, settings: Settings | None = None, *, client_id: str | None = None) -> None:
         """Find the stack; `start` connects to it.
+
+        Several processes may share a `client_id`: each gets the results of all, and the client is gone once all of them are.
 
         Raises
         ------
@@ -64,8 +66,10 @@ class Session:
         addresses = find_addresses(settings)
         self.job = job
         self.start_limit_s = settings.connect_timeout_s + _START_SLACK_S
-        self._client_id = secrets.token_hex(8)
-        self._counter = itertools.count(1)
+        self.client_id = client_id or secrets.token_hex(8)
+        self._ids = (f"{self.client_id}-{n:08x}" for n in itertools.count(1))
+        if client_id is not None:  # others count under the same id
+            self._ids = (f"{client_id}-{secrets.token_hex(8)}" for _ in itertools.count())
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -73,8 +77,8 @@ class Session:
         self._store = open_store(addresses.result_url, settings.connect_timeout_s)
         self._inbox = Inbox(Blobs(self._store, patience_s=OUTAGE_LIMIT_S))
         app = make_app(addresses, settings.connect_timeout_s)
-        self._publisher = Publisher(app, Blobs(self._store), self._inbox, self._client_id, settings.connect_timeout_s)
-        self._feed = Feed(self._store, self._inbox, self._client_id, settings.connect_timeout_s, show(addresses.result_url))
+        self._publisher = Publisher(app, self._store, self._inbox, self.client_id, settings.connect_timeout_s)
+        self._feed = Feed(self._store, self._inbox, self.client_id, settings.connect_timeout_s, show(addresses.result_url))
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
         self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self._store, self._pid)
 
@@ -92,13 +96,35 @@ class Session:
                 self.stop(0.0)
                 raise problem
 
-    def submit(self, action: Action) -> Handle[Any]:
-        """Send `action` on its way and return a handle on it. An action that names no job gets that of the client."""
+    def submit(self, action: Action, task_id: str | None = None) -> Handle[Any]:
+        """Send `action` on its way and return a handle on it. An action that names no job gets that of the client.
+
+        With a `task_id`, which must begin with the client's id and a hyphen, the action runs once however often it is submitted, by any
+        process with this client id: the handle is on what was submitted first. Results are kept for `tangram.wire.RESULT_TTL_S`.
+        """
         with self._lock:
             self._check_open()
             if action.kind == "cpu.close" and action.environment:
                 self._environments.pop(action.environment, None)
-            return self._submit(action)
+            return self._submit(action, task_id)
+
+    def put_aside(self, action: Action) -> Action:
+        """Put what is large among an action's arguments into the result store, and return the action with references in place of it.
+
+        Sending does so anyway, but one action after another. Blocks for as long as that takes, so call it from a thread of your own.
+
+        Raises
+        ------
+        StackUnreachable
+            When the result store cannot be reached.
+        InvalidAction
+            When an argument cannot be sent.
+
+        """
+        try:
+            return action.with_arguments(**self._publisher.pack(action))
+        except (TypeError, ValueError) as error:
+            raise InvalidAction("arguments", f"cannot be sent as JSON: {error}") from error
 
     def open_environment(self, action: Action) -> Handle[Any]:
         """Submit a `cpu.open` whose environment is closed with the client, unless it is detached or could not be opened."""
@@ -155,13 +181,16 @@ class Session:
         if self._finalizer.detach():
             _shut_down(self._publisher, self._feed, self._inbox, self._store, self._pid, wait_s)
 
-    def _submit(self, action: Action) -> Handle[Any]:
+    def _submit(self, action: Action, task_id: str | None = None) -> Handle[Any]:
         if not action.job:
             action = replace(action, job=self.job)
-        task_id = f"{self._client_id}-{next(self._counter):08x}"
-        future = self._inbox.expect(task_id, action.kind)
-        self._publisher.send(Submission(task_id, action))
-        return Handle(task_id, future, self.cancel_task)
+        future = self._inbox.waiting_for(task_id) if task_id is not None else None
+        if future is not None and task_id is not None:
+            return Handle(task_id, future, self.cancel_task)
+        submission = Submission(task_id or next(self._ids), action, once=task_id is not None)
+        future = self._inbox.expect(submission.task_id, action.kind)
+        self._publisher.send(submission)
+        return Handle(submission.task_id, future, self.cancel_task)
 
     def _forget(self, place: calls.Place) -> None:
         with self._lock:

@@ -125,6 +125,20 @@ class Settings(BaseSettings):
     )
     containers_starting: int = Field(default=4, ge=1, description="Containers that start at once on one worker; more wait in line.")
 
+    gateway_port: int | None = Field(
+        default=None, ge=1, le=65535, description="Port of 127.0.0.1 at which `tangram up` serves the gateway too; by default it does not."
+    )
+    gateway_body_mb: int = Field(default=64, ge=1, description="Largest body of a request that the gateway takes, MiB.")
+    gateway_patience_s: float = Field(
+        default=8.0,
+        gt=0,
+        description="Seconds beyond its own timeouts for which the gateway holds a call of `/run_code` or `/run_jupyter`; after that its "
+        "caller is to come again. Callers must wait for longer.",
+    )
+    gateway_languages: Path | None = Field(
+        default=None, description="TOML file of languages for the gateway's `/run_code`, added to those that it comes with."
+    )
+
     node_name: str | None = Field(default=None, description="Name of this worker's node; by default host name and kind.")
     cores: int | None = Field(default=None, ge=1, description="Cores that a CPU worker offers; by default those of its affinity mask.")
     reserved_cores: int = Field(

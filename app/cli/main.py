@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -21,6 +21,9 @@ from pydantic import ValidationError
 from app.cli import output
 from tangram.errors import InvalidAction, TangramError
 from tangram.settings import Settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 # typer may bring a click of its own, so the classes of its errors are found by way of the one that it names.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -38,8 +41,10 @@ app = typer.Typer(
 )
 imports = typer.Typer(no_args_is_help=True, help="Turn recordings of other systems into traces.")
 database = typer.Typer(no_args_is_help=True, help="Look after the journal's database.")
+tokens = typer.Typer(no_args_is_help=True, help="Make and revoke tokens for callers of the gateway.")
 app.add_typer(imports, name="import")
 app.add_typer(database, name="db")
+app.add_typer(tokens, name="token")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
@@ -183,11 +188,20 @@ def up(
     make_policy(policy)
     settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
-    plan = stack.StackPlan(policy=policy, nodes=nodes, cores=cores, cells=cells if services_file else 0, services_file=services_file)
+    plan = stack.StackPlan(
+        policy=policy,
+        nodes=nodes,
+        cores=cores,
+        cells=cells if services_file else 0,
+        services_file=services_file,
+        gateway_port=settings.gateway_port,
+    )
     stop = _stop_on_signals()
     with stack.start(plan, settings.state_dir) as started:
         stack.wait_until_up(started, plan)
         output.note(f"the stack is up in {started.state_dir}: {', '.join(plan.node_names())}; Ctrl-C ends it")
+        if plan.gateway_port is not None:
+            output.note(f"the gateway is at {plan.gateway_url}; `tangram token new --job J` makes a token")
         started.supervise(stop, output.note)
 
 
@@ -212,6 +226,25 @@ def worker(
     if pool not in ("cpu", "gpu", "api"):
         raise UsageError(f"worker {pool!r} is none of cpu, gpu, api")
     importlib.import_module("workers.start").run(pool, Settings(), tuple(include or ()), log_level)
+
+
+@app.command()
+def gateway(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any, which the log names.")] = 8089,
+) -> None:
+    """Serve clients of other systems over HTTP; any number of processes may do so."""
+    import importlib
+
+    from app.cli.state import database_of
+
+    _log_to_stderr()
+    try:
+        server = importlib.import_module("app.gateway.server")
+    except ModuleNotFoundError as error:
+        raise TangramError(f"the gateway needs {error.name}: install the extra `gateway`") from error
+    settings = Settings()
+    server.serve(settings, database_of(settings), host, port)
 
 
 @app.command()
@@ -291,6 +324,33 @@ def db_upgrade() -> None:
     if settings.database_url is None:
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     upgrade(settings.database_url or sqlite_url(settings.state_dir / "tangram.sqlite"))
+
+
+@tokens.command("new")
+def token_new(job: Annotated[str, typer.Option(help="The job that callers with this token act for.")]) -> None:
+    """Make a token and print it; it is shown this once."""
+    from app.gateway.tokens import make_token
+
+    print(make_token(_journal(), job))
+
+
+@tokens.command("revoke")
+def token_revoke(job: Annotated[str, typer.Option(help="The job whose tokens no longer count.")]) -> None:
+    """Revoke all tokens of a job and print how many there were; gateways notice within seconds."""
+    from app.gateway.tokens import revoke_tokens
+
+    print(revoke_tokens(_journal(), job))
+
+
+def _journal() -> Engine:
+    """Return the journal's database, which must be up to date."""
+    from app.cli.state import database_of
+    from app.journal.database import open_engine, require_latest
+
+    settings = Settings()
+    engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+    require_latest(engine)
+    return engine
 
 
 def _stop_on_signals() -> threading.Event:

@@ -318,6 +318,19 @@ class LeaseRow(Base):
     expires_at: Mapped[float]
 
 
+class GatewayToken(Base):
+    """A token with which callers of the gateway speak for a `job`, as the SHA-256 of its text; it counts until it is revoked."""
+
+    __tablename__ = "gateway_tokens"
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    job: Mapped[str]
+    created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
+
+    __table_args__ = (Index("ix_gateway_tokens_job", "job"),)
+
+
 def table(model: type[Base]) -> Table:
     """Return the table of `model`, for statements of SQLAlchemy Core: the ORM's cost a multiple to execute."""
     return cast(Table, model.__table__)

@@ -6,8 +6,10 @@ The stack of a newcomer's laptop and of a live replay are the same thing with ot
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +20,14 @@ from app.local.processes import Command
 from tangram.settings import Settings
 
 READY_S = 60.0
+GATEWAY_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
     """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, `gpu_nodes` GPU nodes of `cells` cells, `api_nodes` API nodes.
 
-    `include` names further modules with Celery tasks for the workers.
+    `include` names further modules with Celery tasks for the workers. With a `gateway_port` there is a gateway at it, for this machine.
     """
 
     policy: str = "elastic"
@@ -36,9 +39,15 @@ class StackPlan:
     cell_memory_mb: int | None = None
     api_nodes: int = 1
     services_file: Path | None = None
+    gateway_port: int | None = None
     labels: str = ""
     include: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gateway_url(self) -> str:
+        """The address of the gateway, where there is one."""
+        return f"http://{GATEWAY_HOST}:{self.gateway_port}"
 
     def node_names(self) -> list[str]:
         """Return the names of the nodes, in the order of their start."""
@@ -68,6 +77,8 @@ def commands(plan: StackPlan) -> list[Command]:
         given = {key: str(value) for key, value in offers.items() if value is not None}
         include = [word for module in plan.include for word in ("--include", module)]
         found.append(Command(name, _tangram("worker", pool, *include), {**shared, **given, "TANGRAM_NODE_NAME": name}))
+    if plan.gateway_port is not None:
+        found.append(Command("gateway", _tangram("gateway", "--host", GATEWAY_HOST, "--port", str(plan.gateway_port)), shared))
     return found
 
 
@@ -77,7 +88,7 @@ def start(plan: StackPlan, state_dir: Path) -> EmbeddedStack:
 
 
 def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S) -> None:
-    """Wait until every node has joined.
+    """Wait until every node has joined, and the gateway, where there is one, takes connections.
 
     Raises
     ------
@@ -88,6 +99,9 @@ def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READ
     engine = open_engine(stack.database_url)
     expected = set(plan.node_names())
     stack.wait_ready(lambda: expected <= {node.name for node in status(engine, 0.0).nodes if node.state == "up"}, timeout_s)
+    if plan.gateway_port is not None:
+        address = (GATEWAY_HOST, plan.gateway_port)
+        stack.wait_ready(lambda: _answers(address), timeout_s)
     engine.dispose()
 
 
@@ -106,6 +120,13 @@ def settings_of(stack: EmbeddedStack, base: Settings) -> Settings:
 def cores_here() -> int:
     """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    """Say whether something takes connections at an address."""
+    with suppress(OSError), socket.create_connection(address, timeout=1.0):
+        return True
+    return False
 
 
 def _tangram(*words: str) -> tuple[str, ...]:

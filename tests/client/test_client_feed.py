@@ -66,7 +66,7 @@ def test_a_broken_broker_connection_loses_no_submission(peer: Any, settings: Set
 def test_a_store_that_has_forgotten_a_client_hears_of_it_again(own_redis: RedisServer) -> None:
     settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=5)
     with Client(settings=settings) as client:
-        client_id = client._session._client_id
+        client_id = client._session.client_id
         # When the store is started anew, without a key
         own_redis.stop()
         own_redis.start()

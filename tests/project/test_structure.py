@@ -42,9 +42,10 @@ FLOORS = ("learning", "model", "quotas choosing", "cpu gpu", "policies", "core",
 ROOMS_BEFORE: dict[str, set[str]] = {
     "journal": set(),
     "broker": set(),
+    "gateway": {"journal"},
     "local": {"journal", "broker"},
     "replay": {"journal", "broker", "local"},
-    "cli": {"journal", "broker", "local", "replay"},
+    "cli": {"journal", "broker", "gateway", "local", "replay"},
 }
 """The rooms of `app`, each with those that it may import from."""
 

@@ -1,0 +1,130 @@
+"""How a shape submits an action and waits for it.
+
+```python
+result = await calls.run(caller, action, key=key, deadline_s=30, request=request)
+```
+
+| parameter | what it does |
+|---|---|
+| `key` | submitted again under the same key, by whatever process, the action runs once and both calls get its result |
+| `deadline_s` | longest wait in the queue; then the action ends, with `Overloaded` |
+| `patience_s` | longest wait of this call; then `StillRunning`, and the action goes on: only with a `key` can it be picked up |
+| `request` | where its connection breaks, the action is cancelled; not so with a `key`, as the caller may come again |
+
+Without limits a call waits as long as it takes and holds its connection. What goes wrong is raised as a `GatewayError`. The ids of the
+actions are noted for the line of the access log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from app.gateway.errors import Cancelled, StillRunning, classify
+from app.gateway.sessions import Caller
+from tangram.action import Action
+from tangram.errors import TangramError
+from tangram.handles import Handle
+
+LARGE = 256 * 1024
+"""Length of an argument from which on it is put into the result store on a thread, so that nobody waits behind it."""
+
+noted_actions: ContextVar[list[str] | None] = ContextVar("noted_actions", default=None)
+"""The ids of the actions of the call that is being served; None outside of calls."""
+
+
+def submit(caller: Caller, action: Action, *, key: str | None = None, deadline_s: float | None = None) -> Handle[Any]:
+    """Submit an action without waiting for it; parameters as for `run`."""
+    if deadline_s is not None and (action.queue_timeout_s is None or action.queue_timeout_s > deadline_s):
+        action = replace(action, queue_timeout_s=deadline_s)
+    task_id = None if key is None else caller.task_id(action.kind, action.environment or "", key)
+    handle = caller.session.submit(replace(action, job=caller.job), task_id)
+    note(handle.id)
+    return handle
+
+
+def note(action_id: str) -> None:
+    """Note an action for the access log's line of the call that is being served."""
+    noted = noted_actions.get()
+    if noted is not None:
+        noted.append(action_id)
+
+
+async def run(
+    caller: Caller,
+    action: Action,
+    *,
+    key: str | None = None,
+    deadline_s: float | None = None,
+    patience_s: float | None = None,
+    request: Request | None = None,
+) -> Any:
+    """Submit an action and return its result.
+
+    Parameters
+    ----------
+    caller
+        For whom.
+    action
+        What to run; its job becomes that of the caller.
+    key
+        An idempotency key, unique within job, kind of action and environment.
+    deadline_s, patience_s
+        Limits in seconds, see the head of this module.
+    request
+        The request whose connection the action is to end with.
+
+    Raises
+    ------
+    GatewayError
+        As `app.gateway.errors.classify` says of how the action ended.
+
+    """
+    try:
+        handle = submit(caller, await put_aside(caller, action), key=key, deadline_s=deadline_s)
+    except TangramError as error:
+        raise classify(error) from error
+    return await wait(handle, cancel=key is None, patience_s=patience_s, request=request if key is None else None)
+
+
+async def put_aside(caller: Caller, action: Action) -> Action:
+    """Return an action whose large arguments are in the result store already. Raises as `Session.put_aside`."""
+    if any(isinstance(value, (bytes, str)) and len(value) > LARGE for value in action.arguments.values()):
+        return await asyncio.to_thread(caller.session.put_aside, action)
+    return action
+
+
+async def wait(handle: Handle[Any], *, cancel: bool = True, patience_s: float | None = None, request: Request | None = None) -> Any:
+    """Return the result of a submitted action; with `cancel` it ends when this wait does. Raises as `run`."""
+    future = asyncio.wrap_future(handle.future)
+    gone = asyncio.ensure_future(disconnected(request)) if request is not None else None
+    try:
+        if gone is not None or patience_s is not None:
+            await asyncio.wait([future, gone] if gone else [future], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done() and gone is not None and gone.done():
+                handle.cancel()
+                raise Cancelled(f"the caller of action {handle.id} is gone")
+            if not future.done():
+                raise StillRunning(f"action {handle.id} has no result after {patience_s:g} s and goes on")
+        return await future
+    except asyncio.CancelledError:
+        if cancel:
+            handle.cancel()
+        raise
+    except TangramError as error:
+        raise classify(error) from error
+    finally:
+        # Nobody looks at these again; the action's own future is not touched.
+        future.cancel()
+        if gone is not None:
+            gone.cancel()
+
+
+async def disconnected(request: Request) -> None:
+    """Return once the connection of a request whose body has been read is broken."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

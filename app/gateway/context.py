@@ -1,0 +1,106 @@
+"""What the shapes of one gateway process share, and how a route asks for it.
+
+```python
+@router.get("/things/{id}")
+async def thing(id: str, caller: CallerOf, gateway: GatewayOf) -> ...:
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated
+
+from fastapi import Depends
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.connection import BlockingConnectionPool
+from sqlalchemy import Engine
+from starlette.requests import Request
+
+from app.gateway.environments import Environments
+from app.gateway.errors import classify
+from app.gateway.joined import JoinedRuns
+from app.gateway.journal import Journal
+from app.gateway.languages import read_languages
+from app.gateway.metrics import Metrics
+from app.gateway.sessions import Caller, Sessions
+from app.gateway.tokens import Tokens, token_of
+from tangram.connection import find_addresses, open_store, redis_url
+from tangram.errors import StackUnreachable
+from tangram.settings import Settings
+
+STORE_CONNECTIONS = 32
+
+
+class Gateway:
+    """What the shapes work with; made and used in one event loop."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        """Connect to nothing yet.
+
+        Raises
+        ------
+        StackUnreachable
+            When there is no stack to connect to.
+        LanguagesFileError
+            When the file of languages cannot be used.
+
+        """
+        url = find_addresses(settings).result_url
+        pool = BlockingConnectionPool.from_url(
+            redis_url(url), max_connections=STORE_CONNECTIONS, timeout=settings.connect_timeout_s, socket_timeout=settings.connect_timeout_s
+        )
+        self.settings = settings
+        self.store = AsyncRedis(connection_pool=pool)
+        self.blob_store = open_store(url, settings.connect_timeout_s)
+        self.tokens = Tokens(engine)
+        self.journal = Journal(engine)
+        self.sessions = Sessions(settings)
+        self.environments = Environments(self.store, self.journal, self.sessions)
+        self.runs = JoinedRuns(self.store)
+        self.languages = read_languages(settings.gateway_languages)
+        self.metrics = Metrics()
+
+    async def caller(self, token: str) -> Caller:
+        """Return the caller that a token stands for. Raises `Unauthorized` and `InfraFailed`."""
+        job = await self.tokens.job_of(token)
+        try:
+            return await self.sessions.caller(job)
+        except StackUnreachable as error:
+            raise classify(error) from error
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Do what a gateway does beside its calls, and close everything afterwards."""
+        tasks = [asyncio.create_task(self.environments.end_leases()), asyncio.create_task(self.metrics.watch_loop())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks)
+            await self.runs.close()
+            await self.environments.settle()
+            await self.sessions.close()
+            await self.store.aclose()
+            self.blob_store.close()
+
+
+async def gateway_of(request: Request) -> Gateway:
+    """Return the gateway that serves a request."""
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+async def caller_of(request: Request) -> Caller:
+    """Return who calls, by the token of the request. Raises `Unauthorized` and `InfraFailed`."""
+    caller = await (await gateway_of(request)).caller(token_of(request.headers))
+    request.state.job = caller.job
+    return caller
+
+
+GatewayOf = Annotated[Gateway, Depends(gateway_of)]
+CallerOf = Annotated[Caller, Depends(caller_of)]

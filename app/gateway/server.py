@@ -1,0 +1,142 @@
+"""The gateway's application, and the process that serves it.
+
+| path | what |
+|---|---|
+| `/health` | 200 while the process answers; no token |
+| `/ready` | 200 while tokens, records and a scheduler can be reached, else 503; no token |
+| `/metrics` | figures of this process for Prometheus; no token |
+| `/docs`, `/openapi.json` | all routes |
+| everything else | the shapes, `SHAPES` |
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from redis import RedisError
+from starlette.exceptions import HTTPException
+
+from app.gateway import native, run_code
+from app.gateway.access import Access
+from app.gateway.context import Gateway, GatewayOf
+from app.gateway.shape import of_http
+from app.journal.database import open_engine, require_latest
+from tangram.errors import StackUnreachable, TangramError
+from tangram.settings import Settings
+
+SHAPES: tuple[APIRouter, ...] = (native.router, run_code.router)
+"""The routers of all shapes; where two know a path, the first one serves it."""
+
+KEEPALIVE_S, PROBE_S, PROBES = 30, 10, 3
+"""A silent connection is probed after so many seconds, so many seconds apart, and is broken after so many probes without an answer."""
+
+DRAIN_S = 10
+"""Seconds that calls have for their end when the process is asked to end."""
+
+_BACKLOG = 2048
+_log = logging.getLogger(__name__)
+
+
+def make_app(settings: Settings, database_url: str) -> FastAPI:
+    """Return the application.
+
+    Raises
+    ------
+    DatabaseError
+        When the database cannot be reached, or is not up to date.
+    StackUnreachable
+        When there is no stack to connect to.
+
+    """
+    engine = open_engine(database_url, connect_timeout_s=settings.connect_timeout_s)
+    require_latest(engine)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        gateway = app.state.gateway = Gateway(settings, engine)
+        async with gateway.running():
+            yield
+        engine.dispose()
+
+    app = FastAPI(title="ARL-Tangram gateway", version="1", lifespan=lifespan)
+    app.add_middleware(Access, body_limit_bytes=settings.gateway_body_mb * 2**20)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.include_router(_own)
+    for shape in SHAPES:
+        app.include_router(shape)
+    return app
+
+
+def serve(settings: Settings, database_url: str, host: str, port: int) -> None:
+    """Serve until a signal asks for the end. Raises as `make_app`, and `OSError` where the port cannot be had."""
+    app = make_app(settings, database_url)
+    with _listen(host, port) as listening:
+        _log.info("the gateway serves http://%s:%d", *listening.getsockname()[:2])
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            lifespan="on",
+            timeout_graceful_shutdown=DRAIN_S,
+            timeout_keep_alive=75,
+            server_header=False,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket whose connections, which inherit its options, notice that their other end has vanished."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listening = socket.socket(family, kind, proto)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", KEEPALIVE_S), ("TCP_KEEPINTVL", PROBE_S), ("TCP_KEEPCNT", PROBES)):
+            if hasattr(socket, name):  # macOS has other names
+                listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+_own = APIRouter(tags=["gateway"])
+
+
+@_own.get("/health")
+async def health() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+@_own.get("/ready")
+async def ready(gateway: GatewayOf) -> Response:
+    """Say whether calls can be served now."""
+    try:
+        await gateway.store.ping()
+        if not await gateway.journal.has_leader():
+            raise StackUnreachable("no scheduler leads")
+    except (TangramError, RedisError) as error:
+        return JSONResponse({"status": "not ready", "reason": str(error)}, 503)
+    return JSONResponse({"status": "ready"})
+
+
+@_own.get("/metrics")
+async def metrics(gateway: GatewayOf) -> Response:
+    """Return figures of this process for Prometheus."""
+    return Response(gateway.metrics.page(), media_type="text/plain; version=0.0.4")
+
+
+async def _answer_http(_request: Request, error: Exception) -> Response:
+    """Answer for paths that nobody serves, with FastAPI's `detail` beside the gateway's own form of an error."""
+    assert isinstance(error, HTTPException), "it is registered for these"
+    content = {"detail": error.detail, "error": {"kind": of_http(error).kind, "message": str(error.detail)}}
+    return JSONResponse(content, error.status_code, error.headers)

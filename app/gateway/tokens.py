@@ -1,0 +1,121 @@
+"""Tokens: who calls, and for which job.
+
+A token is 32 random bytes as text, shown once when it is made. The journal's database keeps its SHA-256 alone, which needs no salt:
+nobody can guess 256 random bits. A process remembers what it has looked up for `CACHE_S`, so a revoked token counts that much longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+
+from sqlalchemy import Engine, insert, select, update
+
+from app.gateway.errors import InfraFailed, Unauthorized
+from app.journal.database import DatabaseError, database_errors, writing
+from app.journal.models import GatewayToken, table
+from tangram.action import Action
+
+CACHE_S = 5.0
+_MOST_CACHED = 10_000
+_TOKENS = table(GatewayToken)
+
+
+def make_token(engine: Engine, job: str) -> str:
+    """Make a token for a job and return its text, which is kept nowhere.
+
+    Raises
+    ------
+    InvalidAction
+        When `job` is no valid name.
+    DatabaseError
+        When it cannot be written down.
+
+    """
+    Action.from_header({"kind": "check", "job": job})
+    token = secrets.token_urlsafe(32)
+    row = {"hash": _hash(token), "job": job, "created_at": time.time()}
+    with database_errors(engine.url), writing(engine).begin() as connection:
+        connection.execute(insert(_TOKENS).values(row))
+    return token
+
+
+def revoke_tokens(engine: Engine, job: str) -> int:
+    """Revoke all tokens of a job and return how many there were. Raises `DatabaseError`."""
+    statement = update(_TOKENS).where(_TOKENS.c.job == job, _TOKENS.c.revoked_at.is_(None)).values(revoked_at=time.time())
+    with database_errors(engine.url), writing(engine).begin() as connection:
+        return connection.execute(statement).rowcount
+
+
+class Tokens:
+    """Says whose tokens there are; used by one event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Look tokens up in the database of `engine`."""
+        self._engine = engine
+        self._known: dict[str, tuple[float, str | None]] = {}
+
+    async def job_of(self, token: str) -> str:
+        """Return the job of a token.
+
+        Raises
+        ------
+        Unauthorized
+            When there is no such token, or it was revoked.
+        InfraFailed
+            When the database cannot be asked.
+
+        """
+        hashed, now = _hash(token), time.monotonic()
+        known = self._known.get(hashed)
+        if known is None or known[0] <= now:
+            try:
+                known = now + CACHE_S, await asyncio.to_thread(self._look_up, hashed)
+            except DatabaseError as error:
+                raise InfraFailed(f"tokens cannot be looked up: {error}", "database") from error
+            if len(self._known) >= _MOST_CACHED:
+                self._known.clear()
+            self._known[hashed] = known
+        if known[1] is None:
+            raise Unauthorized("the token is unknown or was revoked")
+        return known[1]
+
+    def _look_up(self, hashed: str) -> str | None:
+        found = select(_TOKENS.c.job).where(_TOKENS.c.hash == hashed, _TOKENS.c.revoked_at.is_(None))
+        with database_errors(self._engine.url), self._engine.connect() as connection:
+            job: str | None = connection.execute(found).scalar_one_or_none()
+        return job
+
+
+def token_of(headers: Mapping[str, str]) -> str:
+    """Return the token that a call came with: `X-API-Key`, `Authorization: Bearer`, or the password of `Authorization: Basic`.
+
+    Clients that take nothing but a URL send the latter for `http://tangram:TOKEN@host:port`.
+
+    Raises
+    ------
+    Unauthorized
+        When there is none.
+
+    """
+    scheme, _, rest = headers.get("authorization", "").partition(" ")
+    token = headers.get("x-api-key", "")
+    if not token and scheme.lower() == "bearer":
+        token = rest.strip()
+    if not token and scheme.lower() == "basic":
+        try:
+            token = base64.b64decode(rest.strip(), validate=True).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            token = ""
+    if not token:
+        raise Unauthorized("a token is needed: X-API-Key or Authorization: Bearer (`tangram token new --job J` makes one)")
+    return token
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

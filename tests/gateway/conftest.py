@@ -1,0 +1,105 @@
+"""A stack with a gateway as a process of its own, and callers of it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from app.gateway.tokens import make_token
+from app.journal.database import open_engine
+from app.local.stack import StackPlan
+from tests.live.support import FAST_BEATS, SERVICES, Live, running
+
+LANGUAGES = """
+[shout]
+file = "text"
+run = "tr a-z A-Z < text"
+tool = "tr"
+"""
+
+
+@dataclass
+class Served:
+    """A stack that is up, and its gateway."""
+
+    live: Live
+    url: str
+
+    def token(self, job: str) -> str:
+        """Return a fresh token of a job."""
+        engine = open_engine(self.live.stack.database_url)
+        try:
+            return make_token(engine, job)
+        finally:
+            engine.dispose()
+
+    def http(self, job: str = "tests") -> httpx.Client:
+        """Return a caller for a job."""
+        return httpx.Client(base_url=self.url, headers={"X-API-Key": self.token(job)}, timeout=60)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="package")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run the stack that the tests of the gateway share; none of them may harm it."""
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "languages.toml").write_text(LANGUAGES)
+    limits = {
+        "TANGRAM_GATEWAY_BODY_MB": "8",
+        "TANGRAM_GATEWAY_PATIENCE_S": "1",
+        "TANGRAM_GATEWAY_LANGUAGES": str(folder / "languages.toml"),
+    }
+    (folder / "services.toml").write_text(SERVICES)
+    plan = StackPlan(
+        nodes=1,
+        cores=2,
+        memory_mb=4096,
+        cells=2,
+        cell_memory_mb=1200,
+        api_nodes=0,
+        services_file=folder / "services.toml",
+        gateway_port=free_port(),
+        variables={**FAST_BEATS, **limits},
+    )
+    with running(folder / "state", plan) as live:
+        yield Served(live, plan.gateway_url)
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    """Return a caller of the job `tests`."""
+    with served.http() as client:
+        yield client
+
+
+@pytest.fixture
+def environment(http: httpx.Client) -> Iterator[str]:
+    """Open an environment and return its address in the native API."""
+    opened = http.post("/api/v1/environments", json={})
+    assert opened.status_code == 201, opened.text
+    address = f"/api/v1/environments/{opened.json()['id']}"
+    yield address
+    http.delete(address)
+
+
+@pytest.fixture
+def run(http: httpx.Client, environment: str) -> Callable[..., dict[str, object]]:
+    """Return what runs a command in the environment and gives the answer."""
+
+    def command(line: str, **body: object) -> dict[str, object]:
+        answer = http.post(f"{environment}/exec", json={"command": line, **body})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    return command

@@ -1,0 +1,87 @@
+"""Who may call, what a process says of itself, and the commands for it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import Served
+
+
+def tangram(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **served.live.environment}
+    return subprocess.run([sys.executable, "-m", "tangram", *words], env=environment, capture_output=True, text=True, check=False)
+
+
+def sees(served: Served, **headers: str) -> int:
+    return httpx.get(
+        f"{served.url}/api/v1/environments", headers={name.replace("_", "-"): value for name, value in headers.items()}
+    ).status_code
+
+
+def test_a_token_is_all_that_the_command_prints_and_it_counts_until_it_is_revoked(served: Served) -> None:
+    # Given a token as the command line makes it
+    made = tangram(served, "token", "new", "--job", "cli")
+    assert (made.returncode, made.stderr) == (0, "")
+    token = made.stdout.strip()
+    assert made.stdout == token + "\n" and len(token) >= 40
+    # Then every way of sending it counts
+    basic = base64.b64encode(f"tangram:{token}".encode()).decode()
+    for headers in ({"X_API_KEY": token}, {"X_API_Key": token}, {"Authorization": f"Bearer {token}"}, {"Authorization": f"Basic {basic}"}):
+        assert sees(served, **headers) == 200, headers
+    # And the database does not hold it
+    assert token not in str(served.live.rows("SELECT * FROM gateway_tokens"))
+    # When it is revoked, it counts no longer
+    assert tangram(served, "token", "revoke", "--job", "cli").stdout == "1\n"
+    served.live.until(lambda: sees(served, X_API_Key=token) == 401)
+
+
+@pytest.mark.parametrize("headers", [{}, {"X_API_Key": "wrong"}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic ?"}])
+def test_without_a_token_that_counts_a_call_is_refused_in_the_shapes_own_words(served: Served, headers: dict[str, str]) -> None:
+    answer = httpx.get(f"{served.url}/api/v1/environments", headers={name.replace("_", "-"): value for name, value in headers.items()})
+    assert answer.status_code == 401
+    assert answer.json()["error"]["kind"] == "unauthorized"
+
+
+def test_a_job_must_have_a_valid_name(served: Served) -> None:
+    done = tangram(served, "token", "new", "--job", "two\nlines")
+    assert done.returncode == 2 and done.stdout == "" and "job" in done.stderr
+
+
+def test_health_readiness_figures_and_routes_need_no_token(served: Served) -> None:
+    assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{served.url}/ready").json() == {"status": "ready"}
+    assert "tangram_gateway_loop_lag_seconds_count" in httpx.get(f"{served.url}/metrics").text
+    assert "/api/v1/environments" in httpx.get(f"{served.url}/openapi.json").json()["paths"]
+
+
+def test_paths_that_nobody_serves_say_so(served: Served) -> None:
+    answer = httpx.get(f"{served.url}/nowhere")
+    assert answer.status_code == 404 and answer.json()["error"]["kind"] == "not_found"
+
+
+@pytest.mark.parametrize("length_is_named", [True, False])
+def test_a_body_beyond_the_limit_is_refused(served: Served, http: httpx.Client, environment: str, length_is_named: bool) -> None:
+    data = b"x" * (9 * 2**20)
+    content = data if length_is_named else iter([data[: 2**20]] * 9)
+    answer = http.put(f"{environment}/files", params={"path": "large"}, content=content)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["kind"] == "too_large" and "TANGRAM_GATEWAY_BODY_MB" in answer.json()["error"]["message"]
+
+
+def test_the_log_has_one_line_per_call_with_the_ids_of_its_actions(served: Served, http: httpx.Client, environment: str) -> None:
+    http.post(f"{environment}/exec", json={"command": "true"})
+    (line,) = [line for line in served.live.log("gateway").splitlines() if f"POST {environment}/exec" in line]
+    ((action,),) = served.live.rows(f"SELECT id FROM actions WHERE kind = 'cpu.exec' AND environment = '{environment.rpartition('/')[2]}'")
+    assert line.split()[-2:] == ["tests", action] and " 200 " in line
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(served: Served) -> None:
+    done = tangram(served, "gateway", "--port", served.url.rpartition(":")[2])
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "tangram: Address already in use"
