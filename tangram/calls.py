@@ -19,6 +19,9 @@ from tangram.errors import InvalidAction
 from tangram.results import Snapshot
 from tangram.wire import node_label
 
+Conversation = Sequence[Mapping[str, str]]
+"""Messages, each with `role` and `content`, for the model's chat template."""
+
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -249,7 +252,7 @@ def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options
 def generate(
     job: str,
     service: str,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Conversation],
     max_tokens: int | None,
     temperature: float | None,
     seed: int | None,

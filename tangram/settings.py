@@ -135,6 +135,12 @@ class Settings(BaseSettings):
         description="Seconds beyond its own timeouts for which the gateway holds a call of `/run_code` or `/run_jupyter`; after that its "
         "caller is to come again. Callers must wait for longer.",
     )
+    gateway_reward_s: float = Field(
+        default=100.0,
+        gt=0,
+        description="Seconds for which the gateway holds a call for a reward of slime or OpenRLHF, which wait 120 s and 180 s; after that "
+        "its caller is to come again.",
+    )
     gateway_languages: Path | None = Field(
         default=None, description="TOML file of languages for the gateway's `/run_code`, added to those that it comes with."
     )

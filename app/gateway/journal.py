@@ -53,6 +53,10 @@ class Journal:
             self._labels = time.monotonic(), labels
         return labels
 
+    async def services(self) -> dict[str, str]:
+        """Return what the services of all GPU nodes that are up are for, `score` or `logprobs`, by name."""
+        return await self._ask(_read_services)
+
     async def environments(self, job: str) -> list[str]:
         """Return the ids of the environments of a job that have not ended, in the order of their creation."""
         rows = (
@@ -88,6 +92,11 @@ class Journal:
     def _answer(self, question: Callable[[Connection], T]) -> T:
         with snapshot(self._engine) as connection:
             return question(connection)
+
+
+def _read_services(connection: Connection) -> dict[str, str]:
+    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state == NODE_UP)).scalars()
+    return {name: str(service.get("task", "")) for one in descriptions for name, service in one.get("services", {}).items()}
 
 
 def _read_labels(connection: Connection) -> frozenset[str]:

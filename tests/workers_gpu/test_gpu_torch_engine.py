@@ -188,6 +188,14 @@ def test_a_score_template_puts_plain_texts_together(
     assert scores == pytest.approx(plain_scores(["Q: a {response} A: {prompt}!"]), abs=CLOSE)
 
 
+def test_a_whole_text_is_scored_as_it_is(
+    models: Path, one: list[Device], state: Path, plain_scores: Callable[[list[str]], list[float]]
+) -> None:
+    made = engine(models, "rm-small", one, state, wording=Wording(score_template="Q: {prompt} A: {response}!"))
+
+    assert made.score([{"response": "2 + 3 = 5"}]) == pytest.approx(plain_scores(["2 + 3 = 5"]), abs=CLOSE)
+
+
 def test_a_conversation_is_written_by_the_services_own_template_if_it_has_one(
     models: Path, one: list[Device], state: Path, tmp_path: Path, plain_scores: Callable[[list[str]], list[float]]
 ) -> None:
@@ -257,6 +265,12 @@ def test_greedy_generation_follows_the_most_likely_token(teacher: TorchEngine, m
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         whole = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
         assert text == tokenizer.decode(whole, skip_special_tokens=True)
+
+
+def test_a_conversation_is_continued_as_its_template_writes_it(teacher: TorchEngine) -> None:
+    asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 3?"}]
+
+    assert teacher.generate([asked], 12) == teacher.generate(["<|system|>Be short.\n<|user|>2 + 3?\n"], 12)
 
 
 def test_sampling_repeats_with_its_seed_and_tiny_temperatures_are_greedy(teacher: TorchEngine) -> None:

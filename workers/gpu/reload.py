@@ -27,6 +27,7 @@ def described(host: ServiceHost) -> dict[str, Any]:
     """Return the services of a node as it describes them to the scheduler, which plans with the memory that they need there."""
     return {
         name: {
+            "task": service.task,
             "cells": service.cells,
             "memory_mb": host.needed_mb(name, service),
             "restore_s": service.restore_s,

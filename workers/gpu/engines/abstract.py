@@ -21,7 +21,7 @@ from workers.gpu.engines import canary
 from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.lifecycle import Lifecycle
 from workers.gpu.errors import CallFailed, NotSupported, OverBudget, WrongAnswer, one_line
-from workers.gpu.items import Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
+from workers.gpu.items import Prompt, Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
 
 Task = Literal["score", "logprobs"]
 
@@ -132,7 +132,7 @@ class Engine(ABC):
     def generate(
         self, prompts: Sequence[object], max_tokens: int = 64, temperature: float = 0.0, seed: int = 0, control: Control | None = None
     ) -> list[str]:
-        """Continue prompts of plain text; temperature 0 is greedy. Raises as `score` does."""
+        """Continue prompts of plain text, or conversations; temperature 0 is greedy. Raises as `score` does."""
         self._must_be("logprobs", "generate")
         read, sampling = read_prompts(prompts), read_sampling(max_tokens, temperature, seed)
         with self._working(control) as control:
@@ -212,7 +212,7 @@ class Engine(ABC):
     def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]: ...
 
     @abstractmethod
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]: ...
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]: ...
 
     def _must_agree(self, answers: Sequence[Answers], devices: Sequence[Device]) -> None:
         """Raise `WrongAnswer` unless every copy of the model answers as it did at the start."""

@@ -14,7 +14,7 @@ from workers.gpu.devices import Device
 from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine, Task
 from workers.gpu.engines.canary import Answer, Answers
-from workers.gpu.items import Sampling, ScoreItem
+from workers.gpu.items import Prompt, Sampling, ScoreItem
 
 _WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
 
@@ -67,7 +67,7 @@ class StubEngine(Engine):
         self._take_time(control)
         return [_chain(sequence) for sequence in sequences]
 
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
         self._take_time(control)
         seed = sampling.seed if sampling.temperature else 0
         return [_babble(f"{seed}:{prompt}", min(sampling.max_tokens, 64)) for prompt in prompts]

@@ -35,7 +35,7 @@ from workers.gpu.engines.merging import Merger
 from workers.gpu.engines.texts import Texts, Wording, check_ids
 from workers.gpu.engines.weights import Layout, Watch, empty, give_back
 from workers.gpu.errors import CallFailed
-from workers.gpu.items import Sampling, ScoreItem
+from workers.gpu.items import Prompt, Sampling, ScoreItem
 from workers.memory import MIB
 
 S = TypeVar("S")
@@ -265,7 +265,7 @@ class TorchEngine(Engine):
                 raise CallFailed(f"sequences[{index}]: the model's log-probs are not numbers")
         return out
 
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
         model = self._here()
         ids = model.texts.prompt_ids(prompts)
         self._check(ids, "prompts", model, sampling.max_tokens)

@@ -46,7 +46,7 @@ from workers.gpu.engines.vllm.command import Launch, interpreter
 from workers.gpu.engines.vllm.reader import Reader, adapter_rank, read_folder
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed
-from workers.gpu.items import Sampling, ScoreItem
+from workers.gpu.items import Prompt, Sampling, ScoreItem
 
 SLEEP_S = 120.0
 """Seconds that going to sleep may take."""
@@ -264,7 +264,7 @@ class VllmEngine(Engine):
             out += questions.read_logprobs(answer, part, len(out))
         return out
 
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
         served, reader = self._here(), self._read()
         ids = reader.texts.prompt_ids(prompts)
         reader.check(ids, "prompts", served.longest, sampling.max_tokens)
