@@ -68,6 +68,20 @@ class Journal:
         row = await self._ask(lambda connection: connection.execute(select(*columns).where(_ACTIONS.c.id == action_id)).one_or_none())
         return None if row is None else ActionState(**row._mapping)
 
+    async def unfinished(self, environment: str, session: str) -> list[str]:
+        """Return the ids of the actions that run or wait in a session of an environment."""
+        rows = select(_ACTIONS.c.id, _ACTIONS.c.header).where(_ACTIONS.c.ended_at.is_(None), _ACTIONS.c.environment == environment)
+        found = await self._ask(lambda connection: connection.execute(rows).all())
+        return [row.id for row in found if row.header.get("session") == session]
+
+    async def end_of(self, environment: str) -> str | None:
+        """Return why an environment has ended, or how; None while it stands, or is not written down yet."""
+        row = select(_ENVIRONMENTS.c.state, _ENVIRONMENTS.c.reason).where(
+            _ENVIRONMENTS.c.id == environment, _ENVIRONMENTS.c.ended_at.is_not(None)
+        )
+        ended = await self._ask(lambda connection: connection.execute(row).one_or_none())
+        return None if ended is None else f"environment {environment} is {ended.state}: {ended.reason}"
+
     async def has_leader(self) -> bool:
         """Say whether a scheduler leads."""
         lease = select(_LEASES.c.expires_at).where(_LEASES.c.name == SCHEDULER_LEASE)
