@@ -24,10 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tangram.action import KINDS
 from tangram.arrays import ArrayError, unpack_floats
 from tangram.blobs import Blobs
-from tangram.errors import BY_STATUS, ActionCancelled, ActionError, ActionFailed, EnvironmentLost
+from tangram.errors import BY_STATUS, ActionCancelled, ActionError, ActionFailed, ActionRefused, EnvironmentLost
 from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 
-_ERRORS = {error.__name__: error for error in (*BY_STATUS.values(), EnvironmentLost)}
+_OF_TWO_PARTS: dict[str, type[EnvironmentLost] | type[ActionRefused]] = {"EnvironmentLost": EnvironmentLost, "ActionRefused": ActionRefused}
+_ERRORS = {error.__name__: error for error in (*BY_STATUS.values(), EnvironmentLost, ActionRefused)}
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MaybeBlob = str | dict[str, Any]
 
@@ -230,8 +231,8 @@ def _failure(result: object) -> ActionError:
     if not isinstance(name, str):
         return ActionFailed(f"failed without a readable error: {str(result)[:200]}")
     parts = _failure_parts(result)
-    if name == EnvironmentLost.__name__ and len(parts) == 2:
-        return EnvironmentLost(*parts)
+    if name in _OF_TWO_PARTS and len(parts) == 2:
+        return _OF_TWO_PARTS[name](*parts)
     text, known = ", ".join(parts), _ERRORS.get(name)
     return known(text) if known else ActionFailed(f"{name}: {text}" if text else name)
 

@@ -50,6 +50,24 @@ class ActionFailed(ActionError):
     status = "failed"
 
 
+class ActionRefused(ActionFailed):
+    """Raised when what an action asks for is wrong, e.g. a file that does not exist, or an item that a model cannot take.
+
+    Nothing is wrong with the system: the same action would end so again.
+    """
+
+    def __init__(self, reason: str = "", problem: str = "") -> None:
+        """Keep the `reason`, one sentence for a person, and the name of the `problem`: `NoSuchFile`, `BadInput` and so on."""
+        super().__init__(reason)
+        self.problem = problem
+        # Celery and pickle rebuild an error from its arguments.
+        self.args = (reason, problem)
+
+    def __str__(self) -> str:
+        """Return the reason."""
+        return self.reason
+
+
 class ActionTimedOut(ActionError, TimeoutError):
     """Raised when an action without partial output ran past its timeout."""
 

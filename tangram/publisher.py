@@ -193,7 +193,7 @@ class Publisher:
         """
         action = message.action
         if message.packed is None:
-            message.packed = self._pack(action)
+            message.packed = self.pack(action)
         shown = {name: message.packed[name] for name in _SHOWN if name in message.packed}
         task = self._app.amqp.create_task_message(
             message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=reprlib.repr(shown), ignore_result=False
@@ -204,7 +204,7 @@ class Publisher:
         header = {ACTION_HEADER: described}
         self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
 
-    def _pack(self, action: Action) -> dict[str, Any]:
+    def pack(self, action: Action) -> dict[str, Any]:
         """Move what is large beside the message. Tasks that are not ours know nothing of blobs and get what they were given."""
         if action.kind not in KINDS:
             return dict(action.arguments)

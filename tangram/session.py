@@ -108,6 +108,24 @@ class Session:
                 self._environments.pop(action.environment, None)
             return self._submit(action, task_id)
 
+    def put_aside(self, action: Action) -> Action:
+        """Put what is large among an action's arguments into the result store, and return the action with references in place of it.
+
+        Sending does so anyway, but one action after another. Blocks for as long as that takes, so call it from a thread of your own.
+
+        Raises
+        ------
+        StackUnreachable
+            When the result store cannot be reached.
+        InvalidAction
+            When an argument cannot be sent.
+
+        """
+        try:
+            return action.with_arguments(**self._publisher.pack(action))
+        except (TypeError, ValueError) as error:
+            raise InvalidAction("arguments", f"cannot be sent as JSON: {error}") from error
+
     def open_environment(self, action: Action) -> Handle[Any]:
         """Submit a `cpu.open` whose environment is closed with the client, unless it is detached or could not be opened."""
         place = calls.place_of(action)

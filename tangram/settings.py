@@ -129,8 +129,11 @@ class Settings(BaseSettings):
         default=None, ge=1, le=65535, description="Port of 127.0.0.1 at which `tangram up` serves the gateway too; by default it does not."
     )
     gateway_body_mb: int = Field(default=64, ge=1, description="Largest body of a request that the gateway takes, MiB.")
-    gateway_open_s: float = Field(
-        default=300.0, gt=0, description="Seconds that the opening of an environment may wait in the queue for a caller of the gateway."
+    gateway_patience_s: float = Field(
+        default=8.0,
+        gt=0,
+        description="Seconds beyond its own timeouts for which the gateway holds a call of `/run_code` or `/run_jupyter`; after that its "
+        "caller is to come again. Callers must wait for longer.",
     )
     gateway_languages: Path | None = Field(
         default=None, description="TOML file of languages for the gateway's `/run_code`, added to those that it comes with."

@@ -11,8 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tangram.blobs import Blobs
-from tangram.errors import ActionError, ActionFailed, TangramError
+from tangram.errors import ActionError, ActionFailed, ActionRefused, InvalidAction, TangramError
 from tangram.settings import Settings
+from workers.cpu.errors import (
+    FileTooLarge,
+    FileUnusable,
+    ImageMissing,
+    ImageUnsupported,
+    NoSuchFile,
+    PathIsDirectory,
+    PathOutside,
+    SnapshotUnsupported,
+)
+from workers.gpu.errors import BadInput, NotSupported
 
 if TYPE_CHECKING:
     from workers.api.requests import Requests
@@ -21,6 +32,10 @@ if TYPE_CHECKING:
     from workers.gpu.prefetch import Prefetch
 
 T = TypeVar("T")
+
+_FILES = (NoSuchFile, PathIsDirectory, PathOutside, FileTooLarge, FileUnusable)
+_CALLERS = (InvalidAction, *_FILES, ImageMissing, ImageUnsupported, SnapshotUnsupported, BadInput, NotSupported)
+"""What is wrong with an action itself."""
 
 _contexts: dict[type, object] = {}
 
@@ -79,10 +94,12 @@ def context(kind: type[T]) -> T:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn what a sandbox or an engine refuses into the end of the action, in the same words."""
+    """Turn what a sandbox or an engine refuses into the end of the action, in the same words: by whose fault it is."""
     try:
         yield
     except ActionError:
         raise
+    except _CALLERS as error:
+        raise ActionRefused(str(error), type(error).__name__) from error
     except TangramError as error:
         raise ActionFailed(str(error)) from error

@@ -30,6 +30,9 @@ from tangram.action import Action
 from tangram.errors import TangramError
 from tangram.handles import Handle
 
+LARGE = 256 * 1024
+"""Length of an argument from which on it is put into the result store on a thread, so that nobody waits behind it."""
+
 noted_actions: ContextVar[list[str] | None] = ContextVar("noted_actions", default=None)
 """The ids of the actions of the call that is being served; None outside of calls."""
 
@@ -82,18 +85,23 @@ async def run(
 
     """
     try:
-        handle = submit(caller, action, key=key, deadline_s=deadline_s)
+        handle = submit(caller, await put_aside(caller, action), key=key, deadline_s=deadline_s)
     except TangramError as error:
-        raise classify(error, action.kind) from error
-    return await wait(handle, action.kind, cancel=key is None, patience_s=patience_s, request=request if key is None else None)
+        raise classify(error) from error
+    return await wait(handle, cancel=key is None, patience_s=patience_s, request=request if key is None else None)
 
 
-async def wait(
-    handle: Handle[Any], kind: str, *, cancel: bool = True, patience_s: float | None = None, request: Request | None = None
-) -> Any:
-    """Return the result of a submitted action of `kind`; with `cancel` it ends when this wait does. Raises as `run`."""
+async def put_aside(caller: Caller, action: Action) -> Action:
+    """Return an action whose large arguments are in the result store already. Raises as `Session.put_aside`."""
+    if any(isinstance(value, (bytes, str)) and len(value) > LARGE for value in action.arguments.values()):
+        return await asyncio.to_thread(caller.session.put_aside, action)
+    return action
+
+
+async def wait(handle: Handle[Any], *, cancel: bool = True, patience_s: float | None = None, request: Request | None = None) -> Any:
+    """Return the result of a submitted action; with `cancel` it ends when this wait does. Raises as `run`."""
     future = asyncio.wrap_future(handle.future)
-    gone = asyncio.ensure_future(_disconnected(request)) if request is not None else None
+    gone = asyncio.ensure_future(disconnected(request)) if request is not None else None
     try:
         if gone is not None or patience_s is not None:
             await asyncio.wait([future, gone] if gone else [future], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +116,7 @@ async def wait(
             handle.cancel()
         raise
     except TangramError as error:
-        raise classify(error, kind) from error
+        raise classify(error) from error
     finally:
         # Nobody looks at these again; the action's own future is not touched.
         future.cancel()
@@ -116,7 +124,7 @@ async def wait(
             gone.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Return once the connection of a request whose body has been read is broken."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -21,7 +21,9 @@ from starlette.requests import Request
 
 from app.gateway.environments import Environments
 from app.gateway.errors import classify
+from app.gateway.joined import JoinedRuns
 from app.gateway.journal import Journal
+from app.gateway.languages import read_languages
 from app.gateway.metrics import Metrics
 from app.gateway.sessions import Caller, Sessions
 from app.gateway.tokens import Tokens, token_of
@@ -36,7 +38,16 @@ class Gateway:
     """What the shapes work with; made and used in one event loop."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
-        """Connect to nothing yet. Raises `StackUnreachable` when there is no stack to connect to."""
+        """Connect to nothing yet.
+
+        Raises
+        ------
+        StackUnreachable
+            When there is no stack to connect to.
+        LanguagesFileError
+            When the file of languages cannot be used.
+
+        """
         url = find_addresses(settings).result_url
         pool = BlockingConnectionPool.from_url(
             redis_url(url), max_connections=STORE_CONNECTIONS, timeout=settings.connect_timeout_s, socket_timeout=settings.connect_timeout_s
@@ -48,6 +59,8 @@ class Gateway:
         self.journal = Journal(engine)
         self.sessions = Sessions(settings)
         self.environments = Environments(self.store, self.journal, self.sessions)
+        self.runs = JoinedRuns(self.store)
+        self.languages = read_languages(settings.gateway_languages)
         self.metrics = Metrics()
 
     async def caller(self, token: str) -> Caller:
@@ -69,6 +82,8 @@ class Gateway:
                 task.cancel()
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(*tasks)
+            await self.runs.close()
+            await self.environments.settle()
             await self.sessions.close()
             await self.store.aclose()
             self.blob_store.close()

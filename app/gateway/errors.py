@@ -24,6 +24,7 @@ from tangram.errors import (
     ActionCancelled,
     ActionError,
     ActionLost,
+    ActionRefused,
     ActionRejected,
     ActionTimedOut,
     EnvironmentLost,
@@ -33,8 +34,6 @@ from tangram.errors import (
 )
 
 RETRY_AFTER_S = 2
-
-_FILE_KINDS = ("cpu.read_file", "cpu.write_file")
 
 
 class GatewayError(TangramError):
@@ -50,9 +49,18 @@ class GatewayError(TangramError):
 
 
 class BadRequest(GatewayError):
-    """Raised when what was asked for is wrong, or could never run."""
+    """Raised when what was asked for is wrong, or could never run.
+
+    `problem` names what is wrong, where an action was refused for it: `NoSuchFile`, `PathIsDirectory`, `PathOutside`, `FileTooLarge`,
+    `FileUnusable`, `ImageMissing`, `BadInput` and so on, as in `workers/cpu/errors.py` and `workers/gpu/errors.py`.
+    """
 
     status, kind = 400, "bad_request"
+
+    def __init__(self, message: str, problem: str = "") -> None:
+        """Keep the message, one line for a person, and the name of the problem."""
+        super().__init__(message)
+        self.problem = problem
 
 
 class Unauthorized(GatewayError):
@@ -107,8 +115,8 @@ class InfraFailed(GatewayError):
         self.cause = cause
 
 
-def classify(error: Exception, kind: str = "") -> GatewayError:
-    """Return what the end of an action of `kind`, or any other failure of a call, is for a caller."""
+def classify(error: Exception) -> GatewayError:
+    """Return what the end of an action, or any other failure of a call, is for a caller."""
     text = str(error)
     match error:
         case GatewayError():
@@ -125,17 +133,19 @@ def classify(error: Exception, kind: str = "") -> GatewayError:
             return Overloaded(text) if text.endswith("actions waiting already") else BadRequest(text)
         case ActionTimedOut():
             return Overloaded(text) if text.startswith("waited longer than queue_timeout_s") else InfraFailed(text, "timed_out")
+        case ActionRefused():
+            return BadRequest(text, error.problem)
         case ActionError():
-            return _failed(text, kind)
+            return _failed(text)
         case StackUnreachable() | RedisError():
             return InfraFailed(text, "stack_unreachable")
     return InfraFailed(f"{type(error).__name__}: {text}", "error")
 
 
-def _failed(text: str, kind: str) -> GatewayError:
-    """Tell an environment that is gone, and a file that cannot be used, from a failure of the system."""
+def _failed(text: str) -> GatewayError:
+    """Tell an environment that is gone from a failure of the system."""
     if text.startswith("environment ") and any(
         word in text for word in (" is unknown: ", " was closed ", " is being closed: ", " is gone: ")
     ):
         return NotFound(text)
-    return BadRequest(text) if kind in _FILE_KINDS else InfraFailed(text, "failed")
+    return InfraFailed(text, "failed")

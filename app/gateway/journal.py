@@ -62,6 +62,11 @@ class Journal:
         )
         return await self._ask(lambda connection: list(connection.execute(rows).scalars()))
 
+    async def stands(self, environment: str) -> bool:
+        """Say whether an environment is written down and has not ended."""
+        row = select(_ENVIRONMENTS.c.id).where(_ENVIRONMENTS.c.id == environment, _ENVIRONMENTS.c.ended_at.is_(None))
+        return await self._ask(lambda connection: connection.execute(row).scalar_one_or_none()) is not None
+
     async def action(self, action_id: str) -> ActionState | None:
         """Return how an action is; None where the journal does not know it."""
         columns = (_ACTIONS.c.id, _ACTIONS.c.job, _ACTIONS.c.kind, _ACTIONS.c.status, _ACTIONS.c.reason)
@@ -73,14 +78,6 @@ class Journal:
         rows = select(_ACTIONS.c.id, _ACTIONS.c.header).where(_ACTIONS.c.ended_at.is_(None), _ACTIONS.c.environment == environment)
         found = await self._ask(lambda connection: connection.execute(rows).all())
         return [row.id for row in found if row.header.get("session") == session]
-
-    async def end_of(self, environment: str) -> str | None:
-        """Return why an environment has ended, or how; None while it stands, or is not written down yet."""
-        row = select(_ENVIRONMENTS.c.state, _ENVIRONMENTS.c.reason).where(
-            _ENVIRONMENTS.c.id == environment, _ENVIRONMENTS.c.ended_at.is_not(None)
-        )
-        ended = await self._ask(lambda connection: connection.execute(row).one_or_none())
-        return None if ended is None else f"environment {environment} is {ended.state}: {ended.reason}"
 
     async def has_leader(self) -> bool:
         """Say whether a scheduler leads."""

@@ -24,7 +24,7 @@ from tangram import calls as words
 from tangram.blobs import Blobs
 from tangram.decode import decode, read_meta
 from tangram.errors import ActionError
-from tangram.results import ExecResult
+from tangram.results import Act, ExecResult, Logprobs, Scores, Texts
 from tangram.wire import RESULT_KEY_PREFIX
 
 router = shape_router("native", plain_answer, prefix="/api/v1", tags=["native"])
@@ -75,6 +75,42 @@ class ExecBody(_Body):
     action_class: str | None = None
 
 
+class ServiceBody(_Body):
+    """Which service is asked, and the limits; meanings as in `tangram.calls.ServiceOptions`."""
+
+    service: str
+    units: list[int] | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    trajectory: str = ""
+    action_class: str | None = None
+
+    def options(self) -> words.ServiceOptions:
+        """Return the options of the action."""
+        return {name: getattr(self, name) for name in ServiceBody.model_fields if name != "service"}  # type: ignore[return-value]
+
+
+class ScoreBody(ServiceBody):
+    """What a reward model is to score."""
+
+    items: list[Any]
+
+
+class LogprobsBody(ServiceBody):
+    """Sequences of token ids for a teacher."""
+
+    token_ids: list[list[int]]
+
+
+class GenerateBody(ServiceBody):
+    """Prompts for a model; what is absent is the service's own default."""
+
+    prompts: list[str]
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+
 class EnvironmentAnswer(BaseModel):
     """An environment; times are seconds since the epoch."""
 
@@ -116,6 +152,30 @@ class ExecAnswer(BaseModel):
     act: ActAnswer
 
 
+class ScoresAnswer(BaseModel):
+    """One score per item."""
+
+    scores: list[float]
+    dop: int
+    act: ActAnswer
+
+
+class LogprobsAnswer(BaseModel):
+    """For n token ids n-1 log-probabilities, a list per sequence."""
+
+    logprobs: list[list[float]]
+    dop: int
+    act: ActAnswer
+
+
+class TextsAnswer(BaseModel):
+    """One text per prompt."""
+
+    texts: list[str]
+    dop: int
+    act: ActAnswer
+
+
 class ActionAnswer(BaseModel):
     """How an action is; `result` is there once it has succeeded, or its command timed out. Bytes are base64 text."""
 
@@ -154,7 +214,7 @@ async def list_environments(caller: CallerOf, gateway: GatewayOf) -> list[Enviro
 @router.get("/environments/{environment}")
 async def get_environment(environment: str, caller: CallerOf, gateway: GatewayOf) -> EnvironmentAnswer:
     """Return one environment."""
-    return EnvironmentAnswer.of(await gateway.environments.get(caller, environment))
+    return EnvironmentAnswer.of(await gateway.environments.look(caller, environment))
 
 
 @router.post("/environments/{environment}/lease")
@@ -203,6 +263,30 @@ async def write_file(
     await calls.run(caller, words.write_file(record.place, path, data, mode), key=key, request=request)
 
 
+@router.post("/score")
+async def score(body: ScoreBody, caller: CallerOf, request: Request, key: Key = None) -> ScoresAnswer:
+    """Have a reward model score items."""
+    action = words.score(caller.job, body.service, body.items, body.options())
+    scores: Scores = await calls.run(caller, action, key=key, request=request)
+    return ScoresAnswer(scores=scores, dop=scores.dop, act=_act(scores.act))
+
+
+@router.post("/logprobs")
+async def logprobs(body: LogprobsBody, caller: CallerOf, request: Request, key: Key = None) -> LogprobsAnswer:
+    """Have a teacher give the log-probabilities of token ids."""
+    action = words.logprobs(caller.job, body.service, body.token_ids, body.options())
+    found: Logprobs = await calls.run(caller, action, key=key, request=request)
+    return LogprobsAnswer(logprobs=found, dop=found.dop, act=_act(found.act))
+
+
+@router.post("/generate")
+async def generate(body: GenerateBody, caller: CallerOf, request: Request, key: Key = None) -> TextsAnswer:
+    """Have a model continue prompts."""
+    action = words.generate(caller.job, body.service, body.prompts, body.max_tokens, body.temperature, body.seed, body.options())
+    texts: Texts = await calls.run(caller, action, key=key, request=request)
+    return TextsAnswer(texts=texts, dop=texts.dop, act=_act(texts.act))
+
+
 @router.get("/actions/{action}")
 async def get_action(
     action: str,
@@ -224,6 +308,10 @@ async def cancel_action(action: str, caller: CallerOf) -> None:
     """Ask for the end of an action; does not wait for that."""
     _check_own(action, caller)
     caller.session.cancel_task(action)
+
+
+def _act(act: Act) -> ActAnswer:
+    return ActAnswer.model_validate(asdict(act))
 
 
 def _check_own(action: str, caller: CallerOf) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.gateway.errors import GatewayError
+from app.gateway.errors import BadRequest, GatewayError
 
 
 class RemoteError(GatewayError):
@@ -44,15 +44,18 @@ def is_folder(path: str) -> RemoteError:
     return RemoteError("builtins.IsADirectoryError", f"[Errno 21] Is a directory: {path!r}")
 
 
-def of_file(path: str, problem: str) -> RemoteError:
-    """Return Python's error for what a worker says of a file."""
-    if problem.endswith("does not exist"):
-        return no_such(path)
-    if problem.endswith((" is a folder", " names a folder")):
-        return is_folder(path)
-    if problem.endswith(("Permission denied", " leads out of the environment")):
-        return RemoteError("builtins.PermissionError", f"[Errno 13] {problem}: {path!r}")
-    return RemoteError("builtins.OSError", problem)
+def of_file(path: str, error: BadRequest) -> GatewayError:
+    """Return Python's error for a file that cannot be used, or the error itself where Python has none."""
+    match error.problem:
+        case "NoSuchFile":
+            return no_such(path)
+        case "PathIsDirectory":
+            return is_folder(path)
+        case "PathOutside":
+            return RemoteError("builtins.PermissionError", f"[Errno 13] {error}: {path!r}")
+        case "FileUnusable" | "FileTooLarge":
+            return RemoteError("builtins.OSError", str(error))
+    return error
 
 
 def of_failure(error: GatewayError) -> RemoteError:

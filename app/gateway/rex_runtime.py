@@ -177,7 +177,7 @@ class Runtime:
         try:
             data: bytes = await self._act(words.read_file(self._record.place, body.path))
         except BadRequest as error:
-            raise of_file(body.path, str(error)) from error
+            raise of_file(body.path, error) from error
         return wire.FileRead(content=await asyncio.to_thread(_text, data, body))
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -185,7 +185,7 @@ class Runtime:
         try:
             await self._act(words.write_file(self._record.place, path, data))
         except BadRequest as error:
-            raise of_file(path, str(error)) from error
+            raise of_file(path, error) from error
 
     @property
     def mark(self) -> str:
@@ -210,13 +210,14 @@ class Runtime:
     async def _act(self, action: Action) -> Any:
         """Run an action and wait for it; one whose queue is full is held and offered again, since clients never come a second time."""
         deadline, step = time.monotonic() + HOLD_S, next(self._steps)
+        action = await calls.put_aside(self._caller, action)
         for attempt in count():
             # Writes and commands run once per key. A second attempt is another action: the first was refused, so it never ran.
             key = None if self._key is None or action.idempotent else f"{self._key}/{step}/{attempt}"
             handle = calls.submit(self._caller, action, key=key)
             self._action_id = handle.id
             try:
-                return await calls.wait(handle, action.kind, cancel=key is None, request=self._request if key is None else None)
+                return await calls.wait(handle, cancel=key is None, request=self._request if key is None else None)
             except Overloaded:
                 pause_s = min(_LONGEST_PAUSE_S, 0.2 * 2**attempt) * random.uniform(0.5, 1.0)
                 if time.monotonic() + pause_s > deadline:
@@ -242,8 +243,8 @@ async def alive(gateway: Gateway, record: Record) -> wire.Alive:
     """Say whether an environment stands, without an action."""
     if record.state != "open":
         return wire.Alive(is_alive=False, message=f"environment {record.id} is being opened")
-    reason = await gateway.journal.end_of(record.id)
-    return wire.Alive(is_alive=reason is None, message=reason or "")
+    stands = await gateway.journal.stands(record.id)
+    return wire.Alive(is_alive=stands, message="" if stands else f"environment {record.id} has ended")
 
 
 def _text(data: bytes, body: wire.ReadFile) -> str:

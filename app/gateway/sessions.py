@@ -44,16 +44,25 @@ class Sessions:
         """Connect as `settings` say."""
         self._settings = settings
         self._open: dict[str, Session] = {}
-        self._opening = asyncio.Lock()
+        self._opening: dict[str, asyncio.Task[Session]] = {}
 
     async def caller(self, job: str) -> Caller:
         """Return a caller for a job. Raises `StackUnreachable` when the stack does not answer in time."""
         session = self._open.get(job)
-        if session is None:
-            async with self._opening:
-                session = self._open.get(job) or await open_session(job, self._settings, client_id=client_id_of(job))
-                self._open[job] = session
-        return Caller(job, session)
+        return Caller(job, session if session is not None else await asyncio.shield(self._begin(job)))
+
+    def _begin(self, job: str) -> asyncio.Task[Session]:
+        """Return the one attempt to connect for a job, which all its callers wait for."""
+        if job not in self._opening:
+            self._opening[job] = asyncio.create_task(self._connect(job))
+        return self._opening[job]
+
+    async def _connect(self, job: str) -> Session:
+        try:
+            self._open[job] = await open_session(job, self._settings, client_id=client_id_of(job))
+            return self._open[job]
+        finally:
+            del self._opening[job]
 
     async def close(self) -> None:
         """Close the environments that go with this process, waiting a bounded time for that, and all connections."""

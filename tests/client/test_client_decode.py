@@ -16,6 +16,7 @@ from tangram import (
     ActionError,
     ActionFailed,
     ActionLost,
+    ActionRefused,
     ActionRejected,
     ActionTimedOut,
     EnvironmentLost,
@@ -62,6 +63,13 @@ def test_the_loss_of_an_environment_comes_back_with_its_node() -> None:
     raised = outcome(failure("EnvironmentLost", ["environment e is lost: it burned", "n1"]))
     assert type(raised) is EnvironmentLost
     assert (str(raised), raised.reason, raised.node) == ("environment e is lost: it burned", "environment e is lost: it burned", "n1")
+    assert pickle.loads(pickle.dumps(raised)).args == raised.args
+
+
+def test_a_refusal_comes_back_with_its_problem_and_is_a_failure_too() -> None:
+    raised = outcome(failure("ActionRefused", ["there is no file x", "NoSuchFile"]))
+    assert isinstance(raised, ActionRefused) and isinstance(raised, ActionFailed)
+    assert (str(raised), raised.reason, raised.problem) == ("there is no file x", "there is no file x", "NoSuchFile")
     assert pickle.loads(pickle.dumps(raised)).args == raised.args
 
 

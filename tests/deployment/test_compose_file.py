@@ -13,7 +13,7 @@ import yaml
 from tangram.settings import Settings
 from tests.deployment.support import COMPOSE_FILE, PASSWORDS, ROOT, compose, services
 
-OURS = {"migrate", "scheduler", "cpu-worker", "gpu-worker", "api-worker", "flower"}
+OURS = {"migrate", "scheduler", "cpu-worker", "gpu-worker", "api-worker", "gateway", "flower"}
 EVERY = OURS | {"redis", "postgres"}
 COMMITTED = ("docker-compose.yml", "docker-compose.cgroup2.yml", ".env.example", "Dockerfile", "docs/deployment.md")
 
@@ -74,9 +74,10 @@ def test_what_needs_the_tables_waits_for_them(config: dict[str, dict[str, Any]])
         assert config[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully", name
 
 
-def test_only_flower_has_a_port_and_for_this_machine_alone(config: dict[str, dict[str, Any]]) -> None:
-    assert [name for name, service in config.items() if service.get("ports")] == ["flower"]
-    (port,) = config["flower"]["ports"]
+@pytest.mark.parametrize("name", ["flower", "gateway"])
+def test_ports_are_for_this_machine_alone(config: dict[str, dict[str, Any]], name: str) -> None:
+    assert {name for name, service in config.items() if service.get("ports")} == {"flower", "gateway"}
+    (port,) = config[name]["ports"]
     host = port["host_ip"] if isinstance(port, dict) else port.partition(":")[0]
     assert host == "127.0.0.1"
 
@@ -87,7 +88,7 @@ def test_servers_are_on_networks_that_lead_nowhere(config: dict[str, dict[str, A
     assert set(config["redis"]["networks"]) == {"queue"}
     assert set(config["postgres"]["networks"]) == {"journal"}
     # Then who has no business with the journal cannot reach it
-    assert {name for name, service in config.items() if "journal" in service["networks"]} == {"postgres", "migrate", "scheduler"}
+    assert {name for name, service in config.items() if "journal" in service["networks"]} == {"postgres", "migrate", "scheduler", "gateway"}
 
 
 def test_only_the_cpu_worker_has_the_engine_and_only_it_is_root(config: dict[str, dict[str, Any]]) -> None:

@@ -12,9 +12,14 @@ import pytest
 from app.gateway.tokens import make_token
 from app.journal.database import open_engine
 from app.local.stack import StackPlan
-from tests.live.support import FAST_BEATS, Live, running
+from tests.live.support import FAST_BEATS, SERVICES, Live, running
 
-LIMITS = {"TANGRAM_GATEWAY_BODY_MB": "8"}
+LANGUAGES = """
+[shout]
+file = "text"
+run = "tr a-z A-Z < text"
+tool = "tr"
+"""
 
 
 @dataclass
@@ -48,8 +53,26 @@ def free_port() -> int:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run the stack that the tests of the gateway share; none of them may harm it."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables={**FAST_BEATS, **LIMITS})
-    with running(tmp_path_factory.mktemp("gateway"), plan) as live:
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "languages.toml").write_text(LANGUAGES)
+    limits = {
+        "TANGRAM_GATEWAY_BODY_MB": "8",
+        "TANGRAM_GATEWAY_PATIENCE_S": "1",
+        "TANGRAM_GATEWAY_LANGUAGES": str(folder / "languages.toml"),
+    }
+    (folder / "services.toml").write_text(SERVICES)
+    plan = StackPlan(
+        nodes=1,
+        cores=2,
+        memory_mb=4096,
+        cells=2,
+        cell_memory_mb=1200,
+        api_nodes=0,
+        services_file=folder / "services.toml",
+        gateway_port=free_port(),
+        variables={**FAST_BEATS, **limits},
+    )
+    with running(folder / "state", plan) as live:
         yield Served(live, plan.gateway_url)
 
 

@@ -24,9 +24,9 @@ def test_a_command_beyond_its_timeout_is_a_result(run: Run) -> None:
 
 
 def test_files_go_in_and_come_out(http: httpx.Client, environment: str, run: Run) -> None:
-    data = bytes(range(256)) * 1000
+    data = bytes(range(256)) * 8000
     assert http.put(f"{environment}/files", params={"path": "in/data.bin"}, content=data).status_code == 204
-    assert run("wc -c < in/data.bin; cp in/data.bin out.bin")["stdout"] == "256000\n"
+    assert run("wc -c < in/data.bin; cp in/data.bin out.bin")["stdout"] == "2048000\n"
     assert http.get(f"{environment}/files", params={"path": "out.bin"}).content == data
 
 
@@ -101,6 +101,18 @@ def test_a_renewed_lease_lasts(served: Served, http: httpx.Client) -> None:
     http.delete(f"/api/v1/environments/{first}")
 
 
+def test_a_name_whose_environment_has_ended_by_itself_is_free(served: Served, http: httpx.Client) -> None:
+    # Given an environment that ended without the gateway's knowledge
+    opened = http.post("/api/v1/environments", json={"name": "ended"}).json()
+    with served.live.client("tests") as client:
+        client.cancel(trajectory=opened["trajectory"])
+        served.live.until(lambda: served.live.rows(f"SELECT id FROM environments WHERE id = '{opened['id']}' AND ended_at IS NOT NULL"))
+    # Then it is not found, and its name gives another one
+    again = http.post("/api/v1/environments", json={"name": "ended"}).json()
+    assert again["id"] != opened["id"] and http.get(f"/api/v1/environments/{opened['id']}").status_code == 404
+    http.delete(f"/api/v1/environments/{again['id']}")
+
+
 def test_an_image_where_nodes_have_none_is_a_label(served: Served, http: httpx.Client) -> None:
     opened = http.post("/api/v1/environments", json={"image": "python:3.12"})
     assert (opened.status_code, opened.json()["image"]) == (201, "python:3.12")
@@ -142,3 +154,21 @@ def test_what_is_wrong_is_said_in_one_line(http: httpx.Client, environment: str)
         answer = http.post(f"{environment}/exec", json=body)
         assert answer.status_code == 400, body
         assert answer.json()["error"]["kind"] == "bad_request" and "\n" not in answer.json()["error"]["message"]
+
+
+def test_services_score_and_give_logprobs(http: httpx.Client) -> None:
+    scored = http.post("/api/v1/score", json={"service": "judge", "items": [{"prompt": "a", "response": "b"}] * 3})
+    assert scored.status_code == 200 and len(scored.json()["scores"]) == 3 and scored.json()["act"]["execution_s"] >= 0
+    found = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]]})
+    assert found.status_code == 200 and [len(one) for one in found.json()["logprobs"]] == [2, 1]
+
+
+def test_items_that_a_model_cannot_take_are_a_bad_request(http: httpx.Client) -> None:
+    answer = http.post("/api/v1/score", json={"service": "judge", "items": ["neither prompt nor response"]})
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request")
+
+
+def test_a_service_that_nobody_declares_is_a_bad_request(http: httpx.Client) -> None:
+    answer = http.post("/api/v1/generate", json={"service": "nobody", "prompts": ["a"]})
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request")
+    assert "nobody" in answer.json()["error"]["message"]

@@ -1,0 +1,112 @@
+"""Runs the cells of a notebook; sent to environments by `run_code.py`, with whatever Python 3.8 or newer the image has.
+
+Arguments: a file with the cells, JSON list of texts; a file to which the result of each cell is added as a line of JSON; the seconds that
+a cell may take, 0 for no limit. Where IPython can be imported, cells run in it. Otherwise they are plain Python: no magics, and of a last
+expression its `repr`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import signal
+import sys
+import traceback
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+Error = Optional[Dict[str, Any]]
+Run = Callable[[str], Tuple[str, str, List[Dict[str, Any]], Error]]
+
+
+class CellTimeout(BaseException):
+    """Raised in a cell that runs for too long."""
+
+
+def run_plain(cell: str, names: dict[str, Any]) -> tuple[list[dict[str, Any]], Error]:
+    """Run a cell in `names`; return what it shows, and its error."""
+    try:
+        tree = ast.parse(cell, "<cell>")
+        last = tree.body[-1] if tree.body else None
+        if not isinstance(last, ast.Expr):
+            exec(compile(tree, "<cell>", "exec"), names)
+            return [], None
+        tree.body.pop()
+        exec(compile(tree, "<cell>", "exec"), names)
+        value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
+        return ([] if value is None else [{"text/plain": repr(value)}]), None
+    except (Exception, SystemExit, KeyboardInterrupt, CellTimeout) as error:
+        lines = traceback.format_exception(type(error), error, error.__traceback__.tb_next if error.__traceback__ else None)
+        return [], {"ename": type(error).__name__, "evalue": str(error), "traceback": lines}
+
+
+def plain_runner() -> Run:
+    """Return what runs a cell in plain Python."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+
+    def run(cell: str) -> tuple[str, str, list[dict[str, Any]], Error]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            shown, error = run_plain(cell, names)
+        return out.getvalue(), err.getvalue(), shown, error
+
+    return run
+
+
+def ipython_runner(interactive_shell: Any, capture_output: Any) -> Run:
+    """Return what runs a cell in IPython."""
+    shell = interactive_shell.instance()
+    shell._showtraceback = lambda *_: None  # errors are results, not output
+    values: list[object] = []
+    shell.display_trap.hook = lambda value: None if value is None else values.append(value)
+
+    def run(cell: str) -> tuple[str, str, list[dict[str, Any]], Error]:
+        values.clear()
+        with capture_output() as captured:
+            result = shell.run_cell(cell)
+            shown = [shell.display_formatter.format(value)[0] for value in values]
+        shown = [dict(output.data) for output in captured.outputs] + shown
+        error = result.error_before_exec or result.error_in_exec
+        if error is None:
+            return captured.stdout, captured.stderr, shown, None
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+        return captured.stdout, captured.stderr, shown, {"ename": type(error).__name__, "evalue": str(error), "traceback": lines}
+
+    return run
+
+
+def make_runner() -> Run:
+    """Return what runs a cell and gives its standard output, its standard error, what it shows, and its error."""
+    try:
+        from IPython.core.interactiveshell import InteractiveShell
+        from IPython.utils.capture import capture_output
+    except ImportError:
+        return plain_runner()
+    return ipython_runner(InteractiveShell, capture_output)
+
+
+def main(cells_file: str, results_file: str, cell_timeout_s: float) -> None:
+    """Run all cells; one that fails does not stop those after it, one that runs out of time ends the process."""
+    with open(cells_file, encoding="utf-8") as source:
+        cells = json.load(source)
+
+    def out_of_time(_number: int, _frame: object) -> None:
+        raise CellTimeout(f"the cell ran for more than {cell_timeout_s:g} s")
+
+    signal.signal(signal.SIGALRM, out_of_time)
+    run = make_runner()
+    with open(results_file, "a", encoding="utf-8") as results:
+        for cell in cells:
+            signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)
+            stdout, stderr, shown, error = run(cell)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            result = {"stdout": stdout, "stderr": stderr, "display": shown, "error": [error] if error else []}
+            results.write(json.dumps(result, default=repr) + "\n")
+            results.flush()
+            if error and error["ename"] == "CellTimeout":
+                sys.exit(124)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

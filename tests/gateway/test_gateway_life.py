@@ -1,0 +1,105 @@
+"""Several processes of a gateway, deaths of one, of a node, of connections: nothing runs twice, and no failure of ours is a verdict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.local.processes import Command
+from app.local.stack import StackPlan
+from tests.gateway.conftest import Served, free_port
+from tests.live.support import FAST_BEATS, running
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
+    """Run a stack with two gateways that a test may do anything to."""
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=FAST_BEATS)
+    with running(tmp_path / "state", plan) as live:
+        port = free_port()
+        live.stack.spawn(Command("second", (sys.executable, "-m", "tangram", "gateway", "--port", str(port)), FAST_BEATS))
+        second = Served(live, f"http://127.0.0.1:{port}")
+        live.until(lambda: answers(second))
+        yield Served(live, plan.gateway_url), second
+
+
+def answers(served: Served) -> bool:
+    try:
+        return httpx.get(f"{served.url}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def running_commands(served: Served) -> int:
+    return len(served.live.rows("SELECT id FROM actions WHERE kind = 'cpu.exec' AND status = 'running'"))
+
+
+def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served, Served]) -> None:
+    first, second = pair
+    key = {"Idempotency-Key": "k"}
+    token = {"X-API-Key": first.token("tests")}
+    with httpx.Client(headers=token, timeout=60) as http, ThreadPoolExecutor(3) as threads:
+        # Given an environment of the first process, that the second one knows by the same key
+        opened = http.post(f"{first.url}/api/v1/environments", json={"lease_s": 3600}, headers=key).json()
+        assert http.post(f"{second.url}/api/v1/environments", json={}, headers=key).json() == opened
+        path = f"/api/v1/environments/{opened['id']}"
+        # And a command that the first one waits for
+        slow = {"command": "echo ran >> ledger; while [ ! -e go ]; do sleep 0.05; done; cat ledger"}
+        waiting = threads.submit(http.post, f"{first.url}{path}/exec", json=slow, headers=key)
+        first.live.until(lambda: running_commands(first) == 1)
+        # When the first one is killed, and its caller comes to the second one, twice
+        first.live.process("gateway").kill()
+        with pytest.raises(httpx.TransportError):
+            waiting.result()
+        again = [threads.submit(http.post, f"{second.url}{path}/exec", json=slow, headers=key) for _ in range(2)]
+        assert http.post(f"{second.url}{path}/exec", json={"command": "touch go", "session": "other"}).json()["exit_code"] == 0
+        # Then both get what the one run printed
+        assert [one.result().json()["stdout"] for one in again] == ["ran\n", "ran\n"]
+        # And the second one closes what the first one opened, when its lease is over
+        assert http.post(f"{second.url}{path}/lease", json={"lease_s": 0.1}).status_code == 200
+        state = f"SELECT state FROM environments WHERE id = '{opened['id']}'"
+        first.live.until(lambda: first.live.rows(state) == [("closed",)])
+
+
+def test_a_node_that_dies_is_a_failure_of_the_system_in_every_shape(pair: tuple[Served, Served]) -> None:
+    first, _ = pair
+    with first.http() as http, ThreadPoolExecutor(2) as threads:
+        # Given a command and code that run on a node
+        path = f"/api/v1/environments/{http.post('/api/v1/environments', json={}).json()['id']}"
+        command = threads.submit(http.post, f"{path}/exec", json={"command": "sleep 60"})
+        code = threads.submit(http.post, "/run_code", json={"language": "bash", "code": "sleep 60", "run_timeout": 60})
+        first.live.until(lambda: running_commands(first) == 2)
+        # When it dies
+        first.live.process("cpu-0").kill()
+        # Then none of the answers is one on the program
+        assert (command.result().status_code, command.result().json()["error"]["kind"]) == (502, "infra")
+        assert code.result().status_code == 504
+        # And so it stays for the lost environment
+        assert http.post(f"{path}/exec", json={"command": "true"}).status_code == 502
+        figures = http.get("/metrics").text
+    for shape, number in (("native", 2), ("run_code", 1)):
+        assert f'infra_failed_total{{cause="environment_lost",shape="{shape}"}} {number}.0' in figures
+
+
+def test_up_serves_a_gateway_where_a_port_is_set(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    port = free_port()
+    variables = {"TANGRAM_STATE_DIR": str(tmp_path / "state"), "TANGRAM_GATEWAY_PORT": str(port), "PATH": "/usr/bin:/bin"}
+    (tmp_path / "services.toml").write_text("[quotas.q]\nconcurrency = 1\n")
+    variables |= {"TANGRAM_SERVICES_FILE": str(tmp_path / "services.toml"), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    argv = [sys.executable, "-m", "tangram", "up", "--cells", "1"]
+    with subprocess.Popen(argv, env=variables, stderr=subprocess.PIPE, text=True) as up:
+        try:
+            assert up.stderr is not None
+            lines = [up.stderr.readline() for _ in range(2)]
+            assert f"http://127.0.0.1:{port}" in lines[1] and "tangram token new" in lines[1], lines
+            assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        finally:
+            up.terminate()

@@ -1,0 +1,52 @@
+"""The program that runs cells, on its own: in plain Python, and in IPython where this Python has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "app" / "gateway" / "notebook.py"
+IPYTHON = pytest.param((), marks=pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed"))
+
+
+@pytest.fixture(params=[("-S",), IPYTHON], ids=["plain", "ipython"])
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Return the options of the interpreter: without its site packages it has no IPython."""
+    return tuple(request.param)
+
+
+def results(folder: Path, flags: tuple[str, ...], cells: list[str], cell_timeout_s: float = 0) -> tuple[int, list[dict[str, Any]]]:
+    (folder / "cells").write_text(json.dumps(cells))
+    argv = [sys.executable, *flags, str(NOTEBOOK), "cells", "results", str(cell_timeout_s)]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, env={"HOME": str(folder)})
+    assert (done.stdout, done.stderr) == ("", "")
+    return done.returncode, [json.loads(line) for line in (folder / "results").read_text().splitlines()]
+
+
+def test_cells_share_names_and_show_their_last_expression(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    code, cells = results(tmp_path, flags, ["a = 'x'", "a; a", "print(a)", "import sys\nprint('no', file=sys.stderr)", "None"])
+    assert code == 0
+    assert [cell["display"] for cell in cells] == [[], [{"text/plain": "'x'"}], [], [], []]
+    assert [(cell["stdout"], cell["stderr"]) for cell in cells][2:4] == [("x\n", ""), ("", "no\n")]
+    assert not any(cell["error"] for cell in cells)
+
+
+def test_an_error_is_a_result_of_its_cell_alone(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    code, cells = results(tmp_path, flags, ["print('so far'); 1 / 0", "1 +", "print('goes on')"])
+    assert code == 0
+    assert [[error["ename"] for error in cell["error"]] for cell in cells] == [["ZeroDivisionError"], ["SyntaxError"], []]
+    assert [cell["stdout"] for cell in cells] == ["so far\n", "", "goes on\n"]
+    assert any("ZeroDivisionError" in line for line in cells[0]["error"][0]["traceback"])
+
+
+def test_a_cell_that_is_out_of_time_ends_the_process(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    code, cells = results(tmp_path, flags, ["print(1)", "while True: pass", "print(3)"], 0.5)
+    assert code == 124
+    assert [cell["stdout"] for cell in cells] == ["1\n", ""]
+    assert cells[1]["error"][0]["ename"] == "CellTimeout"

@@ -1,0 +1,185 @@
+"""SandboxFusion's shape, by its unchanged client where that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import Served
+
+fusion = pytest.importorskip("sandbox_fusion", reason="the extra `clients` is not installed")
+
+
+@pytest.fixture(scope="module")
+def endpoint(served: Served) -> str:
+    """Return the address that a client is given, which has the token in it."""
+    return served.url.replace("://", f"://tangram:{served.token('fusion')}@")
+
+
+@pytest.fixture(scope="module")
+def caller(served: Served) -> Iterator[httpx.Client]:
+    with served.http("fusion") as client:
+        yield client
+
+
+def run(endpoint: str, code: str, language: str = "python", **fields: Any) -> Any:
+    return fusion.run_code(fusion.RunCodeRequest(code=code, language=language, **fields), endpoint=endpoint, max_attempts=1)
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def open_environments(served: Served) -> list[Any]:
+    return served.live.rows("SELECT id FROM environments WHERE job = 'fusion' AND ended_at IS NULL")
+
+
+def test_code_runs_with_its_input_and_its_files(endpoint: str) -> None:
+    done = run(
+        endpoint,
+        "import sys\nprint(sys.stdin.read() + open('in/data.txt').read())\nopen('out.txt', 'w').write('made')",
+        stdin="from stdin, ",
+        files={"in/data.txt": encoded("from a file"), "not-there.txt": None},
+        fetch_files=["out.txt", "missing.txt"],
+    )
+    assert (done.status, done.run_result.status, done.run_result.return_code) == ("Success", "Finished", 0)
+    assert done.run_result.stdout == "from stdin, from a file\n"
+    assert done.compile_result is None
+    assert done.files == {"out.txt": encoded("made")} and "missing.txt" in done.message
+    assert 0 < done.run_result.execution_time < 10
+
+
+def test_the_async_client_is_served_alike(endpoint: str) -> None:
+    request = fusion.RunCodeRequest(code="echo $((6 * 7))", language="bash")
+    assert asyncio.run(fusion.run_code_async(request, endpoint=endpoint, max_attempts=1)).run_result.stdout == "42\n"
+
+
+def test_code_that_fails_is_failed_and_no_error(endpoint: str) -> None:
+    done = run(endpoint, "import sys\nprint('so far')\nsys.exit(3)")
+    assert (done.status, done.run_result.status, done.run_result.return_code, done.run_result.stdout) == (
+        "Failed",
+        "Finished",
+        3,
+        "so far\n",
+    )
+    mapping = fusion.SummaryMapping(RunFailed="wrong", RunTimeout="slow", CompileFailed="broken")
+    assert fusion.summary_run_code_result(done, mapping) == "wrong"
+
+
+def test_code_that_runs_for_too_long_is_over_its_limit_with_what_it_printed(endpoint: str) -> None:
+    done = run(endpoint, "import time\nprint('so far', flush=True)\ntime.sleep(60)", run_timeout=0.5)
+    assert (done.status, done.run_result.status, done.run_result.return_code) == ("Failed", "TimeLimitExceeded", None)
+    assert done.run_result.stdout == "so far\n"
+
+
+def test_a_compiled_language_has_a_result_of_its_compiler(endpoint: str) -> None:
+    program = '#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2 << "\\n"; }'
+    done = run(endpoint, program, "cpp", stdin="21")
+    assert (done.status, done.compile_result.return_code, done.run_result.stdout) == ("Success", 0, "42\n")
+    broken = run(endpoint, "int main() { return x; }", "cpp")
+    assert (broken.status, broken.compile_result.status, broken.run_result) == ("Failed", "Finished", None)
+    assert broken.compile_result.return_code != 0 and "not declared" in broken.compile_result.stderr
+
+
+def test_a_memory_limit_holds(caller: httpx.Client) -> None:
+    body = {"language": "python", "code": "x = bytearray(800 * 2**20)"}
+    done = caller.post("/run_code", json={**body, "memory_limit_MB": 256}).json()
+    assert done["status"] == "Failed" and "MemoryError" in done["run_result"]["stderr"]
+    assert caller.post("/run_code", json={**body, "memory_limit_MB": -1}).json()["status"] == "Success"
+
+
+def test_a_tool_that_is_missing_is_no_verdict(served: Served, caller: httpx.Client) -> None:
+    done = caller.post("/run_code", json={"language": "lean", "code": "1"}).json()
+    assert (done["status"], done["run_result"]) == ("SandboxError", None)
+    assert "needs lean" in done["message"]
+    assert 'infra_failed_total{cause="missing_tool",shape="run_code"} 1.0' in httpx.get(f"{served.url}/metrics").text
+
+
+def test_users_add_languages(caller: httpx.Client) -> None:
+    done = caller.post("/run_code", json={"language": "shout", "code": "hello"}).json()
+    assert (done["status"], done["run_result"]["stdout"]) == ("Success", "HELLO")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"language": "klingon"},
+        {"code": None},
+        {"run_timeout": 0},
+        {"files": {"../up": ""}},
+        {"files": {"/etc/passwd": ""}},
+        {"files": {"a": "?"}},
+        {"fetch_files": ["../up"]},
+    ],
+)
+def test_a_wrong_body_is_422(caller: httpx.Client, change: dict[str, Any]) -> None:
+    answer = caller.post("/run_code", json={"language": "python", "code": "1", **change})
+    assert answer.status_code == 422 and answer.json()["detail"]
+
+
+def test_a_token_is_needed_and_the_ping_needs_none(served: Served) -> None:
+    assert httpx.post(f"{served.url}/run_code", json={"language": "python", "code": "1"}).status_code == 401
+    assert httpx.get(f"{served.url}/v1/ping").json() == "pong"
+
+
+def test_many_calls_at_once_all_get_their_own_answer_and_leave_nothing(served: Served, endpoint: str) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda n: run(endpoint, f"print({n})"), range(48)))
+    assert [done.run_result.stdout for done in answers] == [f"{n}\n" for n in range(48)]
+    served.live.until(lambda: not open_environments(served))
+
+
+def test_a_call_that_waits_in_the_queue_is_504_in_time_and_its_retry_gets_the_same_run(served: Served, caller: httpx.Client) -> None:
+    # Given a node whose memory is taken
+    body = {"language": "bash", "code": "echo ran", "run_timeout": 1, "compile_timeout": 1, "memory_limit_MB": 512}
+    with served.http("blocker") as blocker, ThreadPoolExecutor(1) as thread:
+        blocking = blocker.post("/api/v1/environments", json={"memory_mb": 4000}).json()["id"]
+        # When code is to be run, the answer comes in time: 2 s of limits and 1 s of patience
+        began = time.monotonic()
+        assert caller.post("/run_code", json=body).status_code == 504
+        assert 2.9 < time.monotonic() - began < 4
+        # Then the same body again waits for the run that was begun, and no other run is made
+        again = thread.submit(caller.post, "/run_code", json=body)
+        blocker.delete(f"/api/v1/environments/{blocking}")
+        assert again.result().json()["run_result"]["stdout"] == "ran\n"
+    opens = "SELECT count(*) FROM actions WHERE job = 'fusion' AND kind = 'cpu.open' AND header LIKE '%\"memory_mb\":[512]%'"
+    assert served.live.rows(opens) == [(1,)]
+
+
+def test_a_retry_after_a_broken_connection_gets_the_same_run(served: Served, caller: httpx.Client) -> None:
+    body = {"language": "bash", "code": "sleep 1.5; date +%N", "run_timeout": 10}
+    with contextlib.suppress(httpx.ReadTimeout):
+        caller.post("/run_code", json=body, timeout=0.7)
+    served.live.until(lambda: len(open_environments(served)) == 1)
+    ((environment,),) = open_environments(served)
+    assert caller.post("/run_code", json=body).json()["executor_pod_name"] == environment
+
+
+def test_cells_share_one_interpreter(endpoint: str) -> None:
+    cells = ["a = 123", "a", "print(a)", "import sys; sys.stderr.write('oops'); None", "raise RuntimeError('wrong')", "a + 1"]
+    request = fusion.RunJupyterRequest(cells=cells, files={"in.txt": encoded("x")}, fetch_files=["in.txt"])
+    done = fusion.run_jupyter(request, endpoint=endpoint, max_attempts=1)
+    assert (done.status, done.driver.status, done.files) == ("Failed", "Finished", {"in.txt": encoded("x")})
+    assert [cell.stdout for cell in done.cells] == ["", "", "123\n", "", "", ""]
+    assert done.cells[3].stderr == "oops"
+    assert [cell.display for cell in done.cells if cell.display] == [[{"text/plain": "123"}], [{"text/plain": "124"}]]
+    (error,) = done.cells[4].error
+    assert (error["ename"], error["evalue"]) == ("RuntimeError", "wrong") and any("wrong" in line for line in error["traceback"])
+
+
+def test_a_cell_that_runs_for_too_long_ends_the_notebook_with_what_there_is(endpoint: str) -> None:
+    request = fusion.RunJupyterRequest(cells=["print(1)", "while True: pass", "print(3)"], cell_timeout=0.5)
+    done = fusion.run_jupyter(request, endpoint=endpoint, max_attempts=1)
+    assert done.status == "Failed" and [cell.stdout for cell in done.cells] == ["1\n", ""]
+    assert done.cells[1].error[0]["ename"] == "CellTimeout"
+    request = fusion.RunJupyterRequest(cells=["print(1)", "import time; time.sleep(60)"], total_timeout=5)
+    done = fusion.run_jupyter(request, endpoint=endpoint, max_attempts=1)
+    assert (done.status, done.driver.status, [cell.stdout for cell in done.cells]) == ("Failed", "TimeLimitExceeded", ["1\n"])
