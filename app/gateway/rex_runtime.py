@@ -33,7 +33,7 @@ from app.gateway import rex_scripts as scripts
 from app.gateway.context import Gateway
 from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded
 from app.gateway.records import KEPT_S, Record
-from app.gateway.rex_errors import denied, no_such, of_file, swerex_error
+from app.gateway.rex_errors import RemoteError, denied, no_such, of_file, swerex_error
 from app.gateway.sessions import Caller, digest
 from tangram import calls as words
 from tangram.action import Action, command_class
@@ -106,7 +106,8 @@ class Runtime:
         """Run a command in a shell."""
         session = await self._session(body.session)
         if body.is_interactive_command or body.is_interactive_quit or body.expect:
-            raise BadRequest("interactive programs are not served here")
+            message = "interactive programs (is_interactive_command, is_interactive_quit, expect) are not served by this gateway"
+            raise RemoteError("builtins.NotImplementedError", message)
         name = command_class(body.command)
         try:
             result = await self._exec(scripts.run_text(body.command, self._mark), session, name, timeout_s=body.timeout)
@@ -114,7 +115,7 @@ class Runtime:
             if not await self._gateway.store.exists(_INTERRUPTED + self._action_id):
                 raise
             return self._checked(body, wire.Observation(exit_code=INTERRUPTED_CODE, failure_reason=str(error)))
-        if scripts.fault(result.stdout, self._mark):
+        if scripts.is_wrong_syntax(result.stdout, result.stderr, result.exit_code, self._mark):
             raise _bad_syntax(body.command, result)
         output = scripts.plain(result.stdout)
         if result.status == "timed_out":

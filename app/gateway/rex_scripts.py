@@ -27,9 +27,24 @@ def start_text(sources: Sequence[str], variables: Mapping[str, str]) -> str:
 
 
 def run_text(command: str, mark: str) -> str:
-    """Return what runs a command in a shell, both streams in one; a command that the shell cannot read is not begun."""
+    """Return what runs a command in a shell, both streams in one; `is_wrong_syntax` says whether the shell could not read it.
+
+    A shell reads a whole line before it runs any of it. So a command of one line is its own check. Of several lines the first ones would
+    run, so another shell reads them first.
+    """
+    if "\n" not in command:
+        return f"eval {shlex.quote(f'exec 2>&1; {command}')}"
     check = f"if \"${{BASH:-sh}}\" -n <<'{mark}'\n{command}\n{mark}\n"
     return f"{check}then exec 2>&1; eval {shlex.quote(command)}\nelse printf %s '{mark} {BAD_SYNTAX}'; (exit 2); fi"
+
+
+def is_wrong_syntax(stdout: str, stderr: str, exit_code: int | None, mark: str) -> bool:
+    """Say whether a command was not begun because the shell could not read it.
+
+    What a command prints is in `stdout`, as it begins with joining the streams. So what is in `stderr` was said before.
+    """
+    refused = not stdout and bool(stderr) and exit_code not in (None, 0) and "warning: here-document" not in stderr
+    return refused or fault(stdout, mark) == BAD_SYNTAX
 
 
 def hang_up_text() -> str:

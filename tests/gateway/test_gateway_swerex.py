@@ -48,7 +48,7 @@ MATRIX = (
     ("swe-rex", "1.4.0", "create_session", "works; the first one opens the environment; a startup that is too slow is CommandTimeoutError"),
     ("swe-rex", "1.4.0", "run_in_session", "works; standard input is empty; a timeout ends the command, an `exit` leaves the shell usable"),
     ("swe-rex", "1.4.0", "run_in_session (interrupt)", "works also while the command runs, which then has exit code 130 and no output"),
-    ("swe-rex", "1.4.0", "run_in_session (interactive, expect)", "not served: 400"),
+    ("swe-rex", "1.4.0", "run_in_session (interactive, expect)", "not served: NotImplementedError"),
     ("swe-rex", "1.4.0", "close_session", "works"),
     ("swe-rex", "1.4.0", "execute", "works; several run at once; a signal n is exit code 128 + n"),
     ("swe-rex", "1.4.0", "read_file", "works, in the environment's own folders; at most 64 MiB"),
@@ -144,12 +144,27 @@ def test_a_command_that_ends_its_shell_leaves_the_session_usable(rex: Rex) -> No
     assert rex.run("echo $STAYS") == "yes\n"
 
 
-@pytest.mark.parametrize("command", ["if", "echo begun >>ledger-syntax\nfor x in", "echo 'open", "echo a; } ; { echo b"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "if",
+        "touch ledger-syntax; fi",
+        "echo 'open",
+        "echo begun >>ledger-syntax\nfor x in",
+        "touch ledger-syntax\necho 'open",
+        "touch ledger-syntax; } ; { echo b",
+    ],
+)
 def test_wrong_syntax_runs_nothing(rex: Rex, command: str) -> None:
     with pytest.raises(BashIncorrectSyntaxError) as caught:
         rex.run(command, check="silent")
     assert "line" in caught.value.extra_info["bash_stderr"] and caught.value.extra_info["bash_stdout"] == ""
     assert rex.run("ls ledger-syntax 2>/dev/null", check="silent") == ""
+
+
+@pytest.mark.parametrize("command", ["sh -c 'echo wrong >&2; exit 2'", "cat <<EOF; echo no >&2; false", "bash -c if", "kill -9 $$"])
+def test_a_command_that_fails_with_words_is_no_wrong_syntax(rex: Rex, command: str) -> None:
+    assert do(rex.runtime.run_in_session(BashAction(command=command, check="silent"))).exit_code not in (0, None)
 
 
 def test_a_command_beyond_its_timeout_is_ended_and_the_session_goes_on(rex: Rex) -> None:
@@ -173,6 +188,13 @@ def test_an_interrupt_ends_the_running_command(rex: Rex) -> None:
     interrupt, command = asyncio.run(both())
     assert (interrupt.exit_code, command.exit_code) == (0, 130) and time.monotonic() - began < 30
     assert rex.run("echo on") == "on\n"
+
+
+@pytest.mark.parametrize("options", [{"is_interactive_command": True}, {"is_interactive_quit": True}, {"expect": [">>> "]}])
+def test_an_interactive_program_is_refused_before_it_begins(rex: Rex, options: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match="interactive"):
+        rex.run("touch interactive", **options)
+    assert rex.execute(["test", "-e", "interactive"]).exit_code == 1
 
 
 def test_sessions_are_created_and_closed_by_name(rex: Rex) -> None:
