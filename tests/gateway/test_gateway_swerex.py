@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +15,6 @@ from tests.gateway.conftest import Served
 
 pytest.importorskip("swerex", reason="the extra `clients` is not installed")
 
-from swerex.deployment.remote import RemoteDeployment
 from swerex.exceptions import (
     BashIncorrectSyntaxError,
     CommandTimeoutError,
@@ -27,7 +22,6 @@ from swerex.exceptions import (
     NonZeroExitCodeError,
     SessionDoesNotExistError,
     SessionExistsError,
-    SwerexException,
 )
 from swerex.runtime.abstract import (
     BashAction,
@@ -35,13 +29,13 @@ from swerex.runtime.abstract import (
     CloseBashSessionRequest,
     Command,
     CreateBashSessionRequest,
-    ReadFileRequest,
-    UploadRequest,
     WriteFileRequest,
 )
 from swerex.runtime.remote import RemoteRuntime
 
-T = TypeVar("T")
+from tests.gateway.rex_support import Rex, do, rex, runtime_of
+
+__all__ = ["MATRIX", "rex", "runtime_of"]
 
 MATRIX = (
     ("swe-rex", "1.4.0", "is_alive", "works: says whether the environment stands, without an action"),
@@ -57,59 +51,6 @@ MATRIX = (
     ("swe-rex", "1.4.0", "close", "works: closes the environment"),
 )
 """Client, version, method, how it works here: rows of the compatibility matrix."""
-
-
-@dataclass
-class Rex:
-    """A runtime of an environment of its own, and what calls it from outside an event loop."""
-
-    served: Served
-    runtime: RemoteRuntime
-    name: str
-    token: str
-
-    @property
-    def url(self) -> str:
-        return f"{self.served.url}/envs/{self.name}"
-
-    def post(self, method: str, key: str | None = None, **body: Any) -> httpx.Response:
-        headers = {"X-API-Key": self.token} | ({"X-Request-ID": key} if key else {})
-        return httpx.post(f"{self.url}/{method}", json=body, headers=headers, timeout=60)
-
-    def run(self, command: str, **options: Any) -> str:
-        return do(self.runtime.run_in_session(BashAction(command=command, **options))).output
-
-    def execute(self, command: str | list[str], **options: Any) -> Any:
-        return do(self.runtime.execute(Command(command=command, **options)))
-
-
-def do(call: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
-    async def wait() -> T:
-        return await call
-
-    return asyncio.run(wait())
-
-
-@pytest.fixture(scope="module")
-def runtime_of(served: Served) -> Callable[[str, str], RemoteRuntime]:
-    """Return what makes a runtime for a token and the name of an environment, the way that a user does."""
-
-    def make(token: str, name: str) -> RemoteRuntime:
-        deployment = RemoteDeployment(auth_token=token, host=f"{served.url}/envs/{name}")
-        do(deployment.start())
-        return deployment.runtime
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def rex(served: Served, runtime_of: Callable[[str, str], RemoteRuntime]) -> Iterator[Rex]:
-    """Return a runtime with the session `default`."""
-    token, name = served.token("rex"), f"rex-{secrets.token_hex(4)}"
-    made = Rex(served, runtime_of(token, name), name, token)
-    do(made.runtime.create_session(CreateBashSessionRequest(startup_timeout=10)))
-    yield made
-    do(made.runtime.close())
 
 
 # -- shells ---------------------------------------------------------------------------------------------------------
@@ -288,63 +229,6 @@ def test_programs_run_beside_each_other_and_beside_shells(rex: Rex) -> None:
     asyncio.run(meet())
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
-
-
-def test_files_are_read_as_python_reads_them(rex: Rex) -> None:
-    text = "zwölf\nlines ☃\n"
-    do(rex.runtime.write_file(WriteFileRequest(path="deep/er/file.txt", content=text)))
-    assert do(rex.runtime.read_file(ReadFileRequest(path="deep/er/file.txt"))).content == text
-    rex.execute("printf 'a\\r\\nb\\377' > odd", shell=True)
-    assert do(rex.runtime.read_file(ReadFileRequest(path="odd", encoding="latin-1"))).content == "a\nbÿ"
-    assert do(rex.runtime.read_file(ReadFileRequest(path="odd", errors="backslashreplace"))).content == "a\nb\\xff"
-    for request in (ReadFileRequest(path="odd"), ReadFileRequest(path="odd", encoding="no-such-code")):
-        with pytest.raises(SwerexException):
-            do(rex.runtime.read_file(request))
-
-
-def test_a_file_that_cannot_be_used_is_pythons_error(rex: Rex) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        do(rex.runtime.read_file(ReadFileRequest(path="nowhere")))
-    rex.execute(["mkdir", "-p", "folder"])
-    with pytest.raises(IsADirectoryError):
-        do(rex.runtime.read_file(ReadFileRequest(path="folder")))
-    with pytest.raises(IsADirectoryError):
-        do(rex.runtime.write_file(WriteFileRequest(path="folder", content="")))
-
-
-@pytest.mark.parametrize("size", [0, 1000, 2**20, 3 * 2**20 + 1])
-def test_a_file_of_any_size_is_uploaded_whole(rex: Rex, tmp_path: Path, size: int) -> None:
-    data = secrets.token_bytes(size)
-    (tmp_path / "data").write_bytes(data)
-    do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path=f"up/{size} ü.bin")))
-    assert rex.execute(["wc", "-c", f"up/{size} ü.bin"]).stdout.split()[0] == str(size)
-    assert rex.execute(["sha256sum", f"up/{size} ü.bin"]).stdout.split()[0].lstrip("\\") == _sha256(data)
-    assert rex.execute("ls -A up | grep tangram", shell=True).stdout == ""
-
-
-def test_a_folder_is_uploaded_with_what_is_in_it(rex: Rex, tmp_path: Path) -> None:
-    (tmp_path / "sub" / "empty").mkdir(parents=True)
-    (tmp_path / "sub" / "tool").write_text("#!/bin/sh\necho ran\n")
-    (tmp_path / "sub" / "tool").chmod(0o755)
-    (tmp_path / "big").write_bytes(secrets.token_bytes(2 * 2**20))
-    do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path), target_path="tools")))
-    assert rex.execute(["./tools/sub/tool"]).stdout == "ran\n"
-    assert rex.execute("cd tools && find . | sort", shell=True).stdout.split() == [".", "./big", "./sub", "./sub/empty", "./sub/tool"]
-    assert rex.execute(["sha256sum", "tools/big"]).stdout.split()[0] == _sha256((tmp_path / "big").read_bytes())
-
-
-def test_an_upload_that_cannot_be_taken_leaves_nothing(rex: Rex, tmp_path: Path) -> None:
-    rex.execute(["mkdir", "-p", "taken/in"])
-    (tmp_path / "data").write_bytes(bytes(2**20 + 1))
-    with pytest.raises(IsADirectoryError):
-        do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path="taken/in")))
-    assert rex.execute(["find", "taken"]).stdout.split() == ["taken", "taken/in"]
-    form = {"target_path": "taken", "unzip": "true"}
-    answer = httpx.post(f"{rex.url}/upload", data=form, files={"file": b"no archive"}, headers={"X-API-Key": rex.token})
-    assert answer.status_code == 400 and "ZIP" in answer.json()["detail"]
-
-
 # -- calls ----------------------------------------------------------------------------------------------------------
 
 
@@ -429,10 +313,6 @@ def test_a_wrong_token_or_body_is_said_with_detail(rex: Rex) -> None:
     assert unknown.status_code == 401 and unknown.json()["detail"]
     wrong = rex.post("execute", command=7)
     assert wrong.status_code == 400 and "command" in wrong.json()["detail"]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
