@@ -77,6 +77,12 @@ class Journal:
         row = await self._ask(lambda connection: connection.execute(select(*columns).where(_ACTIONS.c.id == action_id)).one_or_none())
         return None if row is None else ActionState(**row._mapping)
 
+    async def unfinished(self, environment: str, session: str) -> list[str]:
+        """Return the ids of the actions that run or wait in a session of an environment."""
+        rows = select(_ACTIONS.c.id, _ACTIONS.c.header).where(_ACTIONS.c.ended_at.is_(None), _ACTIONS.c.environment == environment)
+        found = await self._ask(lambda connection: connection.execute(rows).all())
+        return [row.id for row in found if row.header.get("session") == session]
+
     async def has_leader(self) -> bool:
         """Say whether a scheduler leads."""
         lease = select(_LEASES.c.expires_at).where(_LEASES.c.name == SCHEDULER_LEASE)

@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse, Response
 from redis import RedisError
 from starlette.exceptions import HTTPException
 
-from app.gateway import native, run_code, scores, services, teachers
+from app.gateway import native, rock, run_code, scores, services, swerex, teachers
 from app.gateway.access import Access
 from app.gateway.context import Gateway, GatewayOf
 from app.gateway.shape import of_http
@@ -30,7 +30,14 @@ from app.journal.database import open_engine, require_latest
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 
-SHAPES: tuple[APIRouter, ...] = (native.router, run_code.router, *services.mounted(scores.router, teachers.router), scores.rewards)
+SHAPES: tuple[APIRouter, ...] = (
+    native.router,
+    run_code.router,
+    swerex.router,
+    rock.router,
+    *services.mounted(scores.router, teachers.router),
+    scores.rewards,
+)
 """The routers of all shapes; where two know a path, the first one serves it."""
 
 KEEPALIVE_S, PROBE_S, PROBES = 30, 10, 3
