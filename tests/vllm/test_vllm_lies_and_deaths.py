@@ -228,6 +228,33 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_re
     assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)
 
 
+@pytest.mark.parametrize("path", ["/wake_up", "/collective_rpc", "/classify"])
+def test_a_server_that_ends_while_it_is_woken_is_started_again_for_the_same_action(fake: Fake, tmp_path: Path, path: str) -> None:
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    fake.be("die", path)
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, on(host).wrong_answers, score(host)) == (2, 0, 0, before)
+
+
+def test_a_server_that_cannot_read_its_weights_again_is_started_for_the_same_action(fake: Fake, tmp_path: Path) -> None:
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    fake.be("unreadable")
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before) and gone(fake.servers()[0])
+
+
 def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_leaves_and_none_is_killed(
     fake: Fake, tmp_path: Path
 ) -> None:
