@@ -228,6 +228,23 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_re
     assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)
 
 
+def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it_cannot_read_its_weights_again(
+    fake: Fake, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    given = [{"adapter": tmp_path / "adapter"}, {"vllm": {"args": ["--enable_lora"]}}]
+    services = {f"rm{number}": fake.config(host_memory_mb=5000.0, **more) for number, more in enumerate(given)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    for name in services:
+        host.ensure_resident(name, (0,))
+
+        host.evict(InstanceName(name, (0,)))
+
+        assert {status.name.service: status.state for status in host.status()}[name] == "absent"
+    assert not any(line.startswith("sleep") for line in fake.journal())
+
+
 @pytest.mark.parametrize("path", ["/wake_up", "/collective_rpc", "/classify"])
 def test_a_server_that_ends_while_it_is_woken_is_started_again_for_the_same_action(fake: Fake, tmp_path: Path, path: str) -> None:
     services = {"rm": fake.config(host_memory_mb=5000.0)}

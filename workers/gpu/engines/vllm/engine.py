@@ -128,9 +128,13 @@ class VllmEngine(Engine):
             return False
 
     def leaves_without_copy(self) -> bool:
-        """Say whether the server can sleep: at level 2 it drops its weights, and reads them again when it wakes."""
+        """Say whether the server can sleep at level 2: it drops its weights, and reads them again when it wakes.
+
+        A server with LoRA adapters would lose those as well: `reload_weights` reads the model alone, and ends with an error in many
+        versions (vLLM issue 39934).
+        """
         served = self._served
-        return served is not None and self._sleeps(served.launch)
+        return served is not None and self._sleeps(served.launch) and not served.launch.with_adapters
 
     def held_mb(self) -> Sequence[float]:
         """Return the MiB that the server holds of each of its devices, as measured after its last change.
