@@ -61,6 +61,8 @@ def test_without_vllm_its_checks_say_so_and_do_not_count_as_passed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_check, "_cuda", lambda: True)
+    # pytest imports the tests of vLLM under the name of vLLM.
+    monkeypatch.setattr(gpu_check, "_own_vllm", lambda: None)
     monkeypatch.delenv("TANGRAM_VLLM_PYTHON", raising=False)
     monkeypatch.setattr(gpu_check, "CHECKS", (Check("vLLM", f"{MADE_UP}:broken", 60.0, needs_vllm=True), *checks("good")))
     assert gpu_check.main([]) == 0
