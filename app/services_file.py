@@ -75,6 +75,8 @@ _SET_BY_THE_WORKER = frozenset(
         "-pp",
         "--data-parallel-size",
         "-dp",
+        "--enable-sleep-mode",
+        "--no-enable-sleep-mode",
     }
 )
 

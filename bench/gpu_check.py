@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -34,7 +35,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.gpu_rows import Row, Setup
+from bench.gpu_rows import NOT_JUDGED, Row, Setup
 
 ALL_S = 470.0
 """Seconds for all checks together."""
@@ -88,8 +89,16 @@ def main(words: Sequence[str] | None = None) -> int:
             rows += _run(check, setup, min(check.most_s, deadline - time.monotonic()))
     print(f"{_machine(asked.stand_ins, python)}\n\n| check | measured | target | met |\n|---|---|---|---|")
     for row in rows:
-        print(f"| {row.check} | {row.measured} | {row.target} | {'' if row.met is None else 'yes' if row.met else 'NO'} |")
+        print(f"| {row.check} | {row.measured} | {row.target} | {row.mark} |")
+    print(f"\n{_counts(rows)}")
     return 1 if any(row.met is False for row in rows) else 0
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    """Say in one line how many targets are met, missed, and mean nothing here."""
+    marks = Counter(row.mark for row in rows)
+    without = f", {marks[NOT_JUDGED]} {NOT_JUDGED}: they mean nothing without a GPU" if marks[NOT_JUDGED] else ""
+    return f"targets: {marks['yes']} met, {marks['NO']} missed{without}"
 
 
 def _run(check: Check, setup: Setup, most_s: float) -> list[Row]:

@@ -13,15 +13,24 @@ import psutil
 
 MIB = 1 << 20
 
+NOT_JUDGED = "not judged"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table; `met` is none where no target is judged."""
+    """One line of the table; `met` is none where there is no target, or where it is not judged."""
 
     check: str
     measured: str
     target: str = ""
     met: bool | None = None
+
+    @property
+    def mark(self) -> str:
+        """What the table says of the target."""
+        if self.met is None:
+            return NOT_JUDGED if self.target else ""
+        return "yes" if self.met else "NO"
 
 
 @dataclass(frozen=True, slots=True)

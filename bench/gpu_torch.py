@@ -75,8 +75,8 @@ def one_service(setup: Setup) -> list[Row]:
         rows.append(Row(f"torch: an eviction returns ({name})", took, f"≥ {LEAST_RETURNED:.0%}", setup.judged(part >= LEAST_RETURNED)))
     link, rate = _link_rate(where.torch_device, 64 * MIB if setup.stand_ins else 1 << 30), size / statistics.median(copies)
     rows += [
-        Row("torch: copies of pinned memory", f"{link / 1e9:.1f} GB/s"),
-        Row("torch: evictions, the first and the middle of the others", f"{evictions[0]:.3f} s, {statistics.median(evictions[1:]):.3f} s"),
+        Row("torch: copies of pinned memory, the rate of the link", f"{link / 1e9:.1f} GB/s"),
+        Row("torch: evictions, the first and the median of the others", f"{evictions[0]:.3f} s, {statistics.median(evictions[1:]):.3f} s"),
         Row(
             f"torch: restores of {size / 1e9:.2f} GB",
             f"{statistics.median(restores):.3f} s with canaries; copied at {rate / 1e9:.1f} GB/s, {rate / link:.0%} of the link",

@@ -162,7 +162,7 @@ def in_turn(setup: Setup) -> list[Row]:
     size = 0 if setup.stand_ins else sum(file.stat().st_size for file in (setup.folder / "teacher").glob("*.safetensors"))
     return [
         Row("vLLM: starts", ", ".join(f"{took:.1f} s" for took in starts)),
-        Row("vLLM: sleeps and wakes, the middle ones", _rates(statistics.median(evictions), statistics.median(wakes), size)),
+        Row("vLLM: sleeps and wakes, the medians", _rates(statistics.median(evictions), statistics.median(wakes), size)),
         Row(f"vLLM: two services in turn, {2 * CYCLES} turns", f"at most {off:.1e} off", f"≤ {CLOSE:g}", off <= CLOSE),
         Row("vLLM: healthy servers stopped in these turns", f"{killed}", "0", killed == 0),
         Row("vLLM: both asleep keep, by cycle", listed(residues), f"grows by ≤ {allowed:.0f} MiB after the third", grown <= allowed),

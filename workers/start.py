@@ -291,6 +291,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     from workers.gpu.device_memory import device_memory, offered
     from workers.gpu.devices import discover
+    from workers.gpu.engines.factory import open_contexts
     from workers.gpu.engines.vllm.folders import end_leftovers
     from workers.gpu.host import ServiceHost
     from workers.gpu.instances import InstanceStatus
@@ -307,10 +308,7 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     left = end_leftovers(state_dir)
     found = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
     memory = device_memory(found)
-    if found[0].kind == "cuda" and any(service.engine == "torch" for service in declared.services.values()):
-        from workers.gpu.engines.torch_hf import open_contexts
-
-        open_contexts(found)
+    open_contexts(found, declared.services)
     devices = offered(found, memory, settings.cell_memory_mb)
     host_memory_mb = settings.host_memory_mb or usable_mb() // 2
     host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb, memory=memory)

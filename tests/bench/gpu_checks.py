@@ -12,6 +12,10 @@ def good(setup: Setup) -> list[Row]:
     return [Row("good", "1 of 1", "all", True), Row("a figure", "3 s")]
 
 
+def slow(setup: Setup) -> list[Row]:
+    return [Row("a rate", "2 GB/s", "at least 3", setup.judged(False))]
+
+
 def missed(setup: Setup) -> list[Row]:
     return [Row("missed", "0 of 1", "all", False)]
 

@@ -35,14 +35,17 @@ def test_without_cuda_it_says_so_in_one_line_and_ends_with_2(monkeypatch: pytest
 
 
 def test_a_check_that_fails_stops_no_other_and_the_end_is_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu_check, "CHECKS", checks("broken", "missed", "good"))
+    monkeypatch.setattr(gpu_check, "CHECKS", checks("broken", "missed", "good", "slow"))
     assert gpu_check.main(["--stand-ins"]) == 1
-    assert marks(capsys.readouterr().out) == {
+    out = capsys.readouterr().out
+    assert marks(out) == {
         "broken": ("failed: RuntimeError: no such luck", "NO"),
         "missed": ("0 of 1", "NO"),
         "good": ("1 of 1", "yes"),
         "a figure": ("3 s", ""),
+        "a rate": ("2 GB/s", "not judged"),
     }
+    assert out.endswith("targets: 1 met, 2 missed, 1 not judged: they mean nothing without a GPU\n")
 
 
 def test_a_check_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -58,6 +61,8 @@ def test_without_vllm_its_checks_say_so_and_do_not_count_as_passed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_check, "_cuda", lambda: True)
+    # pytest imports the tests of vLLM under the name of vLLM.
+    monkeypatch.setattr(gpu_check, "_own_vllm", lambda: None)
     monkeypatch.delenv("TANGRAM_VLLM_PYTHON", raising=False)
     monkeypatch.setattr(gpu_check, "CHECKS", (Check("vLLM", f"{MADE_UP}:broken", 60.0, needs_vllm=True), *checks("good")))
     assert gpu_check.main([]) == 0

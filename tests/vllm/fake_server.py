@@ -19,6 +19,7 @@ It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test t
 | `mute` | nothing at all is answered while the file is there |
 | `nonsense` | it does not say whether it sleeps |
 | `asleep` | it sleeps though nobody asked it to |
+| `unreadable` | it cannot read its weights again, as none can that takes LoRA adapters |
 | `spoilt` | all numbers that it answers after its next wake are off by the number in the file |
 | `journal` | written: what happened, a line each |
 | `arguments`, `environment`, `child` | written: how it was started, and the first of its processes that compute |
@@ -235,6 +236,9 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, {})
         elif path == "/collective_rpc":
             note(f"rpc {body['method']}")
+            if (HERE / "unreadable").exists() or "--enable-lora" in sys.argv:
+                self.reply(500, {"error": {"message": "KeyError: 'layers.0.mlp.gate_up_proj.weight'"}})
+                return
             if body["method"] == "reload_weights":
                 model.reload()
             self.reply(200, {"results": [None] * len(gpu.children)})

@@ -119,6 +119,7 @@ def test_the_interpreter_is_relative_to_the_file(tmp_path: Path) -> None:
     [
         ('args = ["--port", "80"]', "services.rm.vllm: args: --port is set by the worker"),
         ('args = ["--served_model_name=x"]', "services.rm.vllm: args: --served-model-name is set by the worker"),
+        ('args = ["--no-enable-sleep-mode"]', "services.rm.vllm: args: --no-enable-sleep-mode is set by the worker"),
         ('env = {CUDA_VISIBLE_DEVICES = "1"}', "services.rm.vllm: env: CUDA_VISIBLE_DEVICES is set by the worker"),
     ],
 )

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,6 +226,76 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_re
     changes = [line for line in fake.journal() if line.split()[0] in ("sleep", "wake", "rpc")]
     assert changes == ["sleep /sleep?level=2&mode=wait", "wake /wake_up?tags=weights", "rpc reload_weights", "wake /wake_up?tags=kv_cache"]
     assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)
+
+
+def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it_cannot_read_its_weights_again(
+    fake: Fake, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    given = [{"adapter": tmp_path / "adapter"}, {"vllm": {"args": ["--enable_lora"]}}]
+    services = {f"rm{number}": fake.config(host_memory_mb=5000.0, **more) for number, more in enumerate(given)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    for name in services:
+        host.ensure_resident(name, (0,))
+
+        host.evict(InstanceName(name, (0,)))
+
+        assert {status.name.service: status.state for status in host.status()}[name] == "absent"
+    assert not any(line.startswith("sleep") for line in fake.journal())
+
+
+@pytest.mark.parametrize("path", ["/wake_up", "/collective_rpc", "/classify"])
+def test_a_server_that_ends_while_it_is_woken_is_started_again_for_the_same_action(fake: Fake, tmp_path: Path, path: str) -> None:
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    fake.be("die", path)
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, on(host).wrong_answers, score(host)) == (2, 0, 0, before)
+
+
+def test_a_server_that_cannot_read_its_weights_again_is_started_for_the_same_action(fake: Fake, tmp_path: Path) -> None:
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    fake.be("unreadable")
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before) and gone(fake.servers()[0])
+
+
+class FreeingDevices(FakeDevices):
+    """Has other programs free their memory once a server has loaded."""
+
+    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
+        self.others(device, 0.0)
+        return super().held_mb(device, pids)
+
+
+def test_a_sleeper_whose_start_others_hid_by_freeing_memory_is_booked_and_stopped_for_another(fake: Fake, tmp_path: Path) -> None:
+    # Given a device whose process ids are not ours, and a server that loads while another program frees as much
+    card = FreeingDevices(tmp_path / "card", 20_000.0, matching=False)
+    card.others(CUDA[0], 8000.0)
+    (tmp_path / "other").mkdir()
+    fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card, nature={"model_mb": 18_000})
+    services = {"rm": fake.config(), "judge": other.config(memory_mb=19_800.0)}
+    device = [replace(CUDA[0], memory_mb=20_000)]
+    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0, settle_s=0.1)
+    host.ensure_resident("rm", (0,))
+
+    evict(host)
+    assert on(host).state == "host" and host.held_mb(0) >= 300.0
+    host.ensure_resident("judge", (0,))
+
+    assert {status.name.service: status.state for status in host.status()} == {"judge": "resident", "rm": "absent"}
 
 
 def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_leaves_and_none_is_killed(

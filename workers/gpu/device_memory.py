@@ -124,11 +124,18 @@ class Holdings:
         """Note what the devices hold just before a change."""
         self._before = [(held, self._memory.used_mb(device) or 0.0) for held, device in zip(self.mb, self._devices, strict=True)]
 
-    def measure(self, pids: Collection[int]) -> None:
-        """Measure what the processes hold after the change, by their ids, or else by the change of each device since `begin`."""
+    def measure(self, pids: Collection[int], otherwise_mb: float = 0.0) -> None:
+        """Measure what the processes hold after the change, by their ids, or else by the change of each device since `begin`.
+
+        A change after which they would hold nothing is also that of others, who have freed memory. Then `otherwise_mb` is assumed.
+        """
         held = [self._memory.held_mb(device, pids) for device in self._devices]
         self.exact = None not in held
         self.mb = tuple(
-            max(0.0, held_mb + (self._memory.used_mb(device) or 0.0) - used_mb) if exact_mb is None else exact_mb
+            _or_else(held_mb + (self._memory.used_mb(device) or 0.0) - used_mb, otherwise_mb) if exact_mb is None else exact_mb
             for device, exact_mb, (held_mb, used_mb) in zip(self._devices, held, self._before, strict=True)
         )
+
+
+def _or_else(mb: float, otherwise_mb: float) -> float:
+    return mb if mb > 0.0 else otherwise_mb

@@ -366,7 +366,9 @@ class ServiceHost:
                 return
         if (engine := instance.engine) is None:
             with self._names:
-                spare = self._spare.pop(instance.name.service, None)
+                # After a reload it is made for another declaration than the one that is being carried out.
+                as_declared = self._services.get(instance.name.service) == instance.config
+                spare = self._spare.pop(instance.name.service, None) if as_declared else None
             engine = instance.engine = spare or self._made(instance.name.service, instance.config)
         try:
             if engine.copies_at_start(devices):

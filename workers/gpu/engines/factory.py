@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.services_file import ConfigError, ServiceConfig
 from workers.gpu.device_memory import DeviceMemory
+from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
 
@@ -28,7 +30,7 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path, memory: Dev
         from workers.gpu.engines.texts import Wording
         from workers.gpu.engines.torch_hf import TorchEngine
     except ImportError as error:
-        raise ConfigError(f"services.{name}.engine: the torch engine needs the packages torch and transformers ({error})") from error
+        raise _without_torch(name, error) from error
     return TorchEngine(
         name,
         config.task,
@@ -38,6 +40,25 @@ def create_engine(name: str, config: ServiceConfig, state_dir: Path, memory: Dev
         dtype=config.dtype,
         wording=Wording.of(config),
     )
+
+
+def open_contexts(devices: Sequence[Device], services: Mapping[str, ServiceConfig]) -> None:
+    """Take what this process itself needs of each CUDA device, if a service of torch is declared.
+
+    Raises `ConfigError` where torch is not installed here, `DeviceError` where a device cannot be used.
+    """
+    name = next((name for name, service in services.items() if service.engine == "torch"), None)
+    if name is None or devices[0].kind != "cuda":
+        return
+    try:
+        from workers.gpu.engines import torch_hf
+    except ImportError as error:
+        raise _without_torch(name, error) from error
+    torch_hf.open_contexts(devices)
+
+
+def _without_torch(name: str, error: ImportError) -> ConfigError:
+    return ConfigError(f"services.{name}.engine: the torch engine needs the packages torch and transformers ({error})")
 
 
 def _vllm(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:

@@ -34,7 +34,7 @@ from workers.gpu.engines.loading import load
 from workers.gpu.engines.merging import Merger
 from workers.gpu.engines.texts import Texts, Wording, check_ids
 from workers.gpu.engines.weights import Layout, Watch, empty, give_back
-from workers.gpu.errors import CallFailed
+from workers.gpu.errors import CallFailed, DeviceError, one_line
 from workers.gpu.items import Prompt, Sampling, ScoreItem
 from workers.memory import MIB
 
@@ -337,10 +337,16 @@ def _continued(model: PreTrainedModel, question: list[int]) -> Answer:
 
 
 def open_contexts(devices: Sequence[Device]) -> None:
-    """Take what the process of the worker needs of each CUDA device, once for all services: its context and the libraries of torch."""
+    """Take what the process of the worker needs of each CUDA device, once for all services: its context and the libraries of torch.
+
+    Raises `DeviceError` where a device cannot be used: it has no memory left, or belongs to another process alone.
+    """
     for device in devices:
-        ones = torch.ones(16, 16, device=device.torch_device)
-        torch.mm(ones, ones).sum().item()
+        try:
+            ones = torch.ones(16, 16, device=device.torch_device)
+            torch.mm(ones, ones).sum().item()
+        except RuntimeError as error:
+            raise DeviceError(f"{device.name} cannot be used: {one_line(error)}") from error
     torch.cuda.empty_cache()
 
 

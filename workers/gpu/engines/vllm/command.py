@@ -54,6 +54,11 @@ class Launch:
         return self.devices[0].kind == "cuda"
 
     @property
+    def with_adapters(self) -> bool:
+        """Whether the server takes LoRA adapters."""
+        return self.config.adapter is not None or any(word.replace("_", "-") == "--enable-lora" for word in self.config.vllm.args)
+
+    @property
     def sequences(self) -> int:
         """How many sequences the server works on at a time, unless `vllm.args` says otherwise."""
         return max(self.config.max_concurrency, LEAST_SEQUENCES)

@@ -128,9 +128,13 @@ class VllmEngine(Engine):
             return False
 
     def leaves_without_copy(self) -> bool:
-        """Say whether the server can sleep: at level 2 it drops its weights, and reads them again when it wakes."""
+        """Say whether the server can sleep at level 2: it drops its weights, and reads them again when it wakes.
+
+        A server with LoRA adapters would lose those as well: `reload_weights` reads the model alone, and ends with an error in many
+        versions (vLLM issue 39934).
+        """
         served = self._served
-        return served is not None and self._sleeps(served.launch)
+        return served is not None and self._sleeps(served.launch) and not served.launch.with_adapters
 
     def held_mb(self) -> Sequence[float]:
         """Return the MiB that the server holds of each of its devices, as measured after its last change.
@@ -188,12 +192,12 @@ class VllmEngine(Engine):
             if not self._is_sleeping(served):
                 raise RuntimeError("its server says that it does not sleep though it was asked to")
         served.sleep_level = level
-        served.holdings.measure(_pids(served.server))
+        served.holdings.measure(_pids(served.server), self._config.vllm.process_mb)
         # The driver may take a moment to free anything.
         deadline = time.monotonic() + _FREE_S
         while served.launch.on_cuda and sum(served.holdings.mb) > _FREED_PART * held_mb and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            served.holdings.measure(_pids(served.server))
+            served.holdings.measure(_pids(served.server), self._config.vllm.process_mb)
         served.host_mb = host_mb(_pids(served.server))
 
     def _restore(self, devices: Sequence[Device]) -> None:
@@ -223,7 +227,7 @@ class VllmEngine(Engine):
             except Refused as error:
                 raise CallFailed(str(error)) from error
             answers = tuple(questions.read_canary(one, self.task, ids, pooling) for one, ids in zip(said, asked, strict=True))
-        served.holdings.measure(_pids(served.server))
+        served.holdings.measure(_pids(served.server), self._config.memory_mb)
         return [answers]
 
     def _tolerance(self, before: Answers, *, same_model: bool) -> float:
