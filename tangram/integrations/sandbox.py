@@ -1,0 +1,129 @@
+"""One environment for coroutines, with the words that sandboxes of other frameworks have in common.
+
+An environment is opened here, or found by its id: it may have been opened by another process, such as an earlier `tangram-docker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tangram import calls
+from tangram.action import Action, command_class
+from tangram.aio import AsyncClient
+from tangram.calls import Place
+from tangram.errors import ActionRejected
+from tangram.integrations import actions
+from tangram.results import ExecResult
+
+_log = logging.getLogger(__name__)
+
+
+class Sandbox:
+    """An environment of a client that stands; commands of it run side by side, each in a shell of its own.
+
+    All methods raise what `tangram.errors` says of actions. A command that fails or runs out of time is a result.
+    """
+
+    def __init__(self, client: AsyncClient, place: Place) -> None:
+        """Stand for the environment at `place`; makes no call."""
+        self._client = client
+        self.place = place
+        self._free: list[str] = []
+        self._sessions = 0
+
+    @property
+    def id(self) -> str:
+        """The environment's id."""
+        return self.place.environment
+
+    @classmethod
+    async def open(
+        cls,
+        client: AsyncClient,
+        *,
+        trajectory: str,
+        image: str | None = None,
+        image_needed: bool = False,
+        memory_mb: int | None = None,
+        requires: Iterable[str] = (),
+        detached: bool = False,
+        timeout_s: float | None = None,
+    ) -> Self:
+        """Open an environment; see `Client.open`.
+
+        Where no node has containers, an image is a label only and a warning says so, unless it is `image_needed`.
+        """
+        requires, labels = tuple(requires), () if image is None else (actions.CONTAINERS,)
+        try:
+            opened = await client.open(
+                trajectory=trajectory,
+                image=image,
+                memory_mb=memory_mb,
+                requires=(*requires, *labels),
+                detached=detached,
+                timeout_s=timeout_s,
+            )
+        except ActionRejected as error:
+            if image is None or image_needed or not actions.lacks_containers(error):
+                raise
+            _log.warning("no node has containers: image %s is a label only", image)
+            opened = await client.open(
+                trajectory=trajectory, memory_mb=memory_mb, requires=requires, detached=detached, timeout_s=timeout_s
+            )
+        return cls(client, Place(client.job, trajectory, opened.id))
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str = "",
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        interpreter: Sequence[str] = ("bash", "-c"),
+        merged: bool = False,
+        units: Sequence[int] = (1,),
+        fence: bool = False,
+    ) -> ExecResult:
+        """Run a command in a shell of its own; see `tangram.integrations.actions.in_fresh_shell` and `ExecOptions`."""
+        line = actions.in_fresh_shell(command, cwd=cwd, interpreter=interpreter, merged=merged)
+        session = self._free.pop() if self._free else self._session()
+        try:
+            result: ExecResult = await self.run(
+                calls.execute(
+                    self.place,
+                    line,
+                    units=units,
+                    timeout_s=timeout_s,
+                    session=session,
+                    fence=fence,
+                    variables=variables,
+                    action_class=command_class(command),
+                )
+            )
+            return result
+        finally:
+            self._free.append(session)
+
+    async def upload(self, source: Path | str, target: str) -> None:
+        """Bring a file, or the contents of a folder, to the path `target`. Raises also `TransferFailed`."""
+        await actions.drive_async(actions.upload(self.place, Path(source), target), self.run, asyncio.to_thread)
+
+    async def download(self, source: str, target: Path | str) -> None:
+        """Fetch a file, or the contents of a folder, to the path `target`. Raises also `TransferFailed`, `FileNotFoundError`."""
+        await actions.drive_async(actions.download(self.place, source, Path(target)), self.run, asyncio.to_thread)
+
+    async def close(self) -> None:
+        """End its processes and throw its files away."""
+        await self.run(calls.close_environment(self.place))
+
+    async def run(self, action: Action) -> Any:
+        """Submit an action and wait for its result."""
+        return await (await self._client.submit(action))
+
+    def _session(self) -> str:
+        self._sessions += 1
+        return "main" if self._sessions == 1 else f"beside-{self._sessions}"
