@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from tangram import calls
 from tangram.action import Action, command_class
@@ -127,3 +129,32 @@ class Sandbox:
     def _session(self) -> str:
         self._sessions += 1
         return "main" if self._sessions == 1 else f"beside-{self._sessions}"
+
+
+@dataclass
+class _Shared:
+    client: AsyncClient
+    users: int = 0
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = WeakKeyDictionary()
+
+
+def borrow_client(job: str) -> AsyncClient:
+    """Return the client that all sandboxes of a job share in this event loop; each `return_client` later gives it back.
+
+    A client has two threads and some connections, and hundreds of sandboxes may stand at once.
+    """
+    shared = _shared.setdefault(asyncio.get_running_loop(), {}).setdefault(job, _Shared(AsyncClient(job)))
+    shared.users += 1
+    return shared.client
+
+
+async def return_client(client: AsyncClient) -> None:
+    """Give a client back; the last one who does so closes it, and with it what it still has open."""
+    jobs = _shared[asyncio.get_running_loop()]
+    shared = jobs[client.job]
+    shared.users -= 1
+    if not shared.users:
+        del jobs[client.job]
+        await client.close()
