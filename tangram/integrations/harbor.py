@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, override
+from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
@@ -32,7 +32,7 @@ class ImageUnfit(RuntimeError):
     """Raised when the image of a task does not let Harbor's folders be made."""
 
 
-class TangramEnvironment(BaseEnvironment):
+class TangramEnvironment(BaseEnvironment):  # type: ignore[misc]  # Harbor is not there for the type checker
     """A container of the stack for one trial.
 
     Parameters, as `--ek NAME=VALUE`
@@ -63,16 +63,15 @@ class TangramEnvironment(BaseEnvironment):
         super().__init__(*args, **kwargs)
 
     @staticmethod
-    @override
     def type() -> str:
+        """Return how Harbor's messages call it."""
         return "tangram"
 
     @property
-    @override
     def capabilities(self) -> EnvironmentCapabilities:
+        """Return what it can do: of what Harbor asks, only to have no network."""
         return EnvironmentCapabilities(disable_internet=self._no_network)
 
-    @override
     def _validate_definition(self) -> None:
         if not self._task_image:
             raise FileNotFoundError(
@@ -80,7 +79,6 @@ class TangramEnvironment(BaseEnvironment):
                 "`docker_image` in task.toml or with --ek image=…"
             )
 
-    @override
     async def start(self, force_build: bool) -> None:
         """Open the environment, and make the folders that Harbor writes to. Raises also `ImageUnfit`."""
         self._client = borrow_client(self._job)
@@ -104,7 +102,6 @@ class TangramEnvironment(BaseEnvironment):
             )
         await self._upload_environment_dir_after_start()
 
-    @override
     async def stop(self, delete: bool) -> None:
         """Close the environment. One that is not to be deleted stays only where it was opened `detached`."""
         client, sandbox = self._client, self._sandbox
@@ -117,7 +114,6 @@ class TangramEnvironment(BaseEnvironment):
         finally:
             await return_client(client)
 
-    @override
     async def exec(
         self,
         command: str,
@@ -140,20 +136,20 @@ class TangramEnvironment(BaseEnvironment):
             return ExecResult(stdout=done.stdout, stderr=f"{done.stderr}\n{done.reason}".strip(), return_code=TIMED_OUT)
         return ExecResult(stdout=done.stdout, stderr=done.stderr, return_code=done.exit_code)
 
-    @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Bring a file into the environment."""
         await self._opened.upload(source_path, target_path)
 
-    @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Bring the contents of a folder into the environment."""
         await self._opened.upload(source_dir, target_dir)
 
-    @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Fetch a file. Raises `FileNotFoundError`."""
         await self._opened.download(source_path, target_path)
 
-    @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Fetch the contents of a folder. Raises `FileNotFoundError`."""
         await self._opened.download(source_dir, target_dir)
 
     @property

@@ -110,6 +110,16 @@ class Sandbox:
         finally:
             self._free.append(session)
 
+    async def exec_in_session(self, command: str, *, timeout_s: float | None = None, units: Sequence[int] = (1,)) -> ExecResult:
+        """Run a command in the session `shell`: folder, variables and functions stay for the next one, which waits for its end."""
+        action = calls.execute(self.place, command, units=units, timeout_s=timeout_s, session="shell")
+        result: ExecResult = await self.run(action)
+        return result
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Write a file, its parent folders too; text as UTF-8."""
+        await self.run(calls.write_file(self.place, path, data))
+
     async def upload(self, source: Path | str, target: str) -> None:
         """Bring a file, or the contents of a folder, to the path `target`. Raises also `TransferFailed`."""
         await actions.drive_async(actions.upload(self.place, Path(source), target), self.run, asyncio.to_thread)
