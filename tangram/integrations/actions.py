@@ -5,6 +5,7 @@ Nothing here waits or connects. A transfer is a generator of actions that is sen
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 import tarfile
@@ -16,7 +17,7 @@ from typing import IO, Any, TypeVar
 
 from tangram.action import Action
 from tangram.calls import Place, execute, open_environment, read_file, write_file
-from tangram.errors import ActionFailed, ActionRejected, TangramError
+from tangram.errors import ActionFailed, ActionLost, ActionRejected, TangramError
 from tangram.results import ExecResult
 
 CONTAINERS = "isolation:container"
@@ -28,6 +29,7 @@ PART_BYTES = 8 * 1024 * 1024
 _IN_MEMORY_BYTES = 4 * PART_BYTES
 _TRANSFER_S = 600.0
 _MISSING = 44
+_CLOSED = re.compile(r"^environment \S+ (was|is being) closed")
 
 T = TypeVar("T")
 Transfer = Generator[Action, Any, T]
@@ -189,6 +191,6 @@ def _owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def is_gone(error: BaseException) -> bool:
-    """Return whether an error says that an environment is not there: closed, or never opened."""
-    return isinstance(error, ActionFailed) and " was closed " in error.reason
+def is_gone(error: TangramError) -> bool:
+    """Return whether an error says that an environment is not there any more: closed, being closed, or lost."""
+    return isinstance(error, ActionLost) or (isinstance(error, ActionFailed) and _CLOSED.search(error.reason) is not None)

@@ -135,11 +135,7 @@ async def _exec(client: AsyncClient, arguments: argparse.Namespace) -> int:
 async def _remove(client: AsyncClient, arguments: argparse.Namespace) -> int:
     """Close environments and print their ids; one that is closed already counts as removed."""
     for container in arguments.containers:
-        try:
-            await _sandbox(client, container).close()
-        except TangramError as error:
-            if not actions.is_gone(error):
-                raise
+        await _sandbox(client, container).close()
         print(container)
     return 0
 

@@ -6,20 +6,25 @@ An environment is opened here, or found by its id: it may have been opened by an
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 from tangram import calls
 from tangram.action import Action, command_class
 from tangram.aio import AsyncClient
 from tangram.calls import Place
-from tangram.errors import ActionRejected
+from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected, ActionTimedOut, TangramError
 from tangram.integrations import actions
 from tangram.results import ExecResult
+
+_PROBE_S = 10.0
+
+State = Literal["running", "closed", "lost", "unknown"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +39,8 @@ class Sandbox:
         """Stand for the environment at `place`; makes no call."""
         self._client = client
         self.place = place
-        self._free: list[str] = []
-        self._sessions = 0
+        self._busy: set[int] = set()
+        self._end: asyncio.TimerHandle | None = None
 
     @property
     def id(self) -> str:
@@ -92,7 +97,9 @@ class Sandbox:
     ) -> ExecResult:
         """Run a command in a shell of its own; see `tangram.integrations.actions.in_fresh_shell` and `ExecOptions`."""
         line = actions.in_fresh_shell(command, cwd=cwd, interpreter=interpreter, merged=merged)
-        session = self._free.pop() if self._free else self._session()
+        # The lowest number that is free: commands one after another are all in `main`, whose /tmp may be its own.
+        number = next(free for free in itertools.count() if free not in self._busy)
+        self._busy.add(number)
         try:
             result: ExecResult = await self.run(
                 calls.execute(
@@ -100,7 +107,7 @@ class Sandbox:
                     line,
                     units=units,
                     timeout_s=timeout_s,
-                    session=session,
+                    session=f"beside-{number}" if number else "main",
                     fence=fence,
                     variables=variables,
                     action_class=command_class(command),
@@ -108,13 +115,20 @@ class Sandbox:
             )
             return result
         finally:
-            self._free.append(session)
+            self._busy.discard(number)
 
-    async def exec_in_session(self, command: str, *, timeout_s: float | None = None, units: Sequence[int] = (1,)) -> ExecResult:
-        """Run a command in the session `shell`: folder, variables and functions stay for the next one, which waits for its end."""
-        action = calls.execute(self.place, command, units=units, timeout_s=timeout_s, session="shell")
+    async def exec_in_session(
+        self, command: str, *, session: str = "shell", timeout_s: float | None = None, units: Sequence[int] = (1,)
+    ) -> ExecResult:
+        """Run a command in a session: folder, variables and functions stay for its next one, which waits for the end of this one."""
+        action = calls.execute(self.place, command, units=units, timeout_s=timeout_s, session=session)
         result: ExecResult = await self.run(action)
         return result
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the bytes of a file; raises `ActionFailed` where there is none."""
+        data: bytes = await self.run(calls.read_file(self.place, path))
+        return data
 
     async def write_file(self, path: str, data: bytes | str) -> None:
         """Write a file, its parent folders too; text as UTF-8."""
@@ -129,16 +143,53 @@ class Sandbox:
         await actions.drive_async(actions.download(self.place, source, Path(target)), self.run, asyncio.to_thread)
 
     async def close(self) -> None:
-        """End its processes and throw its files away."""
-        await self.run(calls.close_environment(self.place))
+        """End its processes and throw its files away; one that is gone already is closed."""
+        if self._end is not None:
+            self._end.cancel()
+        try:
+            await self.run(calls.close_environment(self.place))
+        except ActionError as error:
+            if not actions.is_gone(error):
+                raise
 
     async def run(self, action: Action) -> Any:
         """Submit an action and wait for its result."""
         return await (await self._client.submit(action))
 
-    def _session(self) -> str:
-        self._sessions += 1
-        return "main" if self._sessions == 1 else f"beside-{self._sessions}"
+    async def state(self) -> State:
+        """Return how it is. Raises nothing but `asyncio.CancelledError`."""
+        probe = calls.execute(self.place, ":", session="state", timeout_s=_PROBE_S, queue_timeout_s=_PROBE_S, action_class="state")
+        try:
+            await self.run(probe)
+        except ActionTimedOut:
+            return "running"  # it waits for a core
+        except ActionLost:
+            return "lost"
+        except ActionFailed as error:
+            return "closed" if actions.is_gone(error) else "unknown"
+        except TangramError:
+            return "unknown"
+        return "running"
+
+    def end_after(self, seconds: float) -> None:
+        """Close it after so many seconds, unless it is closed before."""
+        loop = asyncio.get_running_loop()
+        self._end = loop.call_later(seconds, lambda: keep(loop.create_task(self.close())))
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def keep(task: asyncio.Task[None]) -> None:
+    """Keep a task that closes an environment until it is done, and log its error: nobody waits for it."""
+    _tasks.add(task)
+    task.add_done_callback(_note_end)
+
+
+def _note_end(task: asyncio.Task[None]) -> None:
+    _tasks.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("an environment could not be closed and goes with its client or its lease: %s", error)
 
 
 @dataclass

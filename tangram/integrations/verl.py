@@ -26,7 +26,7 @@ from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from tangram.errors import TangramError
-from tangram.integrations.sandbox import Sandbox, borrow_client
+from tangram.integrations.sandbox import Sandbox, borrow_client, keep
 from tangram.results import ExecResult
 
 ATTEMPTS = 3
@@ -180,18 +180,7 @@ class _Rollout:
             self._loop.call_soon_threadsafe(self._begin_closing, self._sandbox)
 
     def _begin_closing(self, sandbox: Sandbox) -> None:
-        closing = self._loop.create_task(sandbox.close())
-        _closing.add(closing)
-        closing.add_done_callback(_closed)
-
-
-_closing: set[asyncio.Task[None]] = set()
-
-
-def _closed(task: asyncio.Task[None]) -> None:
-    _closing.discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.warning("an environment could not be closed and goes with its lease: %s", error)
+        keep(self._loop.create_task(sandbox.close()))
 
 
 def _text(done: ExecResult) -> str:
