@@ -2,8 +2,8 @@
 
     python -m examples.integrations.nemo_gym_sandbox
 
-Run it from the project's root beside a stack (`tangram up`). Once this package is installed, its provider is found by the name `tangram`; here
-it is registered by hand, so that the example runs from a source tree.
+Run it from the project's root beside a stack (`tangram up`). Once this package is installed, its provider is found by the name `tangram`.
+Here it is registered by hand, so that the example runs from a source tree.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,15 @@ def live(stack: Live, monkeypatch: pytest.MonkeyPatch) -> Live:
     for name, text in stack.environment.items():
         monkeypatch.setenv(name, text)
     return stack
+
+
+@pytest.fixture
+def executable(tmp_path: Path) -> str:
+    """Return the path of `tangram-docker`, as a script of this source tree."""
+    script = tmp_path / "tangram-docker"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={Path.cwd()} exec {sys.executable} -m tangram.integrations.docker_cli "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 def standing(live: Live) -> list[str]:

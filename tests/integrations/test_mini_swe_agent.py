@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -28,14 +24,6 @@ pytestmark = pytest.mark.usefixtures("live")
 def environment(live: Live) -> Iterator[TangramEnvironment]:
     with TangramEnvironment(timeout=60) as opened:
         yield opened
-
-
-@pytest.fixture
-def executable(tmp_path: Path) -> str:
-    script = tmp_path / "tangram-docker"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={Path.cwd()} exec {sys.executable} -m tangram.integrations.docker_cli "$@"\n')
-    script.chmod(0o755)
-    return str(script)
 
 
 def test_the_class_fixes_a_bug_and_leaves_no_environment(live: Live) -> None:
@@ -94,14 +82,3 @@ def test_an_image_is_a_label_where_no_node_has_containers(live: Live, caplog: py
     with TangramEnvironment(image="python:3.12", timeout=60) as environment:
         assert environment.execute({"command": "echo here"})["output"] == "here\n"
     assert "python:3.12 is a label only" in caplog.text
-
-
-def test_a_killed_exec_takes_its_command_with_it(live: Live, executable: str) -> None:
-    container = subprocess.run([executable, "run", "-d", "any", "sleep", "1h"], capture_output=True, text=True, check=True).stdout.strip()
-    running = subprocess.Popen([executable, "exec", container, "bash", "-c", "touch started; sleep 300"])
-    running_now = f"select id from actions where environment = '{container}' and status = 'running'"
-    live.until(lambda: live.rows(running_now))
-    running.send_signal(signal.SIGKILL)
-    assert running.wait() == -signal.SIGKILL
-    live.until(lambda: not live.rows(running_now), timeout_s=20)  # by itself it would be cancelled after TANGRAM_ORPHAN_S, a minute
-    assert subprocess.run([executable, "rm", "-f", container], check=True, capture_output=True, text=True).stdout == f"{container}\n"
