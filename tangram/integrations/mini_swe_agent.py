@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import secrets
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pydantic import BaseModel
 from tangram.action import command_class
 from tangram.calls import Place
 from tangram.client import Client, Environment
-from tangram.errors import ActionRejected
+from tangram.errors import ActionRejected, InvalidAction
 from tangram.integrations import actions
 from tangram.results import ExecResult
 from tangram.settings import Settings
@@ -87,13 +88,16 @@ class TangramEnvironment:
         forwarded = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}
         timeout = timeout or self.config.timeout
         command = action.get("command", "")
-        done = self._environment.exec(
-            actions.in_fresh_shell(command, cwd=cwd or self.config.cwd, interpreter=self.config.interpreter, merged=True),
-            timeout_s=timeout,
-            units=self.config.units,
-            variables=forwarded | self.config.env,
-            action_class=command_class(command),
-        )
+        try:
+            done = self._environment.exec(
+                actions.in_fresh_shell(command, cwd=cwd or self.config.cwd, interpreter=self.config.interpreter, merged=True),
+                timeout_s=timeout,
+                units=self.config.units,
+                variables=forwarded | self.config.env,
+                action_class=command_class(command),
+            )
+        except InvalidAction as error:
+            return _failed(error, "")
         output = _observation(done, command, timeout)
         _check_finished(output)
         return output
@@ -145,12 +149,16 @@ class TangramEnvironment:
 def _observation(done: ExecResult, command: str, timeout_s: float) -> dict[str, Any]:
     if done.exit_code is not None:
         return {"output": done.stdout, "returncode": done.exit_code, "exception_info": ""}
-    problem = f"{command!r:.200} was ended after {timeout_s:g} s: {done.reason or 'its time was over'}"
+    return _failed(subprocess.TimeoutExpired(command[:200], timeout_s), done.stdout)
+
+
+def _failed(error: Exception, printed: str) -> dict[str, Any]:
+    """Return what mini-swe-agent's own environments make of a command that they could not run to its end."""
     return {
-        "output": done.stdout,
+        "output": printed,
         "returncode": -1,
-        "exception_info": f"An error occurred while executing the command: {problem}",
-        "extra": {"exception_type": "TimeoutExpired", "exception": problem},
+        "exception_info": f"An error occurred while executing the command: {error}",
+        "extra": {"exception_type": type(error).__name__, "exception": str(error)},
     }
 
 

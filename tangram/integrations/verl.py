@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import weakref
 from contextvars import ContextVar
@@ -25,7 +26,7 @@ from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from tangram.errors import TangramError
+from tangram.errors import InvalidAction, TangramError
 from tangram.integrations.sandbox import Sandbox, borrow_client, keep
 from tangram.results import ExecResult
 
@@ -87,6 +88,8 @@ class SandboxTool(BaseTool):  # type: ignore[misc]  # verl has no types
         try:
             rollout = await self._rollout(kwargs["agent_data"], self._samples.get(instance_id, {}))
             done = await rollout.run(str(parameters.get("command", "")))
+        except InvalidAction:
+            raise  # the model's words, which verl answers with the text of this error
         except TangramError as error:
             note_failure(error)
             self._failed[instance_id] = error
@@ -132,6 +135,8 @@ class SandboxToolAgentLoop(ToolAgentLoop):  # type: ignore[misc]  # verl has no 
             if not failures:
                 return output
             _log.warning("attempt %d of %d at a rollout failed: %s", attempt, ATTEMPTS, failures[0])
+            if attempt < ATTEMPTS:
+                await asyncio.sleep(random.uniform(0.0, attempt))  # not all rollouts of a lost node at once
         raise RolloutFailed(f"the stack failed in {ATTEMPTS} attempts at a rollout: {failures[0]}") from failures[0]
 
 

@@ -10,7 +10,7 @@ import secrets
 
 from verl.tools.function_tool import function_tool
 
-from tangram.errors import TangramError
+from tangram.errors import InvalidAction, TangramError
 from tangram.integrations.sandbox import Sandbox, borrow_client
 from tangram.integrations.verl import note_failure
 
@@ -33,6 +33,8 @@ async def run_python(code: str) -> str:
             done = await sandbox.exec("python3 program.py", timeout_s=TIMEOUT_S, merged=True)
         finally:
             await sandbox.close()
+    except InvalidAction:
+        raise  # the model's words, which verl answers with the text of this error
     except TangramError as error:
         note_failure(error)
         raise

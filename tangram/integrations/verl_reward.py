@@ -91,7 +91,7 @@ async def _check_fresh(client: Any, command: str, files: Mapping[str, str], imag
             sandbox = await Sandbox.open(client, trajectory=f"score-{secrets.token_hex(8)}", image=image)
             try:
                 for path, text in files.items():
-                    await sandbox.write_file(path, text)
+                    await sandbox.write_file(path, text.encode(errors="replace"))  # a model may write what has no UTF-8 form
                 return await sandbox.exec(command, timeout_s=timeout_s)
             finally:
                 with contextlib.suppress(TangramError):

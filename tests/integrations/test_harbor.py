@@ -63,3 +63,4 @@ def test_an_image_without_harbors_folders_is_an_exception_without_a_reward(live:
     result = run_trial(live, tmp_path, "--ek", f"image={BASE}")
     assert result["exception_info"]["exception_type"] == "ImageUnfit" and "mkdir -m 777" in result["exception_info"]["exception_message"]
     assert result["verifier_result"] is None
+    assert live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)]

@@ -61,6 +61,12 @@ def test_a_command_that_takes_too_long_is_an_observation_with_what_it_printed(en
     assert (seen["output"], seen["returncode"], seen["extra"]["exception_type"]) == ("early\n", -1, "TimeoutExpired")
 
 
+def test_a_command_that_no_shell_can_have_is_an_observation_too(environment: TangramEnvironment) -> None:
+    for command in ("echo \0", "echo \ud800"):
+        seen = environment.execute({"command": command})
+        assert (seen["returncode"], seen["extra"]["exception_type"]) == (-1, "InvalidAction")
+
+
 def test_variables_are_those_of_the_configuration_and_those_forwarded(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIVEN", "here")
     with TangramEnvironment(env={"A": "1"}, forward_env=["GIVEN", "NOT_SET"], timeout=60) as environment:

@@ -93,6 +93,13 @@ async def test_verls_own_loop_stops_where_the_stack_failed(live: Live, tokenizer
         await make_loop(Unlucky(tokenizer, losses=1), tokenizer, [tool()], kind=ToolAgentLoop).run({}, raw_prompt=PROMPT)
 
 
+async def test_a_command_that_no_shell_can_have_is_an_answer_to_the_model(live: Live, tokenizer: Any) -> None:
+    model = ScriptedModel(tokenizer, ("echo \0", "echo \ud800", "", "echo fine"))
+    output = await make_loop(model, tokenizer, [tool()]).run({}, raw_prompt=PROMPT)
+    said = tokenizer.decode(output.response_ids)
+    assert model.rollouts == 1 and said.count("Error executing tool") == 3 and "<tool>fine</tool>" in said
+
+
 async def test_a_function_tool_runs_in_a_sandbox_of_its_own(live: Live, tokenizer: Any) -> None:
     found = importlib.util.find_spec("tangram.integrations.verl_functions")  # verl runs the file itself
     assert found is not None
@@ -109,6 +116,7 @@ async def test_a_solution_is_checked_beside_its_files() -> None:
 
     assert await scored("def add(a, b): return a + b") == {"score": 1.0, "exit_code": 0}
     assert await scored("def add(a, b): return a - b") == {"score": 0.0, "exit_code": 1}
+    assert await scored("'\ud800'\ndef add(a, b): return a + b") == {"score": 1.0, "exit_code": 0}
     assert await scored("while True: pass", timeout_s=1.0) == {"score": 0.0, "exit_code": -1}
 
 
