@@ -7,6 +7,7 @@ through. Names and shapes of the arguments are those in `tangram.wire`.
 from __future__ import annotations
 
 import json as json_module
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ Conversation = Sequence[Mapping[str, str]]
 """Messages, each with `role` and `content`, for the model's chat template."""
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+"""What no shell can be given: NUL, and halves of surrogate pairs, which have no UTF-8 form. Models write both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ def execute(
     variables: Mapping[str, str] | None = None,
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
-    if not isinstance(command, str) or not command.strip() or "\0" in command:
+    if not isinstance(command, str) or not command.strip() or _UNWRITABLE.search(command):
         raise InvalidAction("command", "must be a command line")
     cost = Cost.of(cores=units)
     if parallel_fraction is None and efficiency is None and len(cost.amounts[CORES]) > 1:
@@ -370,7 +373,7 @@ def _body(body: bytes | str | None, json_body: Any, headers: dict[str, str]) -> 
 
 def _variables(variables: Mapping[str, str] | None) -> dict[str, str] | None:
     for name, value in (variables or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
+        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or _UNWRITABLE.search(name + value):
             raise InvalidAction("variables", f"must be names and texts, not {name!r}: {value!r}")
     return dict(variables) if variables else None
 
