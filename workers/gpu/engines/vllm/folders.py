@@ -16,7 +16,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,18 +58,29 @@ def end_leftovers(state_dir: Path) -> list[int]:
 
 
 def _left(prefix: str) -> Iterator[Path]:
-    """Return this user's folders whose workers are gone."""
+    """Return this user's folders whose workers are gone, also those that were removed while processes work in them."""
     if sys.platform != "linux":
         return  # without /proc, nothing says what belongs to a folder
     name = re.compile(re.escape(prefix) + r"(\d+)-(\d+)-[^-]+")
-    for parent in {Path(tempfile.gettempdir()).resolve(), Path(_SHORT).resolve()}:
-        for folder in parent.glob(f"{prefix}*"):
-            said = name.fullmatch(folder.name)
-            with suppress(FileNotFoundError):
-                there = folder.lstat()
-                mine = stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid()
-                if said and mine and _started(int(said[1])) != int(said[2]):
-                    yield folder
+    parents = {Path(tempfile.gettempdir()).resolve(), Path(_SHORT).resolve()}
+    for folder in {folder for parent in parents for folder in parent.glob(f"{prefix}*")} | set(_worked_in(parents, prefix)):
+        said = name.fullmatch(folder.name)
+        try:
+            there = folder.lstat()
+            mine = stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid()
+        except FileNotFoundError:
+            mine = True  # only its processes are left, of which only this user's count
+        if said and mine and _started(int(said[1])) != int(said[2]):
+            yield folder
+
+
+def _worked_in(parents: Collection[Path], prefix: str) -> Iterator[Path]:
+    """Return the folders in which processes work, also those that somebody has removed."""
+    for cwd in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):
+            folder = Path(os.readlink(cwd).removesuffix(" (deleted)"))
+            if folder.parent in parents and folder.name.startswith(prefix):
+                yield folder
 
 
 def _prefix(state_dir: Path) -> str:
