@@ -16,7 +16,7 @@ import pytest
 
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
 from workers.gpu.devices import Device
-from workers.gpu.errors import EngineDied
+from workers.gpu.errors import DeviceError, EngineDied
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
 
@@ -270,6 +270,35 @@ def test_a_server_that_cannot_read_its_weights_again_is_started_for_the_same_act
     host.ensure_resident("rm", (0,))
 
     assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before) and gone(fake.servers()[0])
+
+
+class LostDevices(FakeDevices):
+    """Cannot be read while a test says so."""
+
+    lost = False
+
+    def used_mb(self, device: Device) -> float | None:
+        if self.lost:
+            raise DeviceError("the memory of the GPU cannot be read: GPU is lost")
+        return super().used_mb(device)
+
+
+def test_a_device_that_cannot_be_read_fails_the_change_and_nothing_stays_booked_that_is_not_held(fake: Fake, tmp_path: Path) -> None:
+    devices = LostDevices(fake.memory.folder)
+    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=5.0)
+    host.ensure_resident("rm", (0,))
+
+    devices.lost = True
+    evict(host)
+    assert (on(host).state, "GPU is lost" in on(host).reason, host.held_mb(0)) == ("failed", True, 0.0)
+    assert gone(fake.servers()[0]) and gone(fake.read("child"))
+    with pytest.raises(DeviceError, match="GPU is lost"):
+        host.ensure_resident("rm", (0,))
+    assert host.held_mb(0) == 0.0
+    devices.lost = False
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).state, on(host).starts, host.held_mb(0)) == ("resident", 2, 9000.0)
 
 
 class FreeingDevices(FakeDevices):
