@@ -4,8 +4,9 @@
 #   docker build --target gpu     -t arl-tangram-gpu:0.1.0 .
 #
 # BASE is any Debian-like image with Python 3.11 or newer and its venv module; both stages must share it, since the virtual
-# environment points at its interpreter. What is installed is pinned by constraints.txt. pip takes its settings from the
-# build arguments PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS, so that an index of one's own leaves nothing behind.
+# environment points at its interpreter. What is installed is pinned by constraints.txt. The image of GPU workers has a second
+# environment, /opt/vllm, since vLLM needs other versions of transformers and numpy than the worker; constraints-vllm-gpu.txt
+# pins it. pip takes its settings from the build arguments PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS, so that an index of one's own leaves nothing behind.
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
@@ -49,8 +50,25 @@ ARG PIP_FIND_LINKS
 RUN PIP_CONSTRAINT=constraints.txt /opt/tangram/bin/pip install --no-cache-dir --disable-pip-version-check -e ".[gpu]" \
  && /opt/tangram/bin/pip uninstall --yes --quiet pip
 
+FROM ${BASE} AS build-vllm
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+RUN python3 -m venv /opt/vllm
+COPY constraints-vllm-gpu.txt ./
+RUN PIP_CONSTRAINT=constraints-vllm-gpu.txt /opt/vllm/bin/pip install --no-cache-dir --disable-pip-version-check vllm \
+ && /opt/vllm/bin/pip uninstall --yes --quiet pip
+
 FROM source AS gpu
+USER root
+# torch and Triton compile kernels when a server of vLLM starts.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
+USER tangram
 COPY --from=build-gpu /opt/tangram /opt/tangram
+COPY --from=build-vllm /opt/vllm /opt/vllm
+ENV TANGRAM_VLLM_PYTHON=/opt/vllm/bin/python
 
 # A build that names no target ends here.
 FROM tangram

@@ -11,20 +11,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker test-vllm lint smoke bench bench-background bench-containers bench-flood bench-gpu bench-live bench-paper bench-quotas bench-scaling bench-shortage clean
+.PHONY: help demo test test-around test-docker test-vllm gpu-check gpu-wheels lint smoke bench bench-background bench-containers bench-flood bench-live bench-paper bench-quotas bench-scaling bench-shortage clean
 
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
 	@echo "make test    run all tests that need no engine"
+	@echo "make test-around  run the tests of the benchmarks, of the gateway and of other systems' clients and classes"
 	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
 	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
+	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
+	@echo "make gpu-wheels  what gpu-check needs besides torch, for a machine without a network, into wheels/"
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
 	@echo "make bench-background  what commands in the background get, and what that costs the others; IMAGE measures containers too"
 	@echo "make bench-containers  what containers cost and what they hold; IMAGE names one with python3"
 	@echo "make bench-flood  what a job that floods the system does to the others, simulated"
-	@echo "make bench-gpu  what evictions give back and how fast models come back, on a CUDA GPU"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
@@ -51,10 +53,16 @@ ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # One more at once than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
 
+# What is built around the core: benchmarks, the gateway with other systems' clients, classes for other frameworks.
+AROUND := $(wildcard tests/bench tests/bench_live tests/gateway tests/integrations)
+
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore=tests/containers --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND:%=--ignore=%) --ignore=tests/containers --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone $(ALONE)
+
+test-around: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) $(AT_ONCE) $(BESIDE)
 
 test-docker: $(STAMP)
 	@$(BIN)/python -m pytest tests/containers tests/deployment -n auto --maxprocesses 4 $(BESIDE)
@@ -71,6 +79,31 @@ $(VLLM_STAMP): constraints-vllm.txt
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	@$(BIN)/python -m pytest tests/vllm/real
+
+# A machine without a network has its own torch, and the wheels that were carried there.
+GPU_VENV := .venv-gpu
+$(GPU_VENV)/.installed: wheels/requirements.txt
+	@echo "building $(GPU_VENV) from wheels/, beside this machine's own torch …"
+	@rm -rf $(GPU_VENV)
+	@$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
+	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-index --no-deps wheels/*.whl
+	@touch $@
+
+ifneq ($(wildcard wheels/requirements.txt),)
+gpu-check: $(GPU_VENV)/.installed
+	@$(GPU_VENV)/bin/python -m bench.gpu_check $(if $(STAND_INS),--stand-ins)
+else
+gpu-check: $(STAMP)
+	@$(BIN)/python -m bench.gpu_check $(if $(STAND_INS),--stand-ins)
+endif
+
+# GPU_PYTHON is the version of Python on that machine, such as 3.12. Without hf_xet, which only downloads, they fit into 60 MB.
+gpu-wheels: $(STAMP)
+	@mkdir -p wheels
+	@$(BIN)/python -m bench.gpu_wheels > wheels/requirements.txt
+	@$(PIP) download $(if $(GPU_PYTHON),--python-version $(GPU_PYTHON)) --only-binary :all: -c constraints.txt -d wheels -r wheels/requirements.txt
+	@rm -f wheels/hf_xet-*
+	@du -sh wheels
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
@@ -98,9 +131,6 @@ bench-containers: $(STAMP)
 bench-flood: $(STAMP)
 	@$(BIN)/python -m bench.flood
 
-bench-gpu: $(STAMP)
-	@$(BIN)/python -m bench.gpu
-
 bench-live: $(STAMP)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[compare]'
 	@$(BIN)/python -m bench.live
@@ -118,4 +148,4 @@ bench-shortage: $(STAMP)
 	@$(BIN)/python -m bench.shortage $(if $(TRACE),--trace '$(TRACE)')
 
 clean:
-	rm -rf $(VENV) $(VLLM) .tangram
+	rm -rf $(VENV) $(VLLM) $(GPU_VENV) wheels .tangram

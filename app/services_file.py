@@ -10,7 +10,7 @@ no SQL, no clock. Whatever is wrong ends as one `ConfigError`, one line naming f
     cells = [1]               # acceptable numbers of cells; for vLLM the degrees of tensor parallelism
     memory_mb = 200           # MiB it occupies on each of its cells while resident
     host_memory_mb = 200      # MiB of host memory that its restorable copy takes
-    max_concurrency = 1       # calls at a time
+    max_concurrency = 16      # calls at a time
     instances = 2             # most instances on a node
     restore_s = 0.0           # declared estimate of a restore, seconds
     pinned = false            # once resident it is never evicted
@@ -18,6 +18,7 @@ no SQL, no clock. Whatever is wrong ends as one `ConfigError`, one line naming f
 
     [services.rm-small.vllm]  # only with engine = "vllm"
     python = "../vllm/bin/python" # the interpreter that has vLLM, relative to the file
+    pooling = "classify"      # what the server gives for a score: "classify" | "reward"
     args = ["--max-model-len", "8192"]
 
     [quotas.search]
@@ -35,7 +36,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -45,6 +46,16 @@ from scheduler.quotas.account import clash
 from tangram.errors import TangramError
 
 CHUNKS = (1, 2, 4, 8)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+"""What weights are held and computed in."""
+
+DeclaredDtype = Literal["auto", Dtype]
+"""A dtype, or `auto`: the one that the checkpoint says."""
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+_MOST_CALLS = {"vllm": 64, "torch": 16}
 _MOST_MB = 1 << 30
 _SET_BY_THE_WORKER = frozenset(
     {
@@ -64,6 +75,8 @@ _SET_BY_THE_WORKER = frozenset(
         "-pp",
         "--data-parallel-size",
         "-dp",
+        "--enable-sleep-mode",
+        "--no-enable-sleep-mode",
     }
 )
 
@@ -79,6 +92,19 @@ def _one_of_chunks(cells: list[int]) -> list[int]:
     return cells
 
 
+def _with_both_texts(template: str) -> str:
+    """Refuse a template that leaves out a text."""
+    for name in ("{prompt}", "{response}"):
+        if template.count(name) != 1:
+            raise ValueError(f"must have {name} once")
+    return template
+
+
+def _usual_calls(table: dict[str, Any]) -> int:
+    """Return how many calls an engine takes at a time; a batch of vLLM is large, a stub computes nothing."""
+    return _MOST_CALLS.get(table.get("engine", ""), 1)
+
+
 class _Table(BaseModel):
     """A table of the file: exact types, no unknown keys, no infinities."""
 
@@ -89,7 +115,10 @@ class VllmConfig(_Table):
     """The table `[services.NAME.vllm]`: how the server of a vLLM service is started."""
 
     python: Path | None = Field(default=None, strict=False)
-    """The interpreter of the environment that vLLM is installed in; none: the worker's own."""
+    """The interpreter of the environment that vLLM is installed in; none: `TANGRAM_VLLM_PYTHON`, otherwise the worker's own."""
+    pooling: Literal["classify", "reward"] = "classify"
+    """What the server computes for task `score`: `classify` the logit of a sequence classifier, `reward` the value that a reward
+    model of vLLM's own (`…ForRewardModel`) gives the last token."""
     args: tuple[str, ...] = Field(default=(), strict=False)
     """Further arguments of the server, as its command line takes them."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -97,7 +126,7 @@ class VllmConfig(_Table):
     start_timeout_s: float = Field(default=600.0, gt=0, le=86_400)
     """Seconds within which the server must have answered its first request."""
     process_mb: float = Field(default=1024.0, ge=0, le=_MOST_MB)
-    """MiB of each of its cells that the server's process takes besides weights and cache, also while it sleeps."""
+    """MiB of each of its cells that the server takes on top of what vLLM plans with: context, CUDA graphs, workspaces."""
     sleep_on_cpu: bool = False
     """For tests: on CPU devices, too, a server that is evicted sleeps, though there that frees nothing; else it is stopped."""
 
@@ -128,8 +157,8 @@ class ServiceConfig(_Table):
     """MiB it occupies on each of its cells while resident."""
     host_memory_mb: float | None = Field(default=None, gt=0, le=_MOST_MB)
     """MiB of host memory that its restorable copy takes; none: `memory_mb` times its least number of cells."""
-    max_concurrency: int = Field(default=1, ge=1, le=10_000)
-    """How many calls may run at once."""
+    max_concurrency: int = Field(default_factory=_usual_calls, ge=1, le=10_000)
+    """How many calls may run at once; none: 64 with vLLM, 16 with torch, 1 with a stub."""
     instances: int | None = Field(default=None, ge=1, le=10_000)
     """How many instances of it a node may hold; none: as many as the scheduler finds worth their cells."""
     restore_s: float = Field(default=0.0, ge=0, le=86_400)
@@ -138,10 +167,16 @@ class ServiceConfig(_Table):
     """Whether it is never evicted once it is resident."""
     warm: bool = False
     """Whether it is brought onto cells when its node joins, before anybody asks for it."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What the weights are held and computed in."""
+    dtype: DeclaredDtype = "auto"
+    """What the weights are held and computed in; `auto`: what the checkpoint says."""
     separator: str = "\n"
     """What stands between prompt and response where both are plain text."""
+    score_template: Annotated[str, AfterValidator(_with_both_texts)] | None = None
+    """How prompt and response of plain text are put together, with `{prompt}` and `{response}`; none: with the separator."""
+    chat_template: Path | None = Field(default=None, strict=False)
+    """A file with the Jinja template of conversations, relative to the file; none: the tokenizer's own."""
+    adapter: Path | None = Field(default=None, strict=False)
+    """The folder of a LoRA adapter for the model, relative to the file; only with vLLM."""
 
     vllm: VllmConfig = VllmConfig()
     """How the server is started, with engine `vllm`."""
@@ -152,6 +187,18 @@ class ServiceConfig(_Table):
             raise ValueError(f"model: the {self.engine} engine needs a model folder")
         if self.engine != "vllm" and "vllm" in self.model_fields_set:
             raise ValueError(f"vllm: means nothing with engine {self.engine!r}")
+        if self.engine != "vllm" and self.adapter is not None:
+            instead = "use engine 'vllm', or a folder into which the adapter is merged"
+            raise ValueError(f"adapter: the {self.engine} engine loads none: {instead}")
+        return self
+
+    @model_validator(mode="after")
+    def _puts_texts_together_in_one_way(self) -> ServiceConfig:
+        if {"separator", "score_template"} <= self.model_fields_set:
+            raise ValueError("separator: means nothing beside score_template")
+        for key in ("score_template", "chat_template"):
+            if self.task != "score" and key in self.model_fields_set:
+                raise ValueError(f"{key}: means nothing with task {self.task!r}")
         return self
 
 
@@ -239,13 +286,17 @@ def load_services_file(path: Path) -> ServicesFile:
 
 
 def check_models(path: Path, file: ServicesFile) -> None:
-    """Look into every model folder that the file names, on the machine that has to load them.
+    """Look for the models, adapters and templates that the file names, on the machine that has to load them.
 
-    Raises `ConfigError` with one line naming file, service and key `model`.
+    Raises `ConfigError` with one line naming file, service and key.
     """
     for name, service in file.services.items():
         if service.engine != "stub" and service.model is not None and (problem := model_problem(service.model)):
             raise ConfigError(f"{path}: services.{name}.model: {problem}")
+        if service.adapter is not None and not _is_file(service.adapter / "adapter_config.json"):
+            raise ConfigError(f"{path}: services.{name}.adapter: {_one_line(str(service.adapter))} has no adapter_config.json")
+        if service.chat_template is not None and not _is_file(service.chat_template):
+            raise ConfigError(f"{path}: services.{name}.chat_template: {_one_line(str(service.chat_template))} is no file")
 
 
 def model_problem(folder: Path) -> str | None:
@@ -265,16 +316,25 @@ def model_problem(folder: Path) -> str | None:
     return None
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _anchored(service: ServiceConfig, base: Path) -> ServiceConfig:
-    """Make the model's folder and the interpreter of vLLM absolute."""
+    """Make all paths of a service absolute."""
     if service.vllm.python is not None:
         service = service.model_copy(update={"vllm": service.vllm.model_copy(update={"python": base / service.vllm.python})})
-    return service if service.model is None else service.model_copy(update={"model": base / service.model})
+    paths = {key: getattr(service, key) for key in ("model", "adapter", "chat_template")}
+    return service.model_copy(update={key: base / path for key, path in paths.items() if path is not None})
 
 
 def _first_problem(error: ValidationError) -> str:
     """Put the first of pydantic's findings on one line, as `table.key: what is wrong`."""
-    problems = error.errors(include_url=False, include_context=False)
+    # A default that depends on another key counts as a problem of its own once any key is wrong.
+    problems = [one for one in error.errors(include_url=False, include_context=False) if one["type"] != "default_factory_not_called"]
     first = problems[0]
     where = ".".join(_one_line(str(part)) for part in first["loc"] if part != "[key]")
     text = _one_line(first["msg"].removeprefix("Value error, "))

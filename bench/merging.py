@@ -33,12 +33,17 @@ def main(words: Sequence[str] | None = None) -> None:
             "teacher", "logprobs", make_tiny(Path(folder) / "teacher", "teacher"), Path(folder), max_concurrency=asked.threads
         )
         engine.start(discover(1))
-        model = engine._replicas[0].model
-        apart = _rate(lambda batch: compute.logprobs(model, batch), asked.threads, asked.calls, asked.length)
-        merged = _rate(engine.logprobs, asked.threads, asked.calls, asked.length)
+        apart, merged = rates(engine, asked.threads, asked.calls, asked.length)
     print("| calls at once | one by one, calls/s | merged, calls/s | ratio |")
     print("|---|---|---|---|")
     print(f"| {asked.threads} | {apart:.0f} | {merged:.0f} | {merged / apart:.1f} |")
+
+
+def rates(engine: TorchEngine, threads: int, calls: int, length: int) -> tuple[float, float]:
+    """Return calls per second of an engine that is resident: each by itself, and as the engine merges them."""
+    model = engine._replicas[0].model
+    apart = _rate(lambda batch: compute.logprobs(model, batch), threads, calls, length)
+    return apart, _rate(engine.logprobs, threads, calls, length)
 
 
 def _rate(ask: Ask, threads: int, calls: int, length: int) -> float:

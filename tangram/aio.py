@@ -15,7 +15,7 @@ from typing import Any, Self, Unpack
 
 from tangram import calls
 from tangram.action import Action
-from tangram.calls import CallOptions, ExecOptions, Limits, Place, ServiceOptions
+from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import AsyncHandle
 from tangram.results import Chunk, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
@@ -75,14 +75,17 @@ class AsyncClient:
     async def generate(
         self,
         service: str,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Conversation],
         *,
         max_tokens: int | None = None,
         temperature: float | None = None,
         seed: int | None = None,
         **options: Unpack[ServiceOptions],
     ) -> Texts:
-        """Return how a model continues `prompts`, one text each; what is not given is the service's own default."""
+        """Return how a model continues `prompts`, one text each; what is not given is the service's own default.
+
+        A prompt is plain text, or a conversation that the model's chat template writes out.
+        """
         texts: Texts = await self._run(calls.generate(self.job, service, prompts, max_tokens, temperature, seed, options))
         return texts
 

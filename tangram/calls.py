@@ -7,6 +7,7 @@ through. Names and shapes of the arguments are those in `tangram.wire`.
 from __future__ import annotations
 
 import json as json_module
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,12 @@ from tangram.errors import InvalidAction
 from tangram.results import Snapshot
 from tangram.wire import node_label
 
+Conversation = Sequence[Mapping[str, str]]
+"""Messages, each with `role` and `content`, for the model's chat template."""
+
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+"""What no shell can be given: NUL, and halves of surrogate pairs, which have no UTF-8 form. Models write both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +192,7 @@ def execute(
     pty: tuple[int, int] | None = None,
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
-    if not isinstance(command, str) or not command.strip() or "\0" in command:
+    if not isinstance(command, str) or not command.strip() or _UNWRITABLE.search(command):
         raise InvalidAction("command", "must be a command line")
     cost = Cost.of(cores=units)
     if parallel_fraction is None and efficiency is None and len(cost.amounts[CORES]) > 1:
@@ -222,7 +228,7 @@ def execute(
 
 def read_file(place: Place, path: str, *, offset: int | None = None, length: int | None = None) -> Action:
     """Read a file of an environment, or `length` bytes of it from `offset` on; relative paths start at its working folder."""
-    return _file(place, "cpu.read_file", path, _given(offset=_amount("offset", offset), length=_amount("length", length)))
+    return _file(place, "cpu.read_file", path, _given(offset=offset, length=length))
 
 
 def write_file(place: Place, path: str, data: bytes | str, mode: int | None = None, *, offset: int | None = None) -> Action:
@@ -236,7 +242,7 @@ def write_file(place: Place, path: str, data: bytes | str, mode: int | None = No
         raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
     if mode is not None and (isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777):
         raise InvalidAction("mode", f"must be permission bits from 0 to 0o777, not {mode!r}")
-    return _file(place, "cpu.write_file", path, _given(data=bytes(data), mode=mode, offset=_amount("offset", offset)))
+    return _file(place, "cpu.write_file", path, _given(data=bytes(data), mode=mode, offset=offset))
 
 
 def close_environment(place: Place) -> Action:
@@ -269,7 +275,7 @@ def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options
 def generate(
     job: str,
     service: str,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Conversation],
     max_tokens: int | None,
     temperature: float | None,
     seed: int | None,
@@ -324,15 +330,12 @@ def call(
     )
 
 
-def _amount(name: str, value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise InvalidAction(name, f"must be a number of bytes, not {value!r}")
-    return value
-
-
 def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action:
     if not isinstance(path, str) or not path or "\0" in path:
         raise InvalidAction("path", f"must be a path, not {path!r}")
+    for name in ("offset", "length"):
+        if isinstance(value := more.get(name, 0), bool) or not isinstance(value, int) or value < 0:
+            raise InvalidAction(name, f"must be a number of bytes, not {value!r}")
     return Action(
         kind=kind,
         arguments={"environment": place.environment, "path": path, **more},
@@ -393,7 +396,7 @@ def _body(body: bytes | str | None, json_body: Any, headers: dict[str, str]) -> 
 
 def _variables(variables: Mapping[str, str] | None) -> dict[str, str] | None:
     for name, value in (variables or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
+        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or _UNWRITABLE.search(name + value):
             raise InvalidAction("variables", f"must be names and texts, not {name!r}: {value!r}")
     return dict(variables) if variables else None
 

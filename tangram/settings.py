@@ -135,6 +135,12 @@ class Settings(BaseSettings):
         description="Seconds beyond its own timeouts for which the gateway holds a call of `/run_code` or `/run_jupyter`; after that its "
         "caller is to come again. Callers must wait for longer.",
     )
+    gateway_reward_s: float = Field(
+        default=100.0,
+        gt=0,
+        description="Seconds for which the gateway holds a call for a reward of slime or OpenRLHF, which wait 120 s and 180 s; after that "
+        "its caller is to come again.",
+    )
     gateway_languages: Path | None = Field(
         default=None, description="TOML file of languages for the gateway's `/run_code`, added to those that it comes with."
     )
@@ -146,10 +152,17 @@ class Settings(BaseSettings):
     )
     memory_mb: int | None = Field(default=None, ge=1, description="Memory that a CPU worker offers; by default the host's.")
     cells: int | None = Field(default=None, ge=1, description="GPU cells that a GPU worker offers; by default one per CUDA device, else 1.")
-    cell_memory_mb: int | None = Field(default=None, ge=1, description="Memory per GPU cell; by default the device's, else 2048 MB.")
+    cell_memory_mb: int | None = Field(
+        default=None,
+        ge=1,
+        description="MiB per GPU cell; by default what is free of it at the start, or without GPUs an equal share of half the memory.",
+    )
     gpu_order: Numbers = Field(
         default=(),
         description="Numbers of a GPU worker's CUDA devices in the order of its cells, like `0,1,4,5`; by default CUDA's own order.",
+    )
+    vllm_python: Path | None = Field(
+        default=None, description="Interpreter of the environment that vLLM is installed in; by default a GPU worker's own."
     )
     host_memory_mb: int | None = Field(
         default=None,

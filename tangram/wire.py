@@ -183,7 +183,8 @@ class WireInstance(TypedDict):
     """An instance of a service, named by its cells, as its worker last saw it.
 
     `state` is a word of the life cycle of services, `reason` says why where that needs a reason; `memory_mb` and `host_mb` are the
-    measured MiB that it holds on its devices and in host memory, the rest counts since its worker began.
+    measured MiB that it holds on its devices and in host memory, the rest counts since its worker began. Older workers count no
+    wrong answers.
     """
 
     service: str
@@ -196,6 +197,7 @@ class WireInstance(TypedDict):
     restores: int
     evictions: int
     leaks: int
+    wrong_answers: NotRequired[int]
 
 
 class WireNode(TypedDict):

@@ -44,12 +44,13 @@ Pool = Literal["cpu", "gpu", "api"]
 POOLS: tuple[Pool, ...] = ("cpu", "gpu", "api")
 
 STORE_CONNECTIONS = 32
-THREADS = {"cpu": 1_064, "gpu": 64, "api": 256}
+THREADS = {"cpu": 1_064, "gpu": 1_064, "api": 256}
 """The most threads of a worker, beside `THREADS_PER_CORE`; each exists once as many calls as that have run at once.
 
 A command keeps a thread for as long as it runs, most of them in the background. The scheduler has at most 1,000 started on a node
 (`scheduler/cpu/elastic.py`), and what it grants beyond that is for the cores. The rest is for files and for control messages, which must
-not wait for a command to end.
+not wait for a command to end. A call of a service keeps a thread until it is answered. On eight cells there may be 64 calls each, and those
+that waited for a thread would not be batched.
 """
 THREADS_PER_CORE = 8
 
@@ -295,7 +296,10 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
 
 
 def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
+    from workers.gpu.device_memory import device_memory, offered
     from workers.gpu.devices import discover
+    from workers.gpu.engines.factory import open_contexts
+    from workers.gpu.engines.vllm.folders import end_leftovers
     from workers.gpu.host import ServiceHost
     from workers.gpu.instances import InstanceStatus
     from workers.gpu.prefetch import Prefetch
@@ -305,23 +309,30 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
     if settings.services_file is not None:
         declared = load_services_file(settings.services_file)
         check_models(settings.services_file, declared)
-    devices = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
     state_dir: Path = settings.state_dir / "services"
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # They may hold the memory that the devices are about to be asked for.
+    left = end_leftovers(state_dir)
+    found = discover(settings.cells, settings.cell_memory_mb, settings.gpu_order or None)
+    memory = device_memory(found)
+    open_contexts(found, declared.services)
+    devices = offered(found, memory, settings.cell_memory_mb)
     host_memory_mb = settings.host_memory_mb or usable_mb() // 2
-    host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb)
+    host = ServiceHost(devices, declared.services, state_dir, host_memory_mb=host_memory_mb, memory=memory)
     reload = Reload(settings.services_file, host, settings.beat_s)
     provide(GpuContext(settings=settings, blobs=blobs, host=host, prefetch=Prefetch(host)))
 
     def now() -> dict[str, Any]:
         there = [status.to_wire() for status in host.status() if status.state != "absent"]
-        return {"services": described(host.services), "instances": there}
+        return {"services": described(host), "instances": there}
 
     def attach(node: Node) -> None:
         def tell(status: InstanceStatus) -> None:
             node.report({"type": "service", "node": node.name, **status.to_wire(), "at": time.time()})
 
         def begin(**_: Any) -> None:
+            if left:  # Celery sets logging up only now
+                log.warning("ended processes of vLLM servers that a worker had left: %d", len(left))
             # Celery has a handler of its own for this signal, set before the worker is ready, that restarts the process.
             signal.signal(signal.SIGHUP, lambda *_: reload.ask())
             reload.start()
@@ -334,7 +345,7 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
         host.close()
 
     cell_memory_mb = min(device.memory_mb for device in devices)
-    services = described(declared.services)
+    services = described(host)
     description = _describe("gpu", settings, cells=len(devices), cell_memory_mb=cell_memory_mb, services=services)
     return Prepared(description=description, now=now, attach=attach, close=close)
 

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from app.cli.demo import DemoResult
 
 _ACT_ROWS = ("mean_act", "p50_act", "p95_act", "p99_act", "mean_queue", "mean_execution", "mean_overhead")
+_INSTANCE_COUNTS = {
+    "starts": "starts",
+    "restores": "restores",
+    "evictions": "evictions",
+    "leaks": "leaks",
+    "wrong_answers": "wrong answers",
+}
 
 
 def note(line: str) -> None:
@@ -146,7 +153,8 @@ def _set_aside_table(messages: Sequence[Mapping[str, Any]]) -> Table:
 
 def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:
     """One line for each instance that is or was somewhere; a service that is nowhere has one, too."""
-    table = Table(title="services", title_justify="left", caption="counts: starts/restores/evictions/leaks", caption_justify="left")
+    caption = f"counts: {'/'.join(_INSTANCE_COUNTS.values())}"
+    table = Table(title="services", title_justify="left", caption=caption, caption_justify="left")
     for column in ("service", "node", "cells", "state"):
         table.add_column(column)
     for column in ("MiB", "in host", "running", "counts"):
@@ -165,7 +173,7 @@ def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:
                 f"{found['memory_mb']:.0f}",
                 f"{found['host_mb']:.0f}",
                 str(found["running"]),
-                "/".join(str(found[count]) for count in ("starts", "restores", "evictions", "leaks")),
+                "/".join(str(found[count]) for count in _INSTANCE_COUNTS),
                 found["reason"],
             )
     return table

@@ -53,6 +53,10 @@ class Journal:
             self._labels = time.monotonic(), labels
         return labels
 
+    async def services(self) -> dict[str, str]:
+        """Return what the services of all GPU nodes that are up are for, `score` or `logprobs`, by name."""
+        return await self._ask(_read_services)
+
     async def environments(self, job: str) -> list[str]:
         """Return the ids of the environments of a job that have not ended, in the order of their creation."""
         rows = (
@@ -73,6 +77,12 @@ class Journal:
         row = await self._ask(lambda connection: connection.execute(select(*columns).where(_ACTIONS.c.id == action_id)).one_or_none())
         return None if row is None else ActionState(**row._mapping)
 
+    async def unfinished(self, environment: str, session: str) -> list[str]:
+        """Return the ids of the actions that run or wait in a session of an environment."""
+        rows = select(_ACTIONS.c.id, _ACTIONS.c.header).where(_ACTIONS.c.ended_at.is_(None), _ACTIONS.c.environment == environment)
+        found = await self._ask(lambda connection: connection.execute(rows).all())
+        return [row.id for row in found if row.header.get("session") == session]
+
     async def has_leader(self) -> bool:
         """Say whether a scheduler leads."""
         lease = select(_LEASES.c.expires_at).where(_LEASES.c.name == SCHEDULER_LEASE)
@@ -88,6 +98,11 @@ class Journal:
     def _answer(self, question: Callable[[Connection], T]) -> T:
         with snapshot(self._engine) as connection:
             return question(connection)
+
+
+def _read_services(connection: Connection) -> dict[str, str]:
+    descriptions = connection.execute(select(_NODES.c.description).where(_NODES.c.state == NODE_UP)).scalars()
+    return {name: str(service.get("task", "")) for one in descriptions for name, service in one.get("services", {}).items()}
 
 
 def _read_labels(connection: Connection) -> frozenset[str]:

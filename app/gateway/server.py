@@ -22,7 +22,20 @@ from fastapi.responses import JSONResponse, Response
 from redis import RedisError
 from starlette.exceptions import HTTPException
 
-from app.gateway import e2b_control, e2b_files, e2b_filesystem, e2b_process, e2b_templates, native, run_code
+from app.gateway import (
+    e2b_control,
+    e2b_files,
+    e2b_filesystem,
+    e2b_process,
+    e2b_templates,
+    native,
+    rock,
+    run_code,
+    scores,
+    services,
+    swerex,
+    teachers,
+)
 from app.gateway.access import Access
 from app.gateway.context import Gateway, GatewayOf
 from app.gateway.shape import of_http
@@ -39,6 +52,10 @@ SHAPES: tuple[APIRouter, ...] = (
     e2b_process.router,
     e2b_filesystem.router,
     e2b_files.router,
+    swerex.router,
+    rock.router,
+    *services.mounted(scores.router, teachers.router),
+    scores.rewards,
 )
 """The routers of all shapes; where two know a path, the first one serves it."""
 

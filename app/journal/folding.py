@@ -296,6 +296,7 @@ class Fold:
             "restores": entry.restores,
             "evictions": entry.evictions,
             "leaks": entry.leaks,
+            "wrong_answers": entry.wrong_answers,
             "changed_at": entry.at,
         }
 

@@ -204,8 +204,9 @@ class Service(Base):
 class ServiceInstance(Base):
     """An instance of a service on a node, named by its cells (`0,1`), as its worker last said.
 
-    `memory_mb` and `host_mb` are the measured MiB that it holds on its cells and in host memory; `starts`, `restores`, `evictions` and
-    `leaks` (evictions that did not free the memory) count since its worker began. Of a node that is not up it says how things were.
+    `memory_mb` and `host_mb` are the measured MiB that it holds on its cells and in host memory; `starts`, `restores`, `evictions`,
+    `leaks` (evictions that did not free the memory) and `wrong_answers` (restores that brought back spoilt weights) count since its
+    worker began. Of a node that is not up it says how things were.
     """
 
     __tablename__ = "service_instances"
@@ -221,6 +222,7 @@ class ServiceInstance(Base):
     restores: Mapped[int] = mapped_column(Integer)
     evictions: Mapped[int] = mapped_column(Integer)
     leaks: Mapped[int] = mapped_column(Integer)
+    wrong_answers: Mapped[int] = mapped_column(Integer, server_default="0")
     changed_at: Mapped[float]
 
     __table_args__ = (words_of("state", SERVICE.states),)

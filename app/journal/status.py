@@ -65,6 +65,7 @@ class InstanceStatus:
     restores: int
     evictions: int
     leaks: int
+    wrong_answers: int
     changed_at: float
 
 
@@ -167,6 +168,7 @@ def _services(
             restores=row.restores,
             evictions=row.evictions,
             leaks=row.leaks,
+            wrong_answers=row.wrong_answers,
             changed_at=row.changed_at,
         )
         found.setdefault(row.service, []).append(status)

@@ -1,6 +1,6 @@
 """Tokens of the gateway.
 
-Revision 0010, after 0008.
+Revision 0010, after 0009.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0010"
-down_revision = "0008"
+down_revision = "0009"
 branch_labels = None
 depends_on = None
 

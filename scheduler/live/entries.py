@@ -126,6 +126,7 @@ class InstanceChanged:
     restores: int = 0
     evictions: int = 0
     leaks: int = 0
+    wrong_answers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,14 +198,14 @@ class Heartbeats:
             self._handle(events.ServicesDeclared(node=name, services=frozenset(services)), now)
 
     def _describe_anew(self, name: str, description: Mapping[str, Any], now: float) -> None:
-        """Take up the services of a node whose services file was read again: the latest description of a service counts."""
+        """Take up the services of a node that has read its file again or measured what one needs: the latest description of each counts."""
         before = self._executor.descriptions[name]
         known, declared = before.get("services", {}), description.get("services", {})
         self._executor.descriptions[name] = {**before, "services": declared}
         for service in services_of(description):
             if known.get(service.name) != declared[service.name]:
                 self._learn_from(name, service, now)
-        log.warning("node %s has read its services anew: %s", name, ", ".join(declared) or "none")
+        log.warning("node %s describes its services anew: %s", name, ", ".join(declared) or "none")
         if name not in self._unheard:  # else that follows when it has said what is on its cells
             self._declare(name, now)
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))

@@ -118,6 +118,7 @@ def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
         restores=int(said.get("restores", 0)),
         evictions=int(said.get("evictions", 0)),
         leaks=int(said.get("leaks", 0)),
+        wrong_answers=int(said.get("wrong_answers", 0)),
     )
 
 

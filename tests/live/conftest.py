@@ -49,7 +49,6 @@ def live(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Itera
         cells=2,
         cell_memory_mb=1200,
         services_file=services_file,
-        variables=FAST_BEATS,
         include=("tests.live.live_tasks",),
     )
     with running(folder, plan) as started:

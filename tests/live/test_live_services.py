@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from app.journal.database import open_engine
 from app.journal.status import ServiceStatus, status
+from tangram import calls
 from tangram.errors import ActionError
 from tests.live.support import Live
 
@@ -96,6 +98,22 @@ def test_a_services_file_that_changes_counts_without_a_restart(gpus: Live, file:
     gpus.until(lambda: gpus.log("gpu-0").count(refused) == 2)
     with gpus.client() as client:
         assert len(client.score("newcomer", ITEM)) == 1
+
+
+def test_a_worker_has_a_thread_for_every_call_that_its_services_take_at_a_time(gpus: Live, file: Path) -> None:
+    # Given a service that takes more calls than a worker has of anything else
+    file.write_text(file.read_text().replace("memory_mb = 600", "memory_mb = 600\nmax_concurrency = 200"))
+    gpus.until(lambda: services(gpus)["judge"].declared["gpu-0"]["max_concurrency"] == 200)
+    # When so many come and none ends
+    with gpus.client() as client:
+        action = calls.score("default", "judge", ITEM, {})
+        handles = [client.submit(replace(action, arguments={**action.arguments, "work_s": 300.0})) for _ in range(200)]
+        # Then all are granted, and none waits in the worker for another to end: each can be cancelled at once
+        gpus.until(lambda: [found.running for found in services(gpus)["judge"].instances] == [200])
+        client.cancel(job="default")
+        for handle in handles:
+            with pytest.raises(ActionError):
+                handle.result(30)
 
 
 def test_a_service_is_restored_by_order_and_the_journal_has_how_that_ended(gpus: Live) -> None:

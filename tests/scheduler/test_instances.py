@@ -35,9 +35,8 @@ def heard() -> Heard:
 
 
 def test_a_change_goes_to_the_core_and_with_its_figures_into_the_journal(heard: Heard) -> None:
-    heard.instances.changed(
-        "n", said("a", "host", 1, 0, reason="r", memory_mb=0.0, host_mb=5.5, starts=1, restores=2, evictions=3, leaks=4), 9.0
-    )
+    counts = {"starts": 1, "restores": 2, "evictions": 3, "leaks": 4, "wrong_answers": 5}
+    heard.instances.changed("n", said("a", "host", 1, 0, reason="r", memory_mb=0.0, host_mb=5.5, **counts), 9.0)
 
     assert heard.events == [events.ServiceChanged(node="n", service="a", cell_ids=(0, 1), state="host", reason="r")]
     assert heard.entries == [
@@ -49,12 +48,16 @@ def test_a_change_goes_to_the_core_and_with_its_figures_into_the_journal(heard: 
             at=9.0,
             reason="r",
             host_mb=5.5,
-            starts=1,
-            restores=2,
-            evictions=3,
-            leaks=4,
+            **counts,
         )
     ]
+
+
+def test_a_worker_that_counts_no_wrong_answers_has_none(heard: Heard) -> None:
+    heard.instances.changed("n", said("a", "resident", 0, leaks=4), 9.0)
+
+    (entry,) = heard.entries
+    assert isinstance(entry, InstanceChanged) and (entry.leaks, entry.wrong_answers) == (4, 0)
 
 
 def test_a_beat_changes_only_what_was_not_told(heard: Heard) -> None:

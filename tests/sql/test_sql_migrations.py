@@ -147,21 +147,25 @@ def test_a_path_with_odd_characters_is_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_journal_in_use_is_migrated_with_what_is_in_it(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    # Given a database at an earlier revision, with a job and an environment that ended
+    # Given a database at an earlier revision, with a job, an environment that ended and an instance of a service
     url = request.getfixturevalue("postgres_url") if database == "postgresql" else sqlite_url(tmp_path / "x.sqlite")
     upgrade(url)
     downgrade(url, "0004")
     engine = open_engine(url)
     with writing(engine).begin() as connection:
-        for table in ("jobs", "environments"):
+        for table in ("jobs", "environments", "service_instances"):
             connection.execute(text(f"DELETE FROM {table}"))
         connection.execute(text("INSERT INTO jobs VALUES ('coding', 1.0)"))
         connection.execute(text("INSERT INTO environments VALUES ('e', 'coding', 't', 'closed', 'n', 1, 0, '', 1.0, 2.0, 3.0, 3.0)"))
+        connection.execute(text("INSERT INTO service_instances VALUES ('n', 'rm', '0,1', 'host', '', 0.0, 5.5, 1, 2, 3, 4, 1.0)"))
     # When it is migrated
     upgrade(url)
     # Then it is up to date, and all is there
     require_latest(engine)
-    assert status(engine, 5.0).environments == {"closed": 1}
+    now = status(engine, 5.0)
+    assert now.environments == {"closed": 1}
+    (instance,) = now.services[0].instances
+    assert (instance.cells, instance.leaks, instance.wrong_answers) == ((0, 1), 4, 0)
     with engine.connect() as connection:
         assert connection.execute(text("SELECT name FROM jobs")).scalars().all() == ["coding"]
         assert connection.execute(text("SELECT count(*) FROM failed_messages")).scalar_one() == 0

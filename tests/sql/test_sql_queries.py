@@ -183,7 +183,10 @@ def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make:
     with SqlJournal(engine) as journal:
         journal.write([make.node("up", 1.0, services=declared), make.node("up", 1.0, name="n2", services={"old": {}})])
         journal.write(
-            [make.instance("starting", 2.0), make.instance("resident", 3.0, memory_mb=900.0, host_mb=450.0, starts=2, evictions=1)]
+            [
+                make.instance("starting", 2.0),
+                make.instance("resident", 3.0, memory_mb=900.0, host_mb=450.0, starts=2, evictions=1, wrong_answers=3),
+            ]
         )
         journal.write([make.instance("host", 3.0, service="old", node="n2", cell_ids=(0,), host_mb=7.0)])
         journal.write([make.node("lost", 4.0, name="n2")])
@@ -194,7 +197,14 @@ def test_status_says_where_services_are_and_what_they_hold(engine: Engine, make:
     # Then each is there with what it holds, and of the lost node that it is lost
     (judge,) = found["judge"].instances
     assert (judge.node, judge.cells, judge.state, judge.running) == ("n1", (0, 1), "resident", 1)
-    assert (judge.memory_mb, judge.host_mb, judge.starts, judge.restores, judge.evictions) == (900.0, 450.0, 2, 0, 1)
+    assert (judge.memory_mb, judge.host_mb, judge.starts, judge.restores, judge.evictions, judge.wrong_answers) == (
+        900.0,
+        450.0,
+        2,
+        0,
+        1,
+        3,
+    )
     assert (found["judge"].declared, found["idle"].instances) == ({"n1": {"memory_mb": 500}}, ())
     (old,) = found["old"].instances
     assert (found["old"].declared, old.state, old.reason, old.host_mb) == ({}, "lost", "node n2 is lost; it was host", 0.0)

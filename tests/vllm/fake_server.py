@@ -1,9 +1,10 @@
-"""A server that speaks as vLLM does and computes sums. A program of its own, standard library only.
+"""A server that speaks as vLLM does and computes sums of weights. A program of its own, standard library only.
 
 It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test talks to it:
 
 | file | meaning |
 |---|---|
+| `weights` | a JSON list, the weight of each token id; without it, a thousandth of the id |
 | `exit0` | it prints an error and ends at once, with exit code 0 |
 | `deaf` | it never listens |
 | `die` | it ends at the next question, or request of the path that is in the file, which is removed, so the next server does not |
@@ -11,18 +12,26 @@ It is started with vLLM's arguments. `FAKE_DIR` names a folder by which a test t
 | `hang` | questions are not answered while the file is there |
 | `busy` | as many questions as it holds lines are answered 503, a line each |
 | `refuse` | questions are answered 400 |
-| `liar` | it says that it sleeps, and keeps its memory |
+| `liar` | it says that it sleeps, and keeps its memory, while the file is there |
+| `lie`, `spoil`, `leak` | removed by the first server that obeys: its next sleep frees nothing; its next wake brings wrong weights; |
+| | each of its sleeps keeps more than the one before |
 | `headless` | what computes has died: nothing is answered but `/health`, with 503 |
 | `mute` | nothing at all is answered while the file is there |
 | `nonsense` | it does not say whether it sleeps |
 | `asleep` | it sleeps though nobody asked it to |
+| `unreadable` | it cannot read its weights again, as none can that takes LoRA adapters |
+| `spoilt` | all numbers that it answers after its next wake are off by the number in the file |
 | `journal` | written: what happened, a line each |
-| `arguments`, `environment`, `memory`, `child` | written: how it was started, MiB it holds, a process it has set apart |
+| `arguments`, `environment`, `child` | written: how it was started, and the first of its processes that compute |
+
+It holds memory of the GPUs in `FAKE_GPUS` (`fake_gpus.py`) that `CUDA_VISIBLE_DEVICES` names. As with vLLM, other processes than the one
+that listens hold it, one for each GPU, each in a session of its own. `FAKE_NATURE` holds a JSON object that changes `NATURE`.
 """
 
 import contextlib
 import json
 import os
+import random
 import re
 import select
 import socketserver
@@ -30,12 +39,23 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import fake_gpus
+
 HERE = Path(os.environ["FAKE_DIR"])
-AWAKE_MB, ASLEEP_MB = 8000, 300
-sleeping = threading.Event()
+NATURE = {
+    "model_mb": 7700,  # of each GPU: weights and cache, which a sleep frees
+    "context_mb": 300,  # what a process takes before anything else
+    "graphs_mb": 0,  # what the third question adds for good
+    "growth_mb": [],  # what the first sleeps add for good, one after the other
+    "jitter_mb": 0,  # by how much what a sleep keeps differs from sleep to sleep
+    "leak_mb": 1500,  # what each sleep of a server that leaks adds for good
+    "noise": 0.0,  # by how much numbers differ from answer to answer
+    "seed": 0,
+} | json.loads(os.environ.get("FAKE_NATURE", "{}"))
 one_line = threading.Lock()
 
 
@@ -44,10 +64,14 @@ def note(text: str) -> None:
         journal.write(text + "\n")
 
 
-def memory(mb: int) -> None:
-    draft = HERE / f"memory-{os.getpid()}"
-    draft.write_text(str(mb))
-    draft.replace(HERE / "memory")
+def once(what: str) -> bool:
+    """Say whether a test wants something once, and note who does it."""
+    try:
+        (HERE / what).unlink()
+    except FileNotFoundError:
+        return False
+    note(f"{what} {os.getpid()}")
+    return True
 
 
 def die_at(path: str) -> None:
@@ -57,12 +81,122 @@ def die_at(path: str) -> None:
             os._exit(1)
 
 
-def score(ids: list[int]) -> float:
-    return sum(place * token for place, token in enumerate(ids, 1)) / 1000.0
+def end(words: str) -> None:
+    """End as a server whose engine fails: with an error in the log."""
+    print(f"ERROR 11-20 10:00:00 [core.py:1] {words}", flush=True)
+    os._exit(1)
 
 
-def logprobs(ids: list[int]) -> list[dict[str, object] | None]:
-    return [None, *({str(token): {"logprob": -score(ids[: place + 1]), "rank": 1}} for place, token in enumerate(ids) if place)]
+def served() -> list[str]:
+    given = dict(zip(sys.argv, sys.argv[1:], strict=False))
+    return [given["--served-model-name"], given.get("--lora-modules", "").partition("=")[0]]
+
+
+class Gpu:
+    """The memory that the server's processes hold, the same on each of its GPUs."""
+
+    def __init__(self) -> None:
+        self.folder = Path(os.environ.get("FAKE_GPUS", "/nowhere"))
+        self.names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if "FAKE_GPUS" in os.environ else []
+        self.names = [name for name in self.names if name]
+        self.draws = random.Random(f"{NATURE['seed']} {os.getpid()}")
+        self.kept_mb, self.asked, self.sleeps, self.leaks = float(NATURE["context_mb"]), 0, 0, False
+        self.lock = threading.Lock()
+        self.children = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in self.names or [""]]
+        for child in self.children:
+            threading.Thread(target=self.watch, args=(child,), daemon=True).start()
+            note(f"child {child.pid}")
+
+    def watch(self, child: "subprocess.Popen[bytes]") -> None:
+        code = child.wait()
+        end(f"RuntimeError: a process that computes ended with {code}")
+
+    def load(self) -> None:
+        """Take the memory of a start, as vLLM does: after a look at what is free, and another one at what has changed."""
+        free = [self.free(name) for name in self.names]
+        if any(mb < self.kept_mb + NATURE["model_mb"] for mb in free):
+            end(f"ValueError: Free memory on device ({min(free):.0f} MiB) on startup is less than desired GPU memory utilization")
+        self.hold(NATURE["model_mb"])
+        for name, before in zip(self.names, free, strict=True):
+            if self.free(name) > before:
+                end("AssertionError: Error in memory profiling: other processes released GPU memory")
+
+    def free(self, name: str) -> float:
+        return fake_gpus.total_mb(self.folder, name) - fake_gpus.used_mb(self.folder, name)
+
+    def hold(self, model_mb: float) -> None:
+        for name, child in zip(self.names, self.children, strict=False):
+            fake_gpus.hold(self.folder, name, child.pid, max(0.0, self.kept_mb + model_mb))
+            if self.free(name) < 0.0:
+                end(f"torch.OutOfMemoryError: CUDA out of memory on {name}")
+
+    def work(self) -> None:
+        """Answer a question: what a process makes for its batches comes with the first ones and stays."""
+        with self.lock:
+            self.asked += 1
+            if self.asked == 3 and NATURE["graphs_mb"]:
+                self.kept_mb += NATURE["graphs_mb"]
+                self.hold(NATURE["model_mb"])
+
+    def sleep(self) -> None:
+        with self.lock:
+            # In the first sleeps nobody can tell a leak from what stays for good.
+            self.leaks = self.leaks or (self.sleeps >= 3 and once("leak"))
+            growth = [*NATURE["growth_mb"], 0.0]
+            self.kept_mb += growth[min(self.sleeps, len(growth) - 1)] + (NATURE["leak_mb"] if self.leaks else 0.0)
+            self.sleeps += 1
+            if (HERE / "liar").exists() or once("lie"):
+                self.hold(NATURE["model_mb"])
+            else:
+                self.hold(self.draws.uniform(-1.0, 1.0) * NATURE["jitter_mb"])
+
+    def wake(self) -> None:
+        with self.lock:
+            self.hold(NATURE["model_mb"])
+
+
+class Model:
+    """The weights, and where they are."""
+
+    def __init__(self) -> None:
+        self.weights, self.copy = self.read(), list[float]()
+        self.asleep, self.off_by = set[str](), 0.0
+
+    def read(self) -> list[float]:
+        with contextlib.suppress(FileNotFoundError):
+            return [float(weight) for weight in json.loads((HERE / "weights").read_text())]
+        return [token / 1000.0 for token in range(1024)]
+
+    def sleep(self, level: int) -> None:
+        """Leave the GPU; at level 2 without a copy."""
+        self.copy = self.weights if level == 1 else []
+        self.weights = [random.uniform(-9.0, 9.0) for _ in self.weights]
+        self.asleep = {"weights", "kv_cache"}
+
+    def wake(self, tags: set[str]) -> None:
+        if "weights" in tags and "weights" in self.asleep:
+            self.weights = self.copy or self.weights
+            if once("spoil"):
+                self.weights = [1.3 * weight + 0.5 for weight in self.weights]
+            with contextlib.suppress(FileNotFoundError):
+                self.off_by = float((HERE / "spoilt").read_text())
+        self.asleep -= tags
+
+    def reload(self) -> None:
+        self.weights = self.read()
+
+    def score(self, ids: list[int]) -> float:
+        exact = sum(place * self.weights[token] for place, token in enumerate(ids, 1))
+        return exact + self.off_by + random.uniform(-1.0, 1.0) * NATURE["noise"]
+
+    def logprobs(self, ids: list[int]) -> dict[str, object]:
+        said = ({str(token): {"logprob": -self.score(ids[: place + 1]), "rank": 1}} for place, token in enumerate(ids) if place)
+        return {"prompt_logprobs": [None, *said]}
+
+    def generate(self, asked: dict[str, object]) -> dict[str, object]:
+        first = (asked.get("seed") or 0) + round(1000.0 * self.weights[1])
+        made = [(first + place) % 200 for place in range(asked["max_tokens"])]
+        return {"token_ids": made, "logprobs": {"token_logprobs": [-self.score([token]) for token in made]}}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,7 +213,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/is_sleeping" and (HERE / "nonsense").exists():
             self.reply(200, {"sleepy": "very"})
         elif self.path == "/is_sleeping":
-            self.reply(200, {"is_sleeping": sleeping.is_set() or (HERE / "asleep").exists()})
+            self.reply(200, {"is_sleeping": bool(model.asleep) or (HERE / "asleep").exists()})
         elif self.path == "/v1/models":
             self.reply(200, {"data": [{"max_model_len": 512}]})
         else:
@@ -87,33 +221,50 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "null")
-        path = self.path.partition("?")[0]
+        path, _, words = self.path.partition("?")
+        asked = urllib.parse.parse_qs(words)
         die_at(path)
         if path == "/sleep":
             note(f"sleep {self.path}")
-            sleeping.set()
-            memory(AWAKE_MB if (HERE / "liar").exists() else ASLEEP_MB)
+            model.sleep(int(asked.get("level", ["1"])[0]))
+            gpu.sleep()
             self.reply(200, {})
         elif path == "/wake_up":
-            note("wake")
-            sleeping.clear()
-            memory(AWAKE_MB)
+            note(f"wake {self.path}" if words else "wake")
+            gpu.wake()
+            model.wake(set(asked.get("tags", ["weights", "kv_cache"])))
             self.reply(200, {})
+        elif path == "/collective_rpc":
+            note(f"rpc {body['method']}")
+            if (HERE / "unreadable").exists() or "--enable-lora" in sys.argv:
+                self.reply(500, {"error": {"message": "KeyError: 'layers.0.mlp.gate_up_proj.weight'"}})
+                return
+            if body["method"] == "reload_weights":
+                model.reload()
+            self.reply(200, {"results": [None] * len(gpu.children)})
         else:
             self.work(path, body)
 
     def work(self, path: str, body: dict[str, object]) -> None:
-        inputs = body["input"] if path == "/classify" else body["prompt"]
-        note(f"{'ASLEEP ' if sleeping.is_set() else ''}{path} {len(inputs)}")
+        inputs = body["prompt"] if "prompt" in body else body["input"]
+        note(f"{'ASLEEP ' if model.asleep else ''}{path} {len(inputs)}")
+        if body["model"] not in served():
+            self.reply(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
+            return
         if self.misbehaves():
             return
+        gpu.work()
         if path == "/classify":
-            self.reply(200, {"data": [{"index": index, "probs": [score(ids)]} for index, ids in enumerate(inputs)]})
+            self.reply(200, {"data": [{"index": index, "probs": [model.score(ids)]} for index, ids in enumerate(inputs)]})
+        elif path == "/pooling":
+            values = [[[model.score(ids[: place + 1])] for place, _ in enumerate(ids)] for ids in inputs]
+            self.reply(200, {"data": [{"index": index, "data": value} for index, value in enumerate(values)]})
         elif "prompt_logprobs" in body:
-            self.reply(200, {"choices": [{"index": index, "prompt_logprobs": logprobs(ids)} for index, ids in enumerate(inputs)]})
+            self.reply(
+                200, {"choices": [{**model.generate(body), "index": index, **model.logprobs(ids)} for index, ids in enumerate(inputs)]}
+            )
         else:
-            made = [(body["seed"] + place) % 200 for place in range(body["max_tokens"])]
-            self.reply(200, {"choices": [{"index": 0, "token_ids": made}]})
+            self.reply(200, {"choices": [{**model.generate(body), "index": 0}]})
 
     def misbehaves(self) -> bool:
         die_at("")
@@ -132,7 +283,7 @@ class Handler(BaseHTTPRequestHandler):
         if (HERE / "refuse").exists():
             self.reply(400, {"error": {"message": "not this one"}})
             return True
-        while (HERE / "hang").exists() or sleeping.is_set():
+        while (HERE / "hang").exists() or model.asleep:
             if self.closed_by_caller():
                 return True
         return False
@@ -161,6 +312,7 @@ class HttpServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 def main() -> None:
+    global gpu, model
     note(f"started {os.getpid()}")
     (HERE / "arguments").write_text(json.dumps(sys.argv[1:]))
     (HERE / "environment").write_text(json.dumps(dict(os.environ)))
@@ -171,9 +323,9 @@ def main() -> None:
         )
         print("some more words", flush=True)
         return
-    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    (HERE / "child").write_text(str(child.pid))
-    memory(AWAKE_MB)
+    gpu, model = Gpu(), Model()
+    (HERE / "child").write_text(str(gpu.children[0].pid))
+    gpu.load()
     while (HERE / "deaf").exists():
         time.sleep(0.01)
     server = HttpServer(sys.argv[sys.argv.index("--uds") + 1], Handler)

@@ -8,15 +8,16 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.vllm.fakes import CUDA, Fake, FileMeter, gone, until
+from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
 from workers.gpu.control import Control
+from workers.gpu.devices import Device
 from workers.gpu.engines.vllm import guard
 from workers.gpu.engines.vllm.api import Api, Gone
 from workers.gpu.engines.vllm.engine import VllmEngine
@@ -40,16 +41,16 @@ def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_wh
     assert len(engine.score(ITEMS)) == 1
 
 
-class KillingMeter(FileMeter):
+class KillingMemory(FakeDevices):
     """Has the server end while it is measured, once a test asks."""
 
     armed = False
 
-    def held_mb(self, processes: Sequence[psutil.Process]) -> float:
-        held = super().held_mb(processes)
+    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
+        held = super().held_mb(device, pids)
         if self.armed:
             type(self).armed = False
-            processes[0].kill()
+            psutil.Process(next(iter(pids))).kill()
             # Whoever watches the server has taken note before the change is over.
             until(lambda: not any(thread.name == "tangram-vllm-watch" for thread in threading.enumerate()))
         return held
@@ -59,13 +60,13 @@ class KillingMeter(FileMeter):
 def test_a_server_that_ends_as_the_last_step_of_a_change_is_not_taken_for_one_that_is_there(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    engine = VllmEngine("rm", fake.config(), fake.folder, meter=lambda device: KillingMeter(fake.folder))
+    engine = VllmEngine("rm", fake.config(), fake.folder, KillingMemory(fake.memory.folder))
     fake.engines.append(engine)
     if change != "start":
         engine.start(CUDA[:1])
     if change == "restore":
         engine.evict()
-    monkeypatch.setattr(KillingMeter, "armed", True)
+    monkeypatch.setattr(KillingMemory, "armed", True)
     with pytest.raises(EngineFailed, match="ended by itself with signal SIGKILL"):
         engine.evict() if change == "evict" else getattr(engine, change)(CUDA[:1])
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)

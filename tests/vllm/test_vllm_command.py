@@ -10,7 +10,9 @@ import pytest
 from app.services_file import ConfigError, load_services_file
 from tests.vllm.fakes import CPU, CUDA, Fake
 from workers.gpu.devices import Device
-from workers.gpu.engines.vllm.command import Launch, visible
+from workers.gpu.engines.vllm.command import Launch, interpreter, visible
+
+PYTHON = Path("/opt/vllm/bin/python")
 
 
 def value(words: list[str], option: str) -> str:
@@ -18,7 +20,7 @@ def value(words: list[str], option: str) -> str:
 
 
 def launch(fake: Fake, devices: list[Device], **more: object) -> Launch:
-    return Launch(name="rm", config=fake.config(**more), devices=devices, device_mb=80_000.0)
+    return Launch(name="rm", config=fake.config(**more), dtype="bfloat16", devices=devices, device_mb=80_000.0, adapter_rank=9)
 
 
 def test_a_server_on_gpus_takes_its_memory_and_no_more_and_can_sleep(fake: Fake) -> None:
@@ -34,13 +36,43 @@ def test_a_server_on_the_cpu_skips_the_check_of_memory_and_does_not_compile(fake
     words = asked.arguments(Path("python"), Path("s"))
     assert "--kv-cache-memory-bytes" in words and "--enforce-eager" in words
     assert not {"--enable-sleep-mode", "--runner", "--gpu-memory-utilization"} & set(words)
-    assert asked.environment({})["TORCHDYNAMO_DISABLE"] == "1"
+    assert asked.environment({}, PYTHON)["TORCHDYNAMO_DISABLE"] == "1"
 
 
 def test_what_the_services_file_adds_comes_last(fake: Fake) -> None:
     words = launch(fake, CUDA[:1], max_concurrency=64, vllm={"args": ["--max-num-seqs", "7"]}).arguments(Path("python"), Path("s"))
     assert words.index("--max-num-seqs") < len(words) - 2 and value(words, "--max-num-seqs") == "7"
     assert words[words.index("--max-num-seqs") + 1] == "64"
+
+
+def test_a_server_computes_in_the_dtype_that_was_found_and_batches_and_caches_as_vllm_does(fake: Fake) -> None:
+    words = launch(fake, CUDA[:1], max_concurrency=64).arguments(Path("python"), Path("s"))
+    assert (value(words, "--dtype"), value(words, "--max-num-seqs")) == ("bfloat16", "64")
+    assert not [word for word in words if "prefix-caching" in word or "chunked-prefill" in word]
+
+
+def test_a_reward_model_of_vllm_is_not_converted(fake: Fake) -> None:
+    words = launch(fake, CUDA[:1], vllm={"pooling": "reward"}).arguments(Path("python"), Path("s"))
+    assert value(words, "--runner") == "pooling" and "--convert" not in words
+
+
+def test_an_adapter_is_served_under_the_services_name_and_the_model_under_another(fake: Fake, tmp_path: Path) -> None:
+    asked = launch(fake, CUDA[:1], task="logprobs", adapter=tmp_path / "adapter")
+    words = asked.arguments(Path("python"), Path("s"))
+    assert "--enable-lora" in words
+    assert (value(words, "--lora-modules"), value(words, "--served-model-name")) == (f"rm={tmp_path / 'adapter'}", "rm-base")
+    # The least of the ranks that vLLM allocates for
+    assert value(words, "--max-lora-rank") == "16"
+    with pytest.raises(ConfigError, match=r"services\.rm\.adapter: has rank 513, vLLM takes at most 512"):
+        replace(asked, adapter_rank=513).arguments(Path("python"), Path("s"))
+
+
+def test_vllm_is_where_the_service_says_or_else_the_worker(fake: Fake) -> None:
+    base = {"TANGRAM_VLLM_PYTHON": "/opt/vllm/bin/python"}
+    assert interpreter(fake.config(), base, "/own/python") == fake.python
+    nowhere = fake.config(vllm={"python": None})
+    assert interpreter(nowhere, base, "/own/python") == Path("/opt/vllm/bin/python")
+    assert interpreter(nowhere, {}, "/own/python") == Path("/own/python")
 
 
 def test_memory_that_leaves_the_model_nothing_is_refused(fake: Fake) -> None:
@@ -50,11 +82,11 @@ def test_memory_that_leaves_the_model_nothing_is_refused(fake: Fake) -> None:
 
 def test_a_server_sees_its_own_devices_and_none_of_the_workers_secrets(fake: Fake) -> None:
     base = {"CUDA_VISIBLE_DEVICES": "4,GPU-77", "TANGRAM_BROKER_URL": "secret", "PYTHONPATH": "x", "PATH": "p"}
-    env = launch(fake, CUDA[1:]).environment(base)
-    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-77" and env["PATH"] == "p"
+    env = launch(fake, CUDA[1:]).environment(base, PYTHON)
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-77" and env["PATH"] == "/opt/vllm/bin:p"
     assert not {"TANGRAM_BROKER_URL", "PYTHONPATH"} & set(env)
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"]) == ("1", "1")
-    assert launch(fake, CUDA).environment({})["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert launch(fake, CUDA).environment({}, PYTHON)["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_a_server_is_told_its_devices_by_uuid_since_numbers_mean_others_to_the_drivers_tool(fake: Fake) -> None:
@@ -62,7 +94,7 @@ def test_a_server_is_told_its_devices_by_uuid_since_numbers_mean_others_to_the_d
     devices = [replace(device, uuid=uuid) for device, uuid in zip(CUDA, ["GPU-b", "GPU-a"], strict=True)]
     base = {"CUDA_VISIBLE_DEVICES": "7,3"}
     # Then the server, and what measures it, are given the devices themselves
-    assert launch(fake, devices).environment(base)["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    assert launch(fake, devices).environment(base, PYTHON)["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
     assert visible(base, devices[1:]) == ["GPU-a"]
     assert visible(base, [devices[0], CUDA[1]]) == ["7", "3"]
 
@@ -87,6 +119,7 @@ def test_the_interpreter_is_relative_to_the_file(tmp_path: Path) -> None:
     [
         ('args = ["--port", "80"]', "services.rm.vllm: args: --port is set by the worker"),
         ('args = ["--served_model_name=x"]', "services.rm.vllm: args: --served-model-name is set by the worker"),
+        ('args = ["--no-enable-sleep-mode"]', "services.rm.vllm: args: --no-enable-sleep-mode is set by the worker"),
         ('env = {CUDA_VISIBLE_DEVICES = "1"}', "services.rm.vllm: env: CUDA_VISIBLE_DEVICES is set by the worker"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -11,20 +12,22 @@ import pytest
 
 from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, until
 from workers.gpu.control import Control
-from workers.gpu.engines.texts import Texts
+from workers.gpu.engines import canary
+from workers.gpu.engines.texts import Texts, Wording
 from workers.gpu.errors import BadInput, CallCancelled, CallFailed, EngineDied, EngineFailed, NotResident
 
+CANARY = len(canary.questions(512, 512))
 ITEMS = [{"prompt": f"question {index}", "response": "yes " * (index % 7)} for index in range(30)]
 
 
 def summed(ids: list[int]) -> float:
-    return sum(place * token for place, token in enumerate(ids, 1)) / 1000.0
+    return sum(place * (token / 1000.0) for place, token in enumerate(ids, 1))
 
 
 def expected_scores(models: Path) -> list[float]:
     from transformers import AutoTokenizer
 
-    texts = Texts(AutoTokenizer.from_pretrained(models / "rm-small"), "\n")
+    texts = Texts(AutoTokenizer.from_pretrained(models / "rm-small"), Wording())
     return [summed(texts.score_ids([item])[0]) for item in _read(ITEMS)]
 
 
@@ -38,7 +41,7 @@ def test_scores_come_in_the_order_of_the_items_from_requests_no_larger_than_the_
     engine = fake.engine()
     engine.start(CUDA[:1])
     assert engine.score(ITEMS) == pytest.approx(expected_scores(fake.models), abs=0)
-    asked = [int(line.split()[1]) for line in fake.journal() if line.startswith("/classify")][1:]
+    asked = [int(line.split()[1]) for line in fake.journal() if line.startswith("/classify")][CANARY:]
     assert sorted(asked) == [6, 8, 8, 8]
 
 
@@ -137,7 +140,7 @@ def test_an_evicted_server_sleeps_and_answers_the_same_once_it_is_woken(fake: Fa
     before = engine.score(ITEMS)
     assert engine.memory_mb() == 8000.0 and engine.host_mb() == 0.0
     engine.evict()
-    assert (engine.state, engine.memory_mb()) == ("host", 0.0)
+    assert (engine.state, engine.memory_mb()) == ("host", 300.0)
     assert engine.host_mb() > 1.0
     with pytest.raises(NotResident):
         engine.score(ITEMS)
@@ -202,3 +205,74 @@ def test_a_server_that_sleeps_behind_our_back_is_sent_nothing_and_not_relied_on(
         engine.score(ITEMS)
     assert fake.journal() == before
     assert engine.state == "failed" and gone(fake.servers()[0])
+
+
+def changed(models: Path, folder: Path, name: str = "rm-small", **keys: object) -> Path:
+    """Copy a model and say something else of it."""
+    copy = Path(shutil.copytree(models / name, folder / name))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | keys))
+    return copy
+
+
+def test_the_server_is_given_the_dtype_of_the_checkpoint_or_the_declared_one(fake: Fake, models: Path, tmp_path: Path) -> None:
+    for dtype, expected in (("auto", "bfloat16"), ("float32", "float32")):
+        folder = changed(models, tmp_path / dtype, dtype="bfloat16")
+        engine = fake.engine(model=folder, dtype=dtype)
+        engine.start(CUDA[:1])
+        words = fake.read("arguments")
+        engine.stop()
+        assert words[words.index("--dtype") + 1] == expected
+
+
+def test_a_reward_model_of_vllm_scores_by_the_value_of_the_last_token(fake: Fake, models: Path, tmp_path: Path) -> None:
+    folder = changed(models, tmp_path, architectures=["Qwen2ForRewardModel"])
+    engine = fake.engine(model=folder, vllm={"pooling": "reward"})
+    engine.start(CUDA[:1])
+    assert engine.score(ITEMS) == pytest.approx(expected_scores(models), abs=0)
+    assert not [line for line in fake.journal() if "/classify" in line]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pooling", "other"), [("RewardModel", "classify", "reward"), ("SequenceClassification", "reward", "classify")]
+)
+def test_a_model_of_another_pooling_than_declared_is_refused_with_what_to_declare(
+    fake: Fake, models: Path, tmp_path: Path, architecture: str, pooling: str, other: str
+) -> None:
+    folder = changed(models, tmp_path, architectures=[f"Qwen2For{architecture}"])
+    engine = fake.engine(model=folder, vllm={"pooling": pooling})
+    with pytest.raises(EngineFailed, match=rf"is a Qwen2For{architecture}: declare vllm\.pooling = '{other}' for it, not '{pooling}'"):
+        engine.start(CUDA[:1])
+    assert not fake.servers()
+
+
+def adapter(folder: Path, **keys: object) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, **keys}))
+    return folder
+
+
+def test_questions_go_to_the_adapter_and_not_to_its_model(fake: Fake, tmp_path: Path) -> None:
+    engine = fake.engine("logprobs", adapter=adapter(tmp_path / "adapter", rank_pattern={"q_proj": 24}))
+    engine.start(CUDA[:1])
+    assert engine.logprobs([[5, 17]]) == [[-summed([5, 17])]]
+    words = fake.read("arguments")
+    assert words[words.index("--max-lora-rank") + 1] == "32"
+    assert words[words.index("--served-model-name") + 1] == "rm-base"
+
+
+def test_an_adapter_of_another_kind_is_refused_before_a_server_is_started(fake: Fake, tmp_path: Path) -> None:
+    other, empty = adapter(tmp_path / "other", peft_type="IA3"), adapter(tmp_path / "empty", r=None)
+    for folder, words in ((other, "is of type 'IA3': vLLM takes LORA"), (empty, "adapter_config.json of .* cannot be read")):
+        with pytest.raises(EngineFailed, match=words):
+            fake.engine("logprobs", adapter=folder).start(CUDA[:1])
+    assert not fake.servers()
+
+
+def test_a_service_has_its_own_score_template(fake: Fake, models: Path) -> None:
+    from transformers import AutoTokenizer
+
+    engine = fake.engine(score_template="<|user|>{prompt}<|assistant|>{response}")
+    engine.start(CUDA[:1])
+    ids = AutoTokenizer.from_pretrained(models / "rm-small")("<|user|>a {response}<|assistant|>b {prompt}")["input_ids"]
+    assert engine.score([{"prompt": "a {response}", "response": "b {prompt}"}]) == [summed(ids)]

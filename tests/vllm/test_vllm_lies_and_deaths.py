@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.vllm.fakes import CUDA, Fake, gone, until
-from workers.gpu.errors import EngineDied
+from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
+from workers.gpu.devices import Device
+from workers.gpu.errors import DeviceError, EngineDied
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
 
@@ -22,7 +25,7 @@ ITEMS = [{"prompt": "a", "response": "b"}]
 
 @pytest.fixture
 def host(fake: Fake, tmp_path: Path) -> ServiceHost:
-    return ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, drain_s=5.0)
+    return ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0)
 
 
 def evict(host: ServiceHost, cell: int = 0) -> None:
@@ -90,6 +93,34 @@ def test_a_server_that_dies_while_nobody_asks_it_is_noticed_and_started_again(fa
     assert (on(host).state, on(host).starts) == ("resident", 2)
 
 
+class KillingDevices(FakeDevices):
+    """Has a process end, once a test asks, when its device is looked at."""
+
+    doomed: int | None = None
+    noticed: Callable[[], bool]
+
+    def used_mb(self, device: Device) -> float | None:
+        if self.doomed is not None:
+            os.kill(self.doomed, signal.SIGKILL)
+            self.doomed = None
+            until(self.noticed)
+        return super().used_mb(device)
+
+
+def test_a_sleeping_server_that_dies_just_before_it_is_woken_is_started_again(fake: Fake, tmp_path: Path) -> None:
+    devices = KillingDevices(fake.memory.folder)
+    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=5.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    devices.noticed = lambda: on(host).state == "failed"
+    devices.doomed = fake.servers()[0]
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before)
+
+
 def test_cells_of_a_server_that_died_are_free_once_they_are_wanted(fake: Fake, host: ServiceHost) -> None:
     host.ensure_resident("rm", (0,))
     os.kill(fake.servers()[0], signal.SIGKILL)
@@ -101,6 +132,7 @@ def test_cells_of_a_server_that_died_are_free_once_they_are_wanted(fake: Fake, h
 def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake: Fake, host: ServiceHost) -> None:
     host.ensure_resident("rm", (0,))
     fake.be("hang")
+    before = sum(line.startswith("/classify") for line in fake.journal())
     died, answers = [], []
 
     def call() -> None:
@@ -115,7 +147,7 @@ def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake:
     for thread in threads:
         thread.start()
     # Four are let in, two wait for their turn.
-    until(lambda: sum(line.startswith("/classify") for line in fake.journal()) == 5)
+    until(lambda: sum(line.startswith("/classify") for line in fake.journal()) == before + 4)
     os.kill(fake.servers()[0], signal.SIGKILL)
     fake.no_longer("hang")
     for thread in threads:
@@ -176,6 +208,147 @@ def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
     engine.start(CUDA[:1])
     (server,) = fake.servers()
     folder = Path(fake.read("environment")["TMPDIR"])
+    child = fake.read("child")
     psutil.Process(server).parent().kill()
-    until(lambda: gone(server) and engine.state == "failed" and not folder.exists())
-    psutil.Process(fake.read("child")).kill()
+    until(lambda: gone(server) and gone(child) and engine.state == "failed" and not folder.exists())
+
+
+def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_reads_them_again(fake: Fake, tmp_path: Path) -> None:
+    # Given host memory for the processes of a sleeping server, and not for its weights
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+
+    evict(host)
+    host.ensure_resident("rm", (0,))
+
+    changes = [line for line in fake.journal() if line.split()[0] in ("sleep", "wake", "rpc")]
+    assert changes == ["sleep /sleep?level=2&mode=wait", "wake /wake_up?tags=weights", "rpc reload_weights", "wake /wake_up?tags=kv_cache"]
+    assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)
+
+
+def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it_cannot_read_its_weights_again(
+    fake: Fake, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    given = [{"adapter": tmp_path / "adapter"}, {"vllm": {"args": ["--enable_lora"]}}]
+    services = {f"rm{number}": fake.config(host_memory_mb=5000.0, **more) for number, more in enumerate(given)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    for name in services:
+        host.ensure_resident(name, (0,))
+
+        host.evict(InstanceName(name, (0,)))
+
+        assert {status.name.service: status.state for status in host.status()}[name] == "absent"
+    assert not any(line.startswith("sleep") for line in fake.journal())
+
+
+@pytest.mark.parametrize("path", ["/wake_up", "/collective_rpc", "/classify"])
+def test_a_server_that_ends_while_it_is_woken_is_started_again_for_the_same_action(fake: Fake, tmp_path: Path, path: str) -> None:
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    fake.be("die", path)
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, on(host).wrong_answers, score(host)) == (2, 0, 0, before)
+
+
+def test_a_server_that_cannot_read_its_weights_again_is_started_for_the_same_action(fake: Fake, tmp_path: Path) -> None:
+    services = {"rm": fake.config(host_memory_mb=5000.0)}
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host.ensure_resident("rm", (0,))
+    before = score(host)
+    evict(host)
+
+    fake.be("unreadable")
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before) and gone(fake.servers()[0])
+
+
+class LostDevices(FakeDevices):
+    """Cannot be read while a test says so."""
+
+    lost = False
+
+    def used_mb(self, device: Device) -> float | None:
+        if self.lost:
+            raise DeviceError("the memory of the GPU cannot be read: GPU is lost")
+        return super().used_mb(device)
+
+
+def test_a_device_that_cannot_be_read_fails_the_change_and_nothing_stays_booked_that_is_not_held(fake: Fake, tmp_path: Path) -> None:
+    devices = LostDevices(fake.memory.folder)
+    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=5.0)
+    host.ensure_resident("rm", (0,))
+
+    devices.lost = True
+    evict(host)
+    assert (on(host).state, "GPU is lost" in on(host).reason, host.held_mb(0)) == ("failed", True, 0.0)
+    assert gone(fake.servers()[0]) and gone(fake.read("child"))
+    with pytest.raises(DeviceError, match="GPU is lost"):
+        host.ensure_resident("rm", (0,))
+    assert host.held_mb(0) == 0.0
+    devices.lost = False
+    host.ensure_resident("rm", (0,))
+
+    assert (on(host).state, on(host).starts, host.held_mb(0)) == ("resident", 2, 9000.0)
+
+
+class FreeingDevices(FakeDevices):
+    """Has other programs free their memory once a server has loaded."""
+
+    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
+        self.others(device, 0.0)
+        return super().held_mb(device, pids)
+
+
+def test_a_sleeper_whose_start_others_hid_by_freeing_memory_is_booked_and_stopped_for_another(fake: Fake, tmp_path: Path) -> None:
+    # Given a device whose process ids are not ours, and a server that loads while another program frees as much
+    card = FreeingDevices(tmp_path / "card", 20_000.0, matching=False)
+    card.others(CUDA[0], 8000.0)
+    (tmp_path / "other").mkdir()
+    fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card, nature={"model_mb": 18_000})
+    services = {"rm": fake.config(), "judge": other.config(memory_mb=19_800.0)}
+    device = [replace(CUDA[0], memory_mb=20_000)]
+    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0, settle_s=0.1)
+    host.ensure_resident("rm", (0,))
+
+    evict(host)
+    assert on(host).state == "host" and host.held_mb(0) >= 300.0
+    host.ensure_resident("judge", (0,))
+
+    assert {status.name.service: status.state for status in host.status()} == {"judge": "resident", "rm": "absent"}
+
+
+def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_leaves_and_none_is_killed(
+    fake: Fake, tmp_path: Path
+) -> None:
+    card = FakeDevices(tmp_path / "card", 20_000.0, matching=False)
+    card.others(CUDA[0], 500.0)
+    device = [replace(CUDA[0], memory_mb=19_000)]
+    (tmp_path / "other").mkdir()
+    fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card)
+    services = {"rm": fake.config(), "judge": other.config()}
+    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0)
+    for name in services:
+        host.ensure_resident(name, (0,))
+    assert [status.memory_mb for status in host.status()] == [8000.0, 8000.0]
+
+    host.evict(InstanceName("rm", (0,)))
+    assert {status.name.service: (status.state, status.memory_mb) for status in host.status()} == {
+        "judge": ("resident", 8000.0),
+        "rm": ("host", 300.0),
+    }
+    host.evict(InstanceName("judge", (0,)))
+    for name in services:
+        host.ensure_resident(name, (0,))
+
+    assert [(status.state, status.leaks, status.starts, status.restores) for status in host.status()] == [("resident", 0, 1, 1)] * 2
+    assert not gone(fake.servers()[0]) and not gone(other.servers()[0]) and host.held_mb(0) == 18_000.0

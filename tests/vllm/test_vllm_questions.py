@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.gpu.engines.canary import Answer
 from workers.gpu.engines.vllm import questions
 from workers.gpu.errors import CallFailed
 
@@ -62,3 +63,33 @@ def test_an_end_token_is_left_out_of_a_text() -> None:
     assert questions.read_generated({"choices": [{"token_ids": [1, 2]}]}, 0, ends) == [1, 2]
     with pytest.raises(CallFailed, match="return_token_ids"):
         questions.read_generated({"choices": [{"text": "x"}]}, 0, ends)
+
+
+def test_an_answer_to_a_fixed_question_has_the_log_probs_of_its_own_ids_and_of_those_that_continue_it() -> None:
+    prompt = [None, {"5": {"logprob": -1.0}}]
+    whole = {"index": 0, "prompt_logprobs": prompt, "token_ids": [1, 2, 3, 4], "logprobs": {"token_logprobs": [-2.0, -3.0, -4.0, -5.0]}}
+
+    found = questions.read_canary({"choices": [whole]}, "logprobs", [4, 5])
+
+    assert found == Answer((-1.0, -2.0, -3.0, -4.0, -5.0), (1, 2, 3, 4))
+    for broken in ({**whole, "logprobs": None}, {**whole, "logprobs": {"token_logprobs": [-2.0]}}, {**whole, "token_ids": [1]}):
+        with pytest.raises(CallFailed, match="no log-prob for each of 4 tokens"):
+            questions.read_canary({"choices": [broken]}, "logprobs", [4, 5])
+
+
+def test_a_reward_model_is_asked_for_every_token_and_the_last_one_counts() -> None:
+    asked = questions.score_request("rm", [[1, 2], [3]], "reward")
+    answer = {"data": [{"index": 1, "data": [[3.5]]}, {"index": 0, "data": [[0.5], [-2]]}]}
+
+    assert asked == (
+        "POST",
+        "/pooling",
+        {"model": "rm", "input": [[1, 2], [3]], "use_activation": False, "task": "token_classify", "encoding_format": "float"},
+    )
+    assert questions.read_scores(answer, 2, 0, "reward") == [-2.0, 3.5]
+
+
+@pytest.mark.parametrize("data", [[], [[0.1, 0.9]], [0.5], [[float("nan")]]])
+def test_an_answer_without_one_value_for_the_last_token_is_no_score(data: object) -> None:
+    with pytest.raises(CallFailed, match=r"items\[7\]: the model's score is "):
+        questions.read_scores({"data": [{"index": 0, "data": data}]}, 1, 7, "reward")

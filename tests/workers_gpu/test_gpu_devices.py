@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.gpu.devices import discover
+from app.services_file import ServiceConfig
+from workers.gpu.devices import Device, discover
+from workers.gpu.engines.factory import open_contexts
 from workers.gpu.errors import DeviceError
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,21 @@ host.ensure_resident("s", (1,))
 print(len(host.run("s", (1,), lambda engine: engine.score([{"prompt": "p", "response": "r"}]))))
 try:
     ServiceHost(discover(1, 100), {"t": ServiceConfig(engine="torch", task="score", memory_mb=10, model=Path("m"))}, Path("."))
+except ConfigError as error:
+    print(error)
+"""
+CONTEXTS_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+from app.services_file import ConfigError, ServiceConfig
+from workers.gpu.devices import Device
+from workers.gpu.engines.factory import open_contexts
+stub = ServiceConfig(engine="stub", task="score", memory_mb=10)
+gpus = [Device("cuda:0 (made up)", "cuda", 100, "cuda:0")]
+open_contexts(gpus, {"s": stub})
+try:
+    open_contexts(gpus, {"s": stub, "t": ServiceConfig(engine="torch", task="score", memory_mb=10, model=Path("m"))})
 except ConfigError as error:
     print(error)
 """
@@ -83,3 +100,25 @@ def test_stub_services_work_without_torch_and_a_torch_service_says_what_is_missi
     first, second = done.stdout.splitlines()
     assert first == "1"
     assert "services.t.engine: the torch engine needs the packages torch and transformers" in second
+
+
+def test_a_torch_service_on_gpus_that_only_the_driver_lists_says_what_is_missing() -> None:
+    done = subprocess.run([sys.executable, "-c", CONTEXTS_WITHOUT_TORCH], capture_output=True, text=True, timeout=200, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("services.t.engine: the torch engine needs the packages torch and transformers")
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_gpu_on_which_the_worker_gets_no_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def no_room(*_: object, **more: object) -> None:
+        raise torch.OutOfMemoryError(f"CUDA out of memory on {more['device']}")
+
+    monkeypatch.setattr(torch, "ones", no_room)
+    services = {"t": ServiceConfig(engine="torch", task="score", memory_mb=10, model=Path("m"))}
+    open_contexts([Device("cpu:0 (no GPU)", "cpu", 100, "cpu")], services)
+
+    with pytest.raises(DeviceError, match=r"cuda:3 \(made up\) cannot be used: OutOfMemoryError: CUDA out of memory on cuda:3"):
+        open_contexts([Device("cuda:3 (made up)", "cuda", 100, "cuda:3")], services)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from app.services_file import load_services_file
+from app.services_file import ServiceConfig, load_services_file
 from app.tiny_models import _train_tokenizer
 from workers.gpu.devices import MIB, Device
 from workers.gpu.engines.torch_hf import TorchEngine
@@ -173,14 +173,32 @@ def test_a_host_swaps_real_models_on_one_cell(models: Path, tmp_path: Path) -> N
     assert all(entry.state == "absent" for entry in host.status())
 
 
-def test_a_model_larger_than_declared_is_refused_when_it_is_loaded(models: Path, tmp_path: Path) -> None:
+def test_a_model_that_needs_more_than_declared_is_booked_with_that_and_says_what_to_declare(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
     host = ServiceHost(CELL, {"rm-small": declared}, tmp_path)
 
-    with pytest.raises(EngineFailed, match=r"it holds 0\.4 MiB on a device and may hold 0\.1"):
+    host.ensure_resident("rm-small", (0,))
+
+    assert host.held_mb(0) == pytest.approx(host.status()[0].memory_mb) and host.held_mb(0) > 0.3
+    assert "rm-small on cell 0 holds 0 MiB of a cell and declares 0.1: declare services.rm-small.memory_mb = 1" in caplog.text
+    # And the scheduler hears what it needs
+    assert host.needed_mb("rm-small", declared) > 0.3
+
+
+def test_a_model_that_would_overrun_its_cell_is_refused_when_it_is_loaded(models: Path, tmp_path: Path) -> None:
+    declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
+    neighbour = ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": CELL[0].memory_mb - 0.2})
+    host = ServiceHost(CELL, {"rm-small": declared, "neighbour": neighbour}, tmp_path)
+    host.ensure_resident("neighbour", (0,))
+
+    with pytest.raises(
+        EngineFailed, match=r"its weights alone take 0\.4 MiB of each cell, and there is room for 0\.2: declare more memory_mb"
+    ):
         host.ensure_resident("rm-small", (0,))
 
-    (entry,) = host.status()
+    (entry,) = (one for one in host.status() if one.name.service == "rm-small")
     assert (entry.state, entry.reserved, entry.memory_mb) == ("failed", False, 0.0)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
 from workers.gpu.control import Control
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
@@ -89,15 +90,15 @@ class Copying(StubEngine):
         return self._declared_mb if self.state == "host" else 0.0
 
 
-def copying(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+def copying(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
     return Copying(name, config.task, config.memory_mb, config.max_concurrency)
 
 
 def host_with(engine: Engine, cells: list[Device]) -> ServiceHost:
     """Host services a and b that cannot share a cell; a has the given engine."""
 
-    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
-        return engine if name == "a" else create_engine(name, config, state_dir)
+    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
+        return engine if name == "a" else create_engine(name, config, state_dir, memory)
 
     return ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, factory=factory)
 
@@ -173,12 +174,8 @@ def test_evicting_what_is_not_resident_does_nothing(cells: list[Device]) -> None
     assert [found.name for found in host.status()] == [at("a", 0)]
 
 
-@pytest.mark.parametrize("step", ["start", "restore"])
-def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again(cells: list[Device], step: str) -> None:
-    host = host_with(Failing(step), cells)
-    if step == "restore":
-        host.ensure_resident("a", (0,))
-        host.ensure_resident("b", (0,), evict=[at("a", 0)])
+def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again(cells: list[Device]) -> None:
+    host = host_with(Failing("start"), cells)
 
     with pytest.raises(EngineFailed, match="No space left on device"):
         host.ensure_resident("a", (0,), evict=[at("b", 0)])
@@ -190,6 +187,16 @@ def test_a_service_that_fails_to_load_says_why_frees_its_cell_and_is_tried_again
         host.run("a", (0,), lambda engine: engine.score([ITEM]))
     host.ensure_resident("a", (0,))
     assert (status(host, "a").state, status(host, "a").reason) == ("resident", "")
+
+
+def test_a_service_that_fails_to_come_back_is_started_from_its_folder_before_anybody_is_refused(cells: list[Device]) -> None:
+    host = host_with(Failing("restore"), cells)
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), evict=[at("a", 0)])
+
+    host.ensure_resident("a", (0,), evict=[at("b", 0)])
+
+    assert (status(host, "a").state, status(host, "a").starts, status(host, "a").restores) == ("resident", 2, 0)
 
 
 def test_an_evicted_service_that_fails_to_evict_does_not_hold_up_who_wants_its_cell(cells: list[Device]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from app.services_file import ServiceConfig
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
@@ -42,9 +43,9 @@ class Mortal(StubEngine):
         assert self._life.broke("its server ended by itself with signal 9")
 
 
-def made(engines: dict[str, Engine]) -> Callable[[str, ServiceConfig, Path], Engine]:
+def made(engines: dict[str, Engine]) -> Callable[[str, ServiceConfig, Path, DeviceMemory], Engine]:
     """Return a factory that gives these engines, and stubs for other services."""
-    return lambda name, config, folder: engines.get(name) or StubEngine(name, config.task, config.memory_mb, config.max_concurrency)
+    return lambda name, config, *_: engines.get(name) or StubEngine(name, config.task, config.memory_mb, config.max_concurrency)
 
 
 def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(cells: list[Device], until: Until) -> None:
@@ -80,9 +81,9 @@ def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_ne
 
 def test_a_service_to_be_evicted_that_dies_as_its_eviction_begins_costs_the_newcomer_nothing(cells: list[Device]) -> None:
     class Dying(Mortal):
-        def evict(self, drain_s: float = 60.0) -> None:
+        def evict(self, drain_s: float = 60.0, copy: bool = True) -> None:
             self.die()
-            super().evict(drain_s)
+            super().evict(drain_s, copy)
 
     host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, factory=made({"a": Dying("a", "score", 600.0)}))
     host.ensure_resident("a", (0,))
@@ -97,8 +98,8 @@ class Holding(StubEngine):
 
     held = True
 
-    def memory_mb(self) -> float:
-        return self._declared_mb if self.held else 0.0
+    def held_mb(self) -> Sequence[float]:
+        return [self._declared_mb] if self.held else []
 
 
 def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measured_to_be_free(cells: list[Device]) -> None:
@@ -124,34 +125,27 @@ def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measur
     assert (of(host, "a").state, host.held_mb(0), of(host, "a").reason) == ("resident", 500.0, "")
 
 
-def test_what_is_stopped_is_measured_by_its_device_as_well() -> None:
-    free = {"mb": 10_000.0}
+def test_a_start_during_which_the_file_is_read_again_computes_as_it_was_declared_when_it_began(cells: list[Device]) -> None:
+    class Reloading(StubEngine):
+        """Has the services file read again while it is stopped."""
 
-    class Lying(StubEngine):
-        """Says that it is gone, and is not as far as the device knows."""
+        def _free(self) -> None:
+            super()._free()
+            host.reload({"a": service(400)})
 
-        def _start(self, devices: object) -> None:
-            super()._start([None])  # type: ignore[list-item]
-            free["mb"] -= 6000
-
+    engines = {600.0: Reloading("a", "score", 600.0)}
     host = ServiceHost(
-        [Device("gpu", "cuda", 10_000, "cuda:0")],
-        {"a": service(6000), "b": service(6000)},
-        NOWHERE,
-        factory=made({"a": Lying("a", "score", 6000.0)}),
-        free_mb=lambda device: free["mb"],
-        freed_s=0.0,
+        cells, {"a": service()}, NOWHERE, factory=lambda name, config, *_: engines.get(config.memory_mb) or sleeper(name, config)
     )
     host.ensure_resident("a", (0,))
+    host.reload({"a": service(500)})
 
-    with pytest.raises(EngineFailed, match=r"6000\.0 MiB are still taken"):
-        host.close()
-    with pytest.raises(OverBudget):
-        host.ensure_resident("b", (0,))
-    free["mb"] = 10_000
-    host.check()
+    host.ensure_resident("a", (0,))
 
-    assert (host.held_mb(0), of(host, "a").reason) == (0.0, "")
+    assert (of(host, "a").memory_mb, host.held_mb(0)) == (500.0, 500.0)
+    # The next caller gets what is declared now
+    host.ensure_resident("a", (0,))
+    assert (of(host, "a").memory_mb, host.held_mb(0)) == (400.0, 400.0)
 
 
 def test_a_leak_that_has_gone_is_forgotten_at_the_next_check(cells: list[Device]) -> None:
@@ -170,11 +164,11 @@ def test_a_leak_that_has_gone_is_forgotten_at_the_next_check(cells: list[Device]
 class Sleeper(StubEngine):
     """Keeps 100 MiB of each device while it is in host memory, as the process of a sleeping server does."""
 
-    def residual_mb(self) -> float:
-        return 100.0
+    def held_mb(self) -> Sequence[float]:
+        return [100.0] if self.state == "host" or (self.state == "evicting" and not self._held_mb) else super().held_mb()
 
 
-def sleeper(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+def sleeper(name: str, config: ServiceConfig, *_: object) -> Engine:
     return Sleeper(name, config.task, config.memory_mb, config.max_concurrency)
 
 
@@ -208,38 +202,3 @@ def test_what_sleepers_keep_is_booked_and_the_least_recently_used_go_where_a_sta
     host.ensure_resident("e", (0,), [at("c", 0)])
     assert (states(host), host.held_mb(0)) == ({"a": "absent", "b": "absent", "c": "absent", "d": "absent", "e": "resident"}, 1000.0)
     assert "dropped the copy of b on cell 0, 0 MiB: d on cell 0 does not fit beside what it keeps of its cells" in caplog.text
-
-
-def test_what_a_sleeper_may_keep_is_not_a_leak_and_is_free_when_it_dies() -> None:
-    free = {"mb": 10_000.0}
-
-    class Server(Mortal):
-        """Holds its device, and 3000 MiB of it while it sleeps."""
-
-        def _start(self, devices: object) -> None:
-            super()._start([None])  # type: ignore[list-item]
-            free["mb"] -= 9000
-
-        def _evict(self) -> None:
-            super()._evict()
-            free["mb"] += 6000
-
-        def residual_mb(self) -> float:
-            return 3000.0
-
-    engine = Server("a", "score", 9000.0)
-    host = ServiceHost(
-        [Device("gpu", "cuda", 10_000, "cuda:0")],
-        {"a": service(9000)},
-        NOWHERE,
-        factory=made({"a": engine}),
-        free_mb=lambda device: free["mb"],
-        freed_s=0.0,
-    )
-    host.ensure_resident("a", (0,))
-
-    host.evict(at("a", 0))
-    assert (of(host, "a").state, of(host, "a").leaks, host.held_mb(0)) == ("host", 0, 3000.0)
-    engine.die()
-    host.check()
-    assert (of(host, "a").state, host.held_mb(0)) == ("failed", 0.0)

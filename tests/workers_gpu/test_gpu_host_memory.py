@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
+from tests.workers_gpu.cards import Cards
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
@@ -58,7 +60,7 @@ class CopiedAtStart(StubEngine):
         super()._free()
 
 
-def copied_at_start(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+def copied_at_start(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
     return CopiedAtStart(name, config.task, config.memory_mb, config.max_concurrency)
 
 
@@ -109,7 +111,7 @@ def test_host_memory_is_never_exceeded_by_copies_that_resident_instances_keep(st
         NOWHERE,
         factory=copied_at_start,
         host_memory_mb=budget_mb,
-        free_mb=lambda device: None,
+        memory=Cards(total=1e9),
     )
     for name, cell in steps:
         host.ensure_resident(name, (cell,), host.in_the_way(name, (cell,)))
@@ -120,7 +122,7 @@ def test_host_memory_is_never_exceeded_by_copies_that_resident_instances_keep(st
 class SlowToStop(StubEngine):
     """Has a copy in host memory while it is off its devices; its stop begins, and ends when a test asks."""
 
-    def __init__(self, name: str, config: ServiceConfig, state_dir: Path) -> None:
+    def __init__(self, name: str, config: ServiceConfig) -> None:
         super().__init__(name, config.task, config.memory_mb, config.max_concurrency)
         self.stopping, self.may_stop = threading.Event(), threading.Event()
 
@@ -137,8 +139,8 @@ class SlowToStop(StubEngine):
 def test_while_a_copy_is_being_dropped_only_who_needs_its_memory_waits(cells: list[Device]) -> None:
     engines: dict[str, SlowToStop] = {}
 
-    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
-        return engines.setdefault(name, SlowToStop(name, config, state_dir))
+    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
+        return engines.setdefault(name, SlowToStop(name, config))
 
     services = {"a": service(600), "b": service(600), "c": service(100), "d": service(100)}
     host = ServiceHost(cells, services, NOWHERE, factory=factory, host_memory_mb=700)

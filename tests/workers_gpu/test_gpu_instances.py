@@ -14,10 +14,11 @@ import pytest
 from app.services_file import ServiceConfig
 from scheduler.model.lifecycle import SERVICE
 from workers.gpu.control import Control
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.errors import DeviceError, EngineFailed, OverBudget, UnknownService
+from workers.gpu.errors import DeviceError, UnknownService
 from workers.gpu.host import ServiceHost
 from workers.gpu.host_memory import Copy, HostMemory, to_drop
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
@@ -36,7 +37,7 @@ class Copying(StubEngine):
         return self._declared_mb if self.state == "host" else 0.0
 
 
-def copying(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+def copying(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
     return Copying(name, config.task, config.memory_mb, config.max_concurrency)
 
 
@@ -74,9 +75,9 @@ def test_instances_of_one_service_compute_on_their_own_cells(cells: list[Device]
 def test_a_copy_is_brought_onto_other_cells_before_another_engine_is_started(cells: list[Device]) -> None:
     made = []
 
-    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
         made.append(name)
-        return copying(name, config, state_dir)
+        return copying(name, config, state_dir, memory)
 
     host = ServiceHost(cells, {"a": service(), "b": service(900)}, NOWHERE, factory=factory)
     host.ensure_resident("a", (0,))
@@ -211,8 +212,8 @@ class Dying(StubEngine):
 
     dead = False
 
-    def memory_mb(self) -> float:
-        return 0.0 if self.dead else super().memory_mb()
+    def held_mb(self) -> Sequence[float]:
+        return () if self.dead else super().held_mb()
 
     @property
     def state(self) -> str:  # type: ignore[override]
@@ -258,7 +259,7 @@ def test_a_copy_that_is_lost_is_loaded_again(cells: list[Device]) -> None:
 
 
 def test_a_copy_that_cannot_come_onto_other_cells_waits_for_its_own(cells: list[Device]) -> None:
-    def factory(name: str, config: ServiceConfig, state_dir: Path) -> Engine:
+    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
         return Bound(name, config.task, config.memory_mb)
 
     host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=factory)
@@ -272,70 +273,6 @@ def test_a_copy_that_cannot_come_onto_other_cells_waits_for_its_own(cells: list[
         ("a on cell 0", "resident", 1, 1),
         ("a on cell 1", "resident", 1, 0),
     ]
-
-
-class Card:
-    """A CUDA device's free memory, as measured, whatever the engines say."""
-
-    def __init__(self, total: float) -> None:
-        self.free = total
-
-    def __call__(self, device: Device) -> float | None:
-        return self.free if device.kind == "cuda" else None
-
-
-class Lying(StubEngine):
-    """Says that it has left its device, and keeps it until it is stopped; or beyond that, if `deaf`."""
-
-    card: Card
-    deaf = False
-
-    def _start(self, devices: object) -> None:
-        super()._start([None])  # type: ignore[list-item]
-        self.card.free -= 6000
-
-    def _free(self) -> None:
-        if self._held_mb or (self.state == "host" and self.card.free < 10_000):
-            self.card.free += 0 if self.deaf else 6000
-        super()._free()
-
-
-def with_a_liar(card: Card, *, deaf: bool = False) -> ServiceHost:
-    """Return a host with one CUDA device, on which the service `a` is resident and lies; `b` would fit in its place."""
-    engine = Lying("a", "score", 6000.0)
-    engine.card, engine.deaf = card, deaf
-    host = ServiceHost(
-        [Device("gpu", "cuda", 10_000, "cuda:0")],
-        {"a": service(6000), "b": service(6000)},
-        NOWHERE,
-        factory=lambda name, config, folder: engine if name == "a" else copying(name, config, folder),
-        free_mb=card,
-        freed_s=0.0,
-    )
-    host.ensure_resident("a", (0,))
-    return host
-
-
-def test_an_engine_that_lies_about_a_cuda_device_is_found_out_and_stopped() -> None:
-    host = with_a_liar(Card(10_000))
-
-    host.ensure_resident("b", (0,), [at("a", 0)])
-
-    (liar,) = [found for found in host.status() if found.name.service == "a"]
-    assert (liar.state, liar.leaks, liar.reason) == ("absent", 1, "its eviction did not free the memory of its cells")
-
-
-def test_memory_that_a_cuda_device_does_not_report_as_free_stays_booked() -> None:
-    card = Card(10_000)
-    host = with_a_liar(card, deaf=True)
-
-    with pytest.raises(EngineFailed, match=r"6000\.0 MiB are still taken"):
-        host.ensure_resident("b", (0,), [at("a", 0)])
-    with pytest.raises(OverBudget):
-        host.ensure_resident("b", (0,))
-    card.free = 10_000
-    host.ensure_resident("b", (0,))
-    assert host.held_mb(0) == 6000.0
 
 
 def test_a_restore_that_nobody_waits_for_is_reported_either_way(cells: list[Device]) -> None:
@@ -450,7 +387,7 @@ def test_a_changed_file_counts_and_what_it_changes_is_started_anew_once_idle(
 def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[Device]) -> None:
     # Given two copies within a budget for two, and a third instance that is to have one
     def instance(name: str) -> Instance:
-        engine = copying(name, service(), NOWHERE)
+        engine = Copying(name, "score", 400.0)
         engine.start([cells[0]])
         return Instance(name=at(name, 0), config=service(), engine=engine)
 

@@ -12,7 +12,7 @@ import pytest
 from tangram.settings import Settings
 from workers.gpu import devices as devices_here
 from workers.gpu import nvml
-from workers.gpu.devices import Device, discover, free_mb, visible
+from workers.gpu.devices import Device, discover, visible
 from workers.gpu.errors import DeviceError
 
 MIB = 1 << 20
@@ -30,6 +30,7 @@ class FakeNvml(ModuleType):
     def __init__(self, *, driver: bool = True) -> None:
         super().__init__("pynvml")
         self.driver, self.free = driver, [1000 * MIB, 2000 * MIB, 3000 * MIB, 4000 * MIB]
+        self.names = [b"H100"] * 4
 
     def nvmlInit(self) -> None:
         if not self.driver:
@@ -50,7 +51,10 @@ class FakeNvml(ModuleType):
         return f"GPU-{'abcd'[handle]}{handle}"
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"H100"
+        return self.names[handle]
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        raise NoSuch("Not Supported")
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
         return SimpleNamespace(total=80_000 * MIB, free=self.free[handle])
@@ -63,7 +67,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     monkeypatch.setattr(devices_here, "DRIVER_FILES", (__file__,))
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(variable, raising=False)
     nvml.library.cache_clear()
     yield module
     nvml.library.cache_clear()
@@ -97,11 +102,34 @@ def test_the_order_may_be_declared(fake: FakeNvml, monkeypatch: pytest.MonkeyPat
 
 def test_only_visible_gpus_count(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b,1")
-    assert discover()[0].kind == "cpu"
+    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES=3,GPU-b,1 leaves no device: .* one that comes twice empties it"):
+        discover()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES=4 leaves no device: one that does not exist ends the list"):
+        discover()
+    for hidden in ("", "-1", "-1,0", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert discover()[0].kind == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-b,0")
     devices = discover()
     assert numbers(devices) == [3, 1, 0]
     assert [device.torch_device for device in devices] == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+def test_numbers_of_gpus_of_several_kinds_are_refused_where_cudas_order_is_not_known(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a faster GPU, which CUDA counts first, behind others on the bus
+    fake.names = [b"A100", b"A100", b"A100", b"H100"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES=0: CUDA counts .* by their UUIDs, or set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        discover()
+    # Then a UUID says which, and so does a declared order
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-d")
+    assert discover() == [Device("cuda:0 (H100)", "cuda", 80_000, "cuda:0", "GPU-d3")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert numbers(discover()) == [0]
 
 
 @pytest.mark.parametrize(
@@ -120,14 +148,6 @@ def test_only_visible_gpus_count(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
 )
 def test_visible_devices_are_read_as_cuda_reads_them(said: str | None, left: list[str]) -> None:
     assert visible(["GPU-a0", "GPU-a1", "MIG-b2"], said) == left
-
-
-def test_the_free_memory_of_a_gpu_is_measured_and_that_of_a_cpu_is_not(fake: FakeNvml) -> None:
-    devices = discover()
-
-    assert [free_mb(device) for device in devices] == [1000.0, 2000.0, 3000.0, 4000.0]
-    assert free_mb(Device("gone", "cuda", 1, "cuda:9", "lost")) is None
-    assert free_mb(Device("cpu:0", "cpu", 1, "cpu")) is None
 
 
 def test_without_a_driver_there_are_no_gpus(fake: FakeNvml) -> None:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from workers.gpu.devices import MIB, Device  # noqa: E402
-from workers.gpu.engines import side_streams  # noqa: E402
+from workers.gpu.engines import compute, side_streams, torch_hf  # noqa: E402
 from workers.gpu.engines.host_copy import PinnedCopy  # noqa: E402
 from workers.gpu.engines.pinned import PinnedBlock  # noqa: E402
 from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
@@ -31,6 +31,7 @@ class Cuda:
         self.pinned: dict[int, int] = {}
         self.code = 0
         self.breaks_at: int | None = None
+        self.peak_mb = 0
 
     def cudaHostRegister(self, start: int, size: int, flags: int) -> int:
         assert flags == 1
@@ -95,6 +96,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "compute")
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: pytest.fail("a whole device was waited for"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * MIB)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: (100 + fake.peak_mb) * MIB)
+    monkeypatch.setattr(torch_hf, "_BATCH_TOKENS", 1024)
     monkeypatch.setattr(DeviceBlock, "cuda", fake, raising=False)
     monkeypatch.setattr(side_streams, "PIECE", 1000)
     real = torch.empty
@@ -216,6 +221,37 @@ def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_witho
     # And gives back what it pinned when it is stopped
     engine.stop()
     assert (cuda.pinned, engine.host_mb(), engine.memory_mb()) == ({}, 0.0, 0.0)
+
+
+def test_what_the_largest_batch_takes_of_a_cuda_device_is_held_beside_the_weights(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+    gpus = [Device(f"cuda:{index}", "cuda", 1000, "cpu") for index in range(2)]
+    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+    cuda.peak_mb = 70
+
+    engine.start(gpus)
+
+    weights_mb = engine.host_mb()
+    assert engine.held_mb() == [pytest.approx(weights_mb + 70)] * 2
+    engine.evict()
+    assert engine.memory_mb() == 0.0
+    engine.restore(gpus[1:])
+    assert engine.held_mb() == [pytest.approx(weights_mb + 70)]
+    engine.stop()
+
+
+def test_a_device_without_room_for_the_largest_batch_is_named(
+    cuda: Cuda, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(model: Any, batch: list[list[int]]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(compute, "logprobs", full)
+    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+
+    with pytest.raises(EngineFailed, match=r"no room beside the weights on cuda:0 for a batch of 1024 tokens"):
+        engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
+
+    assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 
 def test_an_engine_that_may_keep_no_copy_makes_it_when_it_is_evicted(cuda: Cuda, models: Path, tmp_path: Path) -> None:

@@ -78,15 +78,43 @@ def test_quotas_that_cannot_share_an_account_are_refused(tmp_path: Path) -> None
     assert "quotas.c: must limit something" in said(tmp_path, shared + '[quotas.c]\naccount = "y"')
 
 
-def test_defaults_are_one_cell_one_call_and_an_instant_restore(tmp_path: Path) -> None:
+def test_defaults_of_a_stub_are_one_cell_one_call_and_an_instant_restore(tmp_path: Path) -> None:
     service = read(tmp_path, '[services.a]\nengine = "stub"\ntask = "score"\nmemory_mb = 1').services["a"]
 
     assert (service.cells, service.max_concurrency, service.restore_s, service.model) == ([1], 1, 0.0, None)
 
 
+@pytest.mark.parametrize(("engine", "calls"), [("vllm", 64), ("torch", 16), ("stub", 1)])
+def test_how_many_calls_run_at_once_is_up_to_the_engine(tmp_path: Path, engine: str, calls: int) -> None:
+    service = read(tmp_path, f'[services.a]\nengine = "{engine}"\ntask = "score"\nmodel = "m"\nmemory_mb = 1').services["a"]
+
+    assert (service.max_concurrency, service.dtype) == (calls, "auto")
+
+
+def test_templates_and_adapters_are_relative_to_the_file(tmp_path: Path) -> None:
+    text = '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1\nadapter = "lora"\nchat_template = "chat.jinja"'
+    service = read(tmp_path, text).services["a"]
+
+    assert (service.adapter, service.chat_template) == (tmp_path / "lora", tmp_path / "chat.jinja")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
+        ("restore_s = 0.5", 'score_template = "{prompt}"', "services.rm-small.score_template: must have {response} once"),
+        ("restore_s = 0.5", 'score_template = "{prompt}{response}{prompt}"', "services.rm-small.score_template: must have {prompt} once"),
+        (
+            "restore_s = 0.5",
+            'score_template = "{prompt}{response}"\nseparator = " "',
+            "services.rm-small: separator: means nothing beside score_template",
+        ),
+        (
+            'task = "score"',
+            'task = "logprobs"\nchat_template = "chat.jinja"',
+            "services.rm-small: chat_template: means nothing with task 'logprobs'",
+        ),
+        ("restore_s = 0.5", 'adapter = "lora"', "services.rm-small: adapter: the torch engine loads none: use engine 'vllm', or"),
+        ("restore_s = 0.5", 'dtype = "int8"', "services.rm-small.dtype: "),
         ("max_concurrency = 3", "vllm = {}", "services.rm-small: vllm: means nothing with engine 'torch'"),
         ('engine = "torch"', 'engine = "magic"', "services.rm-small.engine: "),
         ('task = "score"', 'task = "dance"', "services.rm-small.task: "),
@@ -175,12 +203,27 @@ def test_a_model_folder_is_looked_into_and_the_first_lack_is_said(tmp_path: Path
     check_models(path, file)
 
 
+def test_adapters_and_templates_that_are_not_there_are_named(tmp_path: Path) -> None:
+    folder, path = tmp_path / "m", tmp_path / "services.toml"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    table = '[services.a]\nengine = "vllm"\ntask = "score"\nmodel = "m"\nmemory_mb = 1\n'
+
+    with pytest.raises(ConfigError, match=r"services\.a\.adapter: .*/lora has no adapter_config\.json$"):
+        check_models(path, read(tmp_path, table + 'adapter = "lora"'))
+    with pytest.raises(ConfigError, match=r"services\.a\.chat_template: .*/chat\.jinja is no file$"):
+        check_models(path, read(tmp_path, table + 'chat_template = "chat.jinja"'))
+
+
 values = st.recursive(
     st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-keys = st.sampled_from(["engine", "task", "model", "cells", "memory_mb", "max_concurrency", "restore_s", "dtype", "separator", "x"])
+keys = st.sampled_from(
+    ["engine", "task", "model", "cells", "memory_mb", "max_concurrency", "restore_s", "dtype", "separator", "adapter", "x"]
+)
 
 
 def toml(value: object) -> str:

@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers")
 from workers.gpu.control import Control  # noqa: E402
 from workers.gpu.devices import Device  # noqa: E402
 from workers.gpu.engines import compute, torch_hf  # noqa: E402
+from workers.gpu.engines.texts import Wording  # noqa: E402
 from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
 from workers.gpu.errors import BadInput, CallCancelled, EngineFailed, NotSupported  # noqa: E402
 
@@ -172,9 +173,64 @@ def test_a_conversation_is_written_by_the_chat_template(reward: TorchEngine, pla
 def test_the_separator_between_plain_texts_can_be_chosen(
     models: Path, one: list[Device], state: Path, plain_scores: Callable[[list[str]], list[float]]
 ) -> None:
-    made = engine(models, "rm-small", one, state, separator=" => ")
+    made = engine(models, "rm-small", one, state, wording=Wording(separator=" => "))
 
     assert made.score([{"prompt": "a", "response": "b"}]) == pytest.approx(plain_scores(["a => b"]), abs=CLOSE)
+
+
+def test_a_score_template_puts_plain_texts_together(
+    models: Path, one: list[Device], state: Path, plain_scores: Callable[[list[str]], list[float]]
+) -> None:
+    made = engine(models, "rm-small", one, state, wording=Wording(score_template="Q: {prompt} A: {response}!"))
+
+    scores = made.score([{"prompt": "a {response}", "response": "{prompt}"}])
+
+    assert scores == pytest.approx(plain_scores(["Q: a {response} A: {prompt}!"]), abs=CLOSE)
+
+
+def test_a_whole_text_is_scored_as_it_is(
+    models: Path, one: list[Device], state: Path, plain_scores: Callable[[list[str]], list[float]]
+) -> None:
+    made = engine(models, "rm-small", one, state, wording=Wording(score_template="Q: {prompt} A: {response}!"))
+
+    assert made.score([{"response": "2 + 3 = 5"}]) == pytest.approx(plain_scores(["2 + 3 = 5"]), abs=CLOSE)
+
+
+def test_a_conversation_is_written_by_the_services_own_template_if_it_has_one(
+    models: Path, one: list[Device], state: Path, tmp_path: Path, plain_scores: Callable[[list[str]], list[float]]
+) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{% endfor %}")
+    made = engine(models, "rm-small", one, state, wording=Wording(chat_template=file))
+
+    scores = made.score([{"prompt": [{"role": "user", "content": "2 + 3?"}], "response": "5"}])
+
+    assert scores == pytest.approx(plain_scores(["[user] 2 + 3?[assistant] 5"]), abs=CLOSE)
+
+
+def test_a_chat_template_that_cannot_be_read_is_named(models: Path, one: list[Device], state: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match=rf"chat_template: {tmp_path}/none cannot be read"):
+        engine(models, "rm-small", one, state, wording=Wording(chat_template=tmp_path / "none"))
+
+
+def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path, state: Path, tmp_path: Path) -> None:
+    # Given a model of 0.4 MiB whose file is damaged after the header
+    folder = broken(models, tmp_path)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    made = TorchEngine("rm", "score", folder, state)
+
+    # Then a device that is too small for it is refused, with what to do
+    with pytest.raises(EngineFailed, match=r'rm: .*its weights take 0\.4 MiB and cpu:0 has 0: they need engine = "vllm", which splits'):
+        made.start([Device("cpu:0", "cpu", 0, "cpu")])
+    # And so is less memory than the weights alone take
+    with pytest.raises(
+        EngineFailed, match=r"its weights alone take 0\.4 MiB of each cell, and there is room for 0\.1: declare more memory_mb, or"
+    ):
+        made.start([Device("cpu:0", "cpu", 1000, "cpu")], 0.1)
+    # And with enough memory the file is read
+    with pytest.raises(EngineFailed, match="cannot be loaded"):
+        made.start([Device("cpu:0", "cpu", 1000, "cpu")])
 
 
 def test_a_conversation_without_a_chat_template_is_refused(models: Path, one: list[Device], state: Path, tmp_path: Path) -> None:
@@ -209,6 +265,12 @@ def test_greedy_generation_follows_the_most_likely_token(teacher: TorchEngine, m
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         whole = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
         assert text == tokenizer.decode(whole, skip_special_tokens=True)
+
+
+def test_a_conversation_is_continued_as_its_template_writes_it(teacher: TorchEngine) -> None:
+    asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 3?"}]
+
+    assert teacher.generate([asked], 12) == teacher.generate(["<|system|>Be short.\n<|user|>2 + 3?\n"], 12)
 
 
 def test_sampling_repeats_with_its_seed_and_tiny_temperatures_are_greedy(teacher: TorchEngine) -> None:
@@ -278,6 +340,24 @@ def test_many_threads_get_the_answers_of_one(reward: TorchEngine, teacher: Torch
         for call in given_out:
             for values, expected in zip(call.result(timeout=30), logprobs, strict=True):
                 assert values == pytest.approx(expected, abs=CLOSE)
+
+
+def test_callers_at_once_have_one_text_at_a_time_continued(teacher: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = teacher.generate(["What is", "def add"], max_tokens=6)
+    real, working, most = compute.generate, threading.Semaphore(1), []
+
+    def counted(*words: object) -> list[int]:
+        most.append(working.acquire(blocking=False))
+        try:
+            return real(*words)  # type: ignore[arg-type]
+        finally:
+            working.release()
+
+    monkeypatch.setattr(compute, "generate", counted)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(teacher.generate, ["What is", "def add"], 6) for _ in range(4)]
+        assert [call.result(30) for call in asked] == [alone] * 4
+    assert most == [True] * 8
 
 
 def test_calls_that_wait_are_computed_in_one_batch_and_bad_input_harms_nobody(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from workers.gpu import nvml
+from workers.gpu import mig, nvml
 from workers.gpu.errors import DeviceError
 from workers.memory import MIB, usable_mb
 
@@ -33,7 +33,12 @@ class Device:
     torch_device: str
     """Its name in torch."""
     uuid: str = ""
-    """The name of a GPU in CUDA, NVML and `CUDA_VISIBLE_DEVICES`; empty if it is not known."""
+    """The name of a GPU or a MIG device in CUDA, NVML and `CUDA_VISIBLE_DEVICES`, in full; empty if it is not known."""
+
+    @property
+    def model(self) -> str:
+        """Its name without its number: devices of the same model compute the same bits."""
+        return self.name.partition(" ")[2]
 
 
 def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequence[int] | None = None) -> list[Device]:
@@ -43,7 +48,8 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     none: what the CUDA device has, or for CPU devices an equal share of half the memory that the worker may use. `order` are numbers
     of CUDA devices, as CUDA counts those that are visible, in the order of the cells; none: all, in CUDA's order.
 
-    Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for, or none and an order of them.
+    Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for, or none and an order of them, and
+    where `CUDA_VISIBLE_DEVICES` does not say clearly which there are.
     """
     if cells is not None and cells < 1:
         raise DeviceError(f"cells: must be at least 1, not {cells}")
@@ -61,23 +67,6 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     return [_budgeted(device, memory_mb) for device in ordered[:cells]]
 
 
-def free_mb(device: Device) -> float | None:
-    """Return the MiB that a CUDA device reports as free; None for a CPU device, which has only a budget."""
-    if device.kind != "cuda":
-        return None
-    measured = nvml.free_mb(device.uuid) if device.uuid else None
-    if measured is not None:
-        return measured
-    try:
-        import torch
-    except ImportError:
-        return None
-    if not torch.cuda.is_available():
-        return None
-    free, _ = torch.cuda.mem_get_info(device.torch_device)
-    return free / MIB
-
-
 def visible(uuids: Sequence[str], said: str | None) -> list[str]:
     """Return the UUIDs that a value of `CUDA_VISIBLE_DEVICES` leaves, in its order: numbers into `uuids`, or beginnings of UUIDs.
 
@@ -87,7 +76,7 @@ def visible(uuids: Sequence[str], said: str | None) -> list[str]:
         return list(uuids)
     left: list[str] = []
     for entry in (part.strip() for part in said.split(",")):
-        if entry.isascii() and entry.isdigit():
+        if mig.is_number(entry):
             named = list(uuids[int(entry) : int(entry) + 1])
         else:
             named = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
@@ -114,29 +103,48 @@ def _cuda_devices() -> list[Device]:
     """List the CUDA devices that are visible here, as CUDA counts them, with all the memory they have."""
     if sys.platform == "linux" and not any(map(os.path.exists, DRIVER_FILES)):
         return []  # torch would say so, too, after the seconds that importing it takes
+    said = os.environ.get(mig.VARIABLE)
+    instance = mig.named_instance(said)
     try:
         import torch
     except ImportError:
-        return _nvml_devices()
+        return _nvml_devices(said, instance)
     if not torch.cuda.is_available():
+        if mig.entries(said):
+            raise DeviceError(f"{_no_device(said)}; and torch must be built with CUDA")
         return []
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        bare = str(getattr(properties, "uuid", ""))
+        if " MIG " in properties.name and instance is None:  # NVML could not be asked
+            raise DeviceError(f"{properties.name} is a MIG device: set {mig.VARIABLE} to its UUID, which `nvidia-smi -L` shows")
+        bare = instance or str(getattr(properties, "uuid", ""))
         uuid = bare if not bare or bare.startswith(("GPU-", "MIG-")) else f"GPU-{bare}"
         devices.append(Device(f"cuda:{index} ({properties.name})", "cuda", properties.total_memory // MIB, f"cuda:{index}", uuid))
     return devices
 
 
-def _nvml_devices() -> list[Device]:
-    """List the visible GPUs without torch; CUDA counts them by the PCI bus where they are all of one kind."""
-    there = {gpu.uuid: gpu for gpu in nvml.gpus() or ()}
-    left = visible(list(there), os.environ.get("CUDA_VISIBLE_DEVICES"))
+def _nvml_devices(said: str | None, instance: str | None) -> list[Device]:
+    """List the visible GPUs without torch, or the MIG device; CUDA counts GPUs by the PCI bus where they are all of one kind."""
+    gpus = [part for parts in nvml.mig_devices().values() for part in parts] if instance else nvml.gpus()
+    if gpus is None:
+        return []
+    in_bus_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
+    if any(map(mig.is_number, mig.entries(said))) and not in_bus_order:
+        first = "CUDA counts GPUs of several kinds by their speed, which is not known without torch"
+        raise DeviceError(f"{mig.VARIABLE}={said}: {first}: name GPUs by their UUIDs, or set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    there = {gpu.uuid: gpu for gpu in gpus}
+    left = visible(list(there), instance or said)
+    if mig.entries(said) and not left:
+        raise DeviceError(_no_device(said))
     return [
         Device(f"cuda:{index} ({there[uuid].name})", "cuda", there[uuid].memory_mb, f"cuda:{index}", uuid)
         for index, uuid in enumerate(left)
     ]
+
+
+def _no_device(said: str | None) -> str:
+    return f"{mig.VARIABLE}={said} leaves no device: one that does not exist ends the list, and one that comes twice empties it"
 
 
 def _cpu_devices(cells: int, memory_mb: int | None) -> list[Device]:

@@ -47,12 +47,16 @@ class EngineFailed(GpuError, RuntimeError):
     """Raised when an engine could not change its state; it is `failed` and may be started again."""
 
 
+class WrongAnswer(EngineFailed):
+    """Raised when an engine does not answer its fixed questions as it did at its start: its weights are spoilt."""
+
+
 class WrongState(GpuError, RuntimeError):
     """Raised when a change of state is asked for that the life cycle does not have."""
 
 
 class OverBudget(GpuError, MemoryError):
-    """Raised when a service would not fit on a cell beside the others there, or holds more than it declared."""
+    """Raised when a service would not fit on a cell: beside the others there, or into the memory that is free of the device."""
 
 
 class DeviceError(GpuError, ValueError):

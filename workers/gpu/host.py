@@ -6,11 +6,11 @@ instance; every change is reported to the listener. `eviction.py` says how an in
 
 An instance comes onto its cells in the first of these ways that is possible: it is resident already; its own copy in host memory is
 restored; the copy of an instance of the same service on other cells is restored; its engine, or a fresh one, loads the model from its
-folder.
+folder. A restore that brings back spoilt weights (`engines/canary.py`) is followed by a start from the folder.
 
-One lock for each instance serialises its changes. The locks of device and host memory are held for moments only, never while weights
-move, so instances on different cells move at the same time. Whoever holds the lock of one instance never waits for the lock of
-another, so there are no deadlocks.
+One lock for each instance serialises its changes, and one for each cell those of all instances there; instances on different cells move at
+the same time. The locks of the books are held for moments only. Whoever holds the lock of one instance never waits for that of
+another, and whoever holds the locks of cells waits for no instance, so there are no deadlocks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from typing import TypeVar
 
 from app.services_file import ServiceConfig
 from scheduler.model.lifecycle import ServiceState
-from workers.gpu.devices import Device, free_mb
+from workers.gpu.device_memory import DeviceMemory, device_memory
+from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.factory import create_engine
-from workers.gpu.errors import DeviceError, GpuError, NotResident, UnknownService
+from workers.gpu.errors import DeviceError, EngineFailed, GpuError, NotResident, UnknownService, WrongAnswer, WrongState
 from workers.gpu.eviction import Eviction
 from workers.gpu.host_memory import HostMemory
 from workers.gpu.instances import Instance, InstanceName, InstanceStatus
-from workers.gpu.reservations import FreeMb, Reservations
+from workers.gpu.reservations import Reservations
 
 T = TypeVar("T")
-EngineFactory = Callable[[str, ServiceConfig, Path], Engine]
+EngineFactory = Callable[[str, ServiceConfig, Path, DeviceMemory], Engine]
 Listener = Callable[[InstanceStatus], None]
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class ServiceHost:
         factory: EngineFactory = create_engine,
         drain_s: float = 60.0,
         host_memory_mb: float = float("inf"),
-        free_mb: FreeMb = free_mb,
-        freed_s: float = 5.0,
+        memory: DeviceMemory | None = None,
+        settle_s: float = 5.0,
         on_change: Listener = lambda status: None,
     ) -> None:
         """Make the host of these services, none of which has an instance.
@@ -74,10 +75,10 @@ class ServiceHost:
             Seconds that an eviction waits for running calls.
         host_memory_mb
             The budget of all copies in host memory.
-        free_mb
-            Measures the free memory of a device.
-        freed_s
-            Seconds within which a device must report memory as free.
+        memory
+            Measures the devices; none: what measures devices of their kind.
+        settle_s
+            Seconds that a reservation waits for its devices to have as much free memory.
         on_change
             Is called with every change of an instance, in order.
 
@@ -89,14 +90,15 @@ class ServiceHost:
         """
         self._devices = tuple(devices)
         self._state_dir, self._factory, self._drain_s = state_dir, factory, drain_s
+        self._memory = memory or device_memory(devices)
         self._on_change = on_change
         self._services = dict(services)
-        self._spare = {name: factory(name, config, state_dir) for name, config in services.items()}
+        self._spare = {name: self._made(name, config) for name, config in services.items()}
         self._instances: dict[InstanceName, Instance] = {}
         self._names = threading.Lock()
-        self._reservations = Reservations(devices, self._all, free_mb, freed_s)
+        self._reservations = Reservations(devices, self._all, self._memory)
         self._copies = HostMemory(host_memory_mb, self._all, lambda instance: self._eviction.stop(instance))
-        self._eviction = Eviction(self._reservations, self._copies, drain_s, self._publish)
+        self._eviction = Eviction(self._reservations, self._copies, self._publish, drain_s=drain_s, settle_s=settle_s)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -179,16 +181,17 @@ class ServiceHost:
         here = self._instances.get(name)
         if here is not None and here.state == "resident":
             return []
+        needed_mb = self._reservations.needed_mb(name, config)
         idle = [one for one in self._all() if one.reserved and one not in gone and not one.busy and not one.config.pinned]
         idle.sort(key=lambda one: one.used_at)
         own = [one for one in self._all() if one.reserved and one.name.service == service and one not in gone]
         surplus = len(own) + 1 - config.instances if config.instances is not None else 0
         out = [one for one in idle if one.name.service == service][: max(0, surplus)]
         for candidate in (one for one in idle if set(one.name.cells) & set(name.cells) and one not in out):
-            if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]):
+            if self._reservations.room_for(needed_mb, name.cells, [*gone, *out]):
                 break
             out.append(candidate)
-        return [one.name for one in out] if self._reservations.room_for(config.memory_mb, name.cells, [*gone, *out]) else []
+        return [one.name for one in out] if self._reservations.room_for(needed_mb, name.cells, [*gone, *out]) else []
 
     def status(self) -> list[InstanceStatus]:
         """Return every instance that there ever was as it is now, in the order of names; waits for nothing."""
@@ -202,9 +205,13 @@ class ServiceHost:
             status = replace(status, state="failed", reason=reason)
         self._on_change(status)
 
+    def needed_mb(self, service: str, config: ServiceConfig) -> float:
+        """Return the MiB of each of its cells that a service takes: as declared or, if that is more, as measured."""
+        return self._reservations.described_mb(service, config)
+
     def held_mb(self, cell: int) -> float:
-        """Return the MiB reserved on a cell. Raises `DeviceError` for one that is not there."""
-        return self._reservations.held_mb(cell)
+        """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
+        return self._reservations.booked_mb(cell)
 
     def host_mb(self) -> float:
         """Return the MiB of host memory that copies take: as measured or, for a copy that is being made, as declared."""
@@ -230,7 +237,7 @@ class ServiceHost:
         Raises `ConfigError` for a service whose engine cannot be made; then nothing has changed.
         """
         changed = {name: config for name, config in services.items() if self._services.get(name) != config}
-        spare = {name: self._factory(name, config, self._state_dir) for name, config in changed.items()}
+        spare = {name: self._made(name, config) for name, config in changed.items()}
         with self._names:
             kept = {name: engine for name, engine in self._spare.items() if name in services and name not in changed}
             self._services, self._spare = dict(services), {**kept, **spare}
@@ -323,14 +330,10 @@ class ServiceHost:
         self._reservations.reserve(instance)
         try:
             self._load(instance)
-        except BaseException:
-            instance.leaking = not self._reservations.left(instance)
-            if not instance.leaking:
-                self._reservations.release(instance)
+            instance.note, instance.used_at = "", time.monotonic()
+        finally:
+            self._reservations.settle(instance)
             self._publish(instance)
-            raise
-        instance.note, instance.used_at = "", time.monotonic()
-        self._publish(instance)
         self._copies.settle()
 
     def _must_reload(self, instance: Instance) -> bool:
@@ -346,29 +349,42 @@ class ServiceHost:
         return instance.wait_idle(instance.reload_deadline - time.monotonic())
 
     def _load(self, instance: Instance) -> None:
-        """Bring the weights, from host memory if there is a copy of this service's."""
+        """Bring the weights: from host memory if there is a copy of this service's that comes back as it was, else from the folder."""
         devices = [self._devices[cell] for cell in instance.name.cells]
-        if instance.engine is not None and instance.state == "host" and not instance.engine.can_restore(devices):
-            instance.engine.stop(self._drain_s)
-        engine = instance.engine if instance.state == "host" else self._take_copy(instance, devices)
-        if engine is not None:
-            self._publish(instance, "restoring")
-            engine.restore(devices)
-            instance.restores += 1
-            return
-        if instance.engine is None:
+        own = instance.engine if instance.state == "host" and instance.engine is not None and instance.engine.can_restore(devices) else None
+        if (engine := own or self._take_copy(instance, devices)) is not None:
+            try:
+                with self._eviction.entering(instance):
+                    self._publish(instance, "restoring")
+                    engine.restore(devices)
+            except (EngineFailed, WrongState) as error:
+                # Its answers are wrong, or its process has ended since it was asked.
+                log.warning("%s; it is started from its folder", error)
+                instance.wrong_answers += isinstance(error, WrongAnswer)
+            else:
+                instance.restores += 1
+                return
+        if (engine := instance.engine) is None:
             with self._names:
-                spare = self._spare.pop(instance.name.service, None)
-            instance.engine = spare or self._factory(instance.name.service, instance.config, self._state_dir)
-        self._publish(instance, "starting")
+                # After a reload it is made for another declaration than the one that is being carried out.
+                as_declared = self._services.get(instance.name.service) == instance.config
+                spare = self._spare.pop(instance.name.service, None) if as_declared else None
+            engine = instance.engine = spare or self._made(instance.name.service, instance.config)
         try:
-            if instance.engine.copies_at_start(devices):
+            if engine.copies_at_start(devices):
                 instance.used_at = time.monotonic()
-                instance.engine.may_copy(instance.declared_host_mb if self._copies.reserve(instance) else 0.0)
-            instance.engine.start(devices, instance.config.memory_mb)
+                engine.may_copy(instance.declared_host_mb if self._copies.reserve(instance) else 0.0)
+            with self._eviction.entering(instance):
+                if instance.state == "host":
+                    engine.stop(self._drain_s)
+                self._publish(instance, "starting")
+                engine.start(devices, self._reservations.room_mb(instance))
         finally:
             instance.copy_mb = 0.0
         instance.starts += 1
+
+    def _made(self, service: str, config: ServiceConfig) -> Engine:
+        return self._factory(service, config, self._state_dir, self._memory)
 
     def _take_copy(self, instance: Instance, devices: Sequence[Device]) -> Engine | None:
         """Move the engine of another instance of the service here, if its copy can be restored to these devices."""
@@ -381,7 +397,7 @@ class ServiceHost:
                 if engine is None or other.state != "host" or other.config != instance.config or not engine.can_restore(devices):
                     continue
                 instance.engine, other.engine = engine, None
-                self._reservations.release(other)
+                self._reservations.settle(other)
                 other.note = f"its copy went to {instance.name}"
                 self._publish(other)
                 return engine

@@ -6,7 +6,8 @@ An instance whose copy is dropped is absent and is loaded from its folder the ne
 2. the least recently used copy, those of pinned services last, until the rest fits.
 
 Copies of resident instances count and stay until the instance goes. Room for a copy is reserved before a start or an eviction
-makes it. If an instance's own copy would have to go for that, it makes none: it starts without a copy, or is stopped instead of evicted.
+makes it. If an instance's own copy would have to go for that, it makes none: it starts without a copy, leaves its cells without one if its
+engine can, or is stopped instead of evicted.
 
 To drop a copy is to stop its engine, which can take half a minute. No lock of the budget is held meanwhile. A copy that is being
 dropped keeps its memory until its engine has stopped. Only an instance that reserves this memory waits for it.

@@ -36,7 +36,7 @@ class InstanceName(NamedTuple):
 class InstanceStatus:
     """One instance as it is now.
 
-    The counters `starts`, `restores`, `evictions` and `leaks` begin with the worker.
+    The counters `starts`, `restores`, `evictions`, `leaks` and `wrong_answers` begin with the worker.
     """
 
     name: InstanceName
@@ -44,7 +44,7 @@ class InstanceStatus:
     reason: str = ""
     """Why it is in its state, if that needs a reason."""
     reserved: bool = False
-    """Whether its declared memory is reserved on its cells."""
+    """Whether it is booked as one that is on its cells."""
     memory_mb: float = 0.0
     """MiB of device memory over all its cells, as measured."""
     host_mb: float = 0.0
@@ -56,6 +56,8 @@ class InstanceStatus:
     evictions: int = 0
     leaks: int = 0
     """Evictions that did not free the memory."""
+    wrong_answers: int = 0
+    """Restores that brought back spoilt weights, see `engines/canary.py`."""
 
     def to_wire(self) -> WireInstance:
         """Return it as it stands in reports and beats."""
@@ -70,6 +72,7 @@ class InstanceStatus:
             "restores": self.restores,
             "evictions": self.evictions,
             "leaks": self.leaks,
+            "wrong_answers": self.wrong_answers,
         }
 
 
@@ -86,13 +89,15 @@ class Instance:
     """Callers to whom it was promised that it stays resident."""
     used_at: float = field(default_factory=time.monotonic)
     reserved: bool = False
-    residual_mb: float = 0.0
-    """MiB that stay reserved on each of its cells while it is in host memory."""
+    """Whether it is booked as one that is on its cells, or about to come; otherwise only with what it keeps of them."""
+    booked_mb: float = 0.0
+    """MiB of each of its cells that nobody else gets."""
     leaking: bool = False
+    """Whether its memory was not free after its engine was stopped."""
+    grown: int = 0
+    """Evictions in a row after which it kept more than in its first ones."""
     reload_deadline: float | None = None
     """When waiting for its calls to end, before it is restarted as its service is declared, is given up."""
-    demanded_mb: dict[int, float] = field(default_factory=dict)
-    """MiB that must be free on its devices, by cell, for its eviction to be complete."""
     copy_mb: float = 0.0
     """MiB of host memory that are reserved for a copy that is being made."""
     note: str = ""
@@ -100,6 +105,7 @@ class Instance:
     restores: int = 0
     evictions: int = 0
     leaks: int = 0
+    wrong_answers: int = 0
     published: tuple[ServiceState, str] = ("absent", "")
     """State and reason that were reported last."""
 
@@ -119,9 +125,9 @@ class Instance:
         return self.engine.host_mb() if self.engine is not None else 0.0
 
     @property
-    def reserved_mb(self) -> float:
-        """The MiB reserved on each of its cells: its declared memory, or what a sleeping server keeps."""
-        return self.config.memory_mb if self.reserved else self.residual_mb
+    def held_mb(self) -> float:
+        """The MiB that it holds of the cell of which it holds most, as measured by its engine."""
+        return max(self.engine.held_mb(), default=0.0) if self.engine is not None else 0.0
 
     @property
     def claimed_host_mb(self) -> float:
@@ -159,7 +165,7 @@ class Instance:
 
     def leak(self) -> str:
         """Say that its memory is still taken."""
-        return f"{self._taken_mb():.1f} MiB are still taken after the engine was stopped; if they stay so, restart the worker"
+        return f"{self.memory_mb:.1f} MiB are still taken after the engine was stopped; if they stay so, restart the worker"
 
     def status(self) -> InstanceStatus:
         """Return it as it is now; waits for nothing."""
@@ -176,7 +182,5 @@ class Instance:
             restores=self.restores,
             evictions=self.evictions,
             leaks=self.leaks,
+            wrong_answers=self.wrong_answers,
         )
-
-    def _taken_mb(self) -> float:
-        return self.memory_mb or self.config.memory_mb * len(self.name.cells)

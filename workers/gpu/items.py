@@ -46,26 +46,27 @@ def _writable(text: str) -> str:
 
 
 Words = Annotated[str, AfterValidator(_writable)]
+Prompt = str | list[Message]
 Text = Annotated[Annotated[Words, Tag("text")] | Annotated[list[Message], Tag("messages")], Discriminator(_kind_of_text)]
 
 
 class ScoreItem(_Request):
-    """A prompt and the response to be scored, both plain text, or a conversation."""
+    """A prompt and the response to be scored, both plain text, or a conversation; or a whole text, which is scored as it is."""
 
-    prompt: Text
-    """Plain text, or the messages so far."""
+    prompt: Text | None = None
+    """Plain text, or the messages so far; none where the response is the whole text."""
     response: Text
     """Plain text; after a prompt of messages also the messages that answer it."""
 
     @model_validator(mode="after")
     def _same_kind(self) -> ScoreItem:
-        if isinstance(self.prompt, str) and not isinstance(self.response, str):
+        if not isinstance(self.prompt, list) and not isinstance(self.response, str):
             raise ValueError("a response of messages needs a prompt of messages")
         return self
 
     def conversation(self) -> list[Message] | None:
         """Return prompt and response as one conversation; none where they are plain text."""
-        if isinstance(self.prompt, str):
+        if not isinstance(self.prompt, list):
             return None
         answer = self.response
         return self.prompt + ([Message(role="assistant", content=answer)] if isinstance(answer, str) else answer)
@@ -86,7 +87,8 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 _ITEM = TypeAdapter(ScoreItem)
 _SEQUENCE: TypeAdapter[list[int]] = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
-_PROMPT: TypeAdapter[str] = TypeAdapter(Words, config=ConfigDict(strict=True))
+_PROMPT: TypeAdapter[Prompt] = TypeAdapter(Words, config=ConfigDict(strict=True))
+_CONVERSATION: TypeAdapter[Prompt] = TypeAdapter(list[Message], config=ConfigDict(strict=True))
 
 
 def read_items(raw: Sequence[object]) -> list[ScoreItem]:
@@ -101,9 +103,12 @@ def read_sequences(raw: Sequence[object] | Mapping[str, object]) -> list[list[in
     return [_read(_SEQUENCE, ids, f"sequences[{index}]") for index, ids in enumerate(_listed(raw, "sequences"))]
 
 
-def read_prompts(raw: Sequence[object]) -> list[str]:
-    """Check prompts of plain text. Raises `BadInput` naming the index."""
-    return [_read(_PROMPT, prompt, f"prompts[{index}]") for index, prompt in enumerate(_listed(raw, "prompts"))]
+def read_prompts(raw: Sequence[object]) -> list[Prompt]:
+    """Check prompts, each of plain text or a conversation. Raises `BadInput` naming the index."""
+    return [
+        _read(_CONVERSATION if isinstance(prompt, list) else _PROMPT, prompt, f"prompts[{index}]")
+        for index, prompt in enumerate(_listed(raw, "prompts"))
+    ]
 
 
 def read_sampling(max_tokens: int, temperature: float, seed: int) -> Sampling:

@@ -14,29 +14,29 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.services_file import ConfigError, ServiceConfig, check_models, load_services_file
+from app.services_file import ConfigError, check_models, load_services_file
 from workers.gpu.host import ServiceHost
 
 log = logging.getLogger(__name__)
 
 
-def described(services: Mapping[str, ServiceConfig]) -> dict[str, Any]:
-    """Return the services as a node describes them to the scheduler."""
+def described(host: ServiceHost) -> dict[str, Any]:
+    """Return the services of a node as it describes them to the scheduler, which plans with the memory that they need there."""
     return {
         name: {
+            "task": service.task,
             "cells": service.cells,
-            "memory_mb": service.memory_mb,
+            "memory_mb": host.needed_mb(name, service),
             "restore_s": service.restore_s,
             "max_concurrency": service.max_concurrency,
             "instances": service.instances,
             "pinned": service.pinned,
             "warm": service.warm,
         }
-        for name, service in services.items()
+        for name, service in host.services.items()
     }
 
 

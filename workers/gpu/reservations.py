@@ -1,74 +1,188 @@
-"""Device memory: what is reserved on each cell, and whether what left a cell has freed it.
+"""Device memory: what is booked on each cell, and the locks under which it changes.
 
-Several instances share a cell if the memory that they declare fits. An instance reserves its memory before its weights arrive. The
-reservation ends when the memory is measured to be free. The engine measures it. On a CUDA device that has no other instance, the free
-memory that the device reports must have grown, too; on a shared device it says nothing about one instance.
+Several instances share a cell if the sum of what they are booked with fits into what the cell offers.
 
-The process of a sleeping server keeps a part of its device. That part stays reserved, and the server is stopped if a start would not
-fit beside it.
+| an instance is | and booked on each of its cells with |
+|---|---|
+| about to come | the declared memory, or what the last start of its service was measured to hold if that is more |
+| resident | the declared memory, or what it is measured to hold if that is more |
+| in host memory | its residue: what its sleeping server keeps |
+| gone | nothing; or, while its memory is not free, what it holds |
+
+Changes on a device come one after another: a start, an eviction, a restore and a stop lock their cells. So a change of a device's used
+memory is that of one instance. And a server may measure its device while it starts: nobody else changes it.
+
+The first sleeps of a service on a number of cells set its residue. A residue that later grows is a leak.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
+from app.services_file import ServiceConfig
+from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.errors import DeviceError, OverBudget
-from workers.gpu.instances import Instance
+from workers.gpu.instances import Instance, InstanceName
 
-FreeMb = Callable[[Device], float | None]
-"""Measures the free MiB of a device; None where that cannot be measured or means nothing."""
+log = logging.getLogger(__name__)
 
-PART_FREED = 0.9
-"""The part of an engine's memory, less `BLURRED_MB`, by which the free memory of its device must grow in an eviction."""
+FIRST_SLEEPS = 3
+"""Sleeps of a service that set its residue, which is the largest of theirs."""
 
-BLURRED_MB = 1024.0
-"""MiB by which a device's free memory may change for other reasons. For an engine that may keep more, that counts instead."""
+GROWTH_PART, GROWTH_MB = 0.25, 512.0
+"""A residue may grow by this part of itself, or by this many MiB if that is more."""
 
-_POLL_S = 0.05
+LEAST_FREED = 0.1
+"""The part of what an instance held that its eviction must free at least."""
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What instances of a service on a number of cells were measured to hold of each cell, MiB."""
+
+    config: ServiceConfig
+    """As it was declared then."""
+    needed_mb: float = 0.0
+    """Resident, after the last start or restore."""
+    residues: list[float] = field(default_factory=list)
+    """Asleep, in the first sleeps."""
 
 
 class Reservations:
-    """The memory of a node's devices. Safe for many threads; nothing here waits for weights to move."""
+    """The memory of a node's devices. Safe for many threads; only `cells_locked` waits for weights to move."""
 
-    def __init__(self, devices: Sequence[Device], instances: Callable[[], Iterable[Instance]], free_mb: FreeMb, freed_s: float) -> None:
-        """Begin with nothing reserved. `freed_s` is how many seconds a device has to report memory as free."""
+    def __init__(self, devices: Sequence[Device], instances: Callable[[], Iterable[Instance]], memory: DeviceMemory) -> None:
+        """Begin with nothing booked and nothing learned."""
         self._devices = tuple(devices)
         self._instances = instances
-        self._free_mb = free_mb
-        self._freed_s = freed_s
+        self._memory = memory
         self._lock = threading.Lock()
+        self._cell_locks = [threading.Lock() for _ in devices]
+        self._learned: dict[tuple[str, int], _Learned] = {}
+
+    @contextmanager
+    def cells_locked(self, instance: Instance) -> Iterator[None]:
+        """Change what an instance holds of its cells while nobody else changes them.
+
+        The block must not wait for calls, nor for another instance. An instance that is not booked holds nothing, and waits for nobody.
+        """
+        with ExitStack() as locks:
+            for cell in instance.name.cells if instance.booked_mb else ():
+                locks.enter_context(self._cell_locks[cell])
+            yield
+
+    def needed_mb(self, name: InstanceName, config: ServiceConfig) -> float:
+        """Return the MiB that an instance is booked with on each of its cells before it comes onto them."""
+        learned = self._learned.get((name.service, len(name.cells)))
+        if learned is None or learned.config != config:
+            return config.memory_mb
+        # What was measured may be too much; alone on its cells an instance may always try.
+        most_mb = min(self._devices[cell].memory_mb for cell in name.cells)
+        return max(config.memory_mb, min(learned.needed_mb, most_mb))
+
+    def described_mb(self, service: str, config: ServiceConfig) -> float:
+        """Return the MiB of a cell that a service takes, as declared or, if that is more, as measured; whole steps of 256 MiB then."""
+        measured = [one.needed_mb for (name, _), one in list(self._learned.items()) if name == service and one.config == config]
+        most_mb = max(measured, default=0.0)
+        if most_mb <= config.memory_mb:
+            return config.memory_mb
+        return max(config.memory_mb, min(math.ceil(most_mb / 256) * 256.0, *(device.memory_mb for device in self._devices)))
 
     def reserve(self, instance: Instance) -> None:
-        """Reserve the declared memory on all cells of an instance or on none. Raises `OverBudget`."""
+        """Book an instance on all its cells or on none. Raises `OverBudget`."""
         with self._lock:
             for other in self._instances():
-                if other.leaking and self._is_gone(other):
-                    self._drop(other)
+                # Nobody changes these: what is about to come is reserved, and not leaking.
+                if (other.leaking or not other.reserved) and other.state in ("failed", "absent") and not other.memory_mb:
+                    self._book(other, 0.0)
+            needed = self.needed_mb(instance.name, instance.config)
             for cell in instance.name.cells:
-                others = [other for other in self._on(cell) if other is not instance]
-                needed, device = instance.config.memory_mb, self._devices[cell]
+                others = self._on(cell, but=instance)
                 if not self._fits(needed, cell, others):
-                    beside = ", ".join(f"{other.name.service} {other.reserved_mb:g}" for other in others) or "nothing"
+                    beside = ", ".join(f"{other.name.service} {other.booked_mb:g}" for other in others) or "nothing"
                     what = f"{instance.name.service} needs {needed:g} MiB on cell {cell}"
-                    raise OverBudget(f"{what}, which has {device.memory_mb} MiB and holds {beside}")
-            instance.residual_mb = 0.0
-            instance.reserved = True
+                    raise OverBudget(f"{what}, which has {self._devices[cell].memory_mb} MiB and holds {beside}")
+            self._book(instance, needed, reserved=True)
 
-    def release(self, instance: Instance, residual_mb: float = 0.0) -> None:
-        """End the reservation of an instance, except for `residual_mb` MiB on each of its cells."""
+    def settle(self, instance: Instance) -> None:
+        """Book what an instance holds after a change; remember what it needs. The caller holds its lock."""
+        held_mb, declared_mb = instance.held_mb, instance.config.memory_mb
         with self._lock:
-            self._drop(instance)
-            instance.residual_mb = residual_mb
+            if instance.state == "resident":
+                self._book(instance, max(held_mb, declared_mb), reserved=True)
+                self._remember(instance, held_mb)
+            elif instance.state == "host":
+                self._book(instance, max([held_mb, *self._of(instance).residues]))
+            else:
+                self._book(instance, held_mb, reserved=held_mb > 0.0)
+                instance.leaking = held_mb > 0.0
 
-    def held_mb(self, cell: int) -> float:
-        """Return the MiB reserved on a cell. Raises `DeviceError` for one that is not there."""
+    def kept_too_much(self, instance: Instance, before_mb: float) -> str | None:
+        """Learn what an instance that has just left its cells keeps of each; say what is wrong with that.
+
+        `before_mb` is what it held of each before.
+        """
+        engine, kept_mb = instance.engine, instance.held_mb
+        if engine is None or not kept_mb:
+            return None
+        if kept_mb > (1.0 - LEAST_FREED) * before_mb:
+            return f"its eviction did not free the memory of its cells: it keeps {kept_mb:.0f} of {before_mb:.0f} MiB"
+        residues = self._of(instance).residues
+        if len(residues) < FIRST_SLEEPS:
+            residues.append(kept_mb)
+        usual_mb = max(residues)
+        grown = kept_mb > usual_mb + max(GROWTH_PART * usual_mb, GROWTH_MB)
+        instance.grown = instance.grown + 1 if grown else 0
+        # A change of the whole device may be that of another program for once.
+        if instance.grown > (0 if engine.measured_exactly else 1):
+            # It may have leaked in its first sleeps, too.
+            residues.clear()
+            return f"it leaks: evicted, it keeps {kept_mb:.0f} MiB of a cell, and {usual_mb:.0f} in its first evictions"
+        return None
+
+    def lack(self, instance: Instance) -> str | None:
+        """Say which device has less free memory than an instance is still to take; None where all have enough, or only a budget."""
+        held = instance.engine.held_mb() if instance.engine is not None else ()
+        for place, cell in enumerate(instance.name.cells):
+            device = self._devices[cell]
+            used_mb = self._memory.used_mb(device)
+            if used_mb is None:
+                continue
+            needed_mb = instance.booked_mb - (held[place] if place < len(held) else 0.0)
+            free_mb = self._memory.total_mb(device) - used_mb
+            if free_mb < needed_mb:
+                what = f"{instance.name.service} needs {needed_mb:.0f} MiB on cell {cell}"
+                return f"{what}, and of the {self._memory.total_mb(device):.0f} MiB of {device.name} {free_mb:.0f} are free"
+        return None
+
+    def give_back(self, instance: Instance) -> None:
+        """Have the other instances on the cells of an instance return memory that they only keep for reuse."""
+        with self._lock:
+            engines = [other.engine for cell in instance.name.cells for other in self._on(cell, but=instance)]
+        for engine in engines:
+            if engine is not None:
+                engine.give_back()
+
+    def room_mb(self, instance: Instance) -> float:
+        """Return the most that an instance may hold of each of its cells beside the others."""
+        with self._lock:
+            return min(
+                self._devices[cell].memory_mb - sum(other.booked_mb for other in self._on(cell, but=instance))
+                for cell in instance.name.cells
+            )
+
+    def booked_mb(self, cell: int) -> float:
+        """Return the MiB booked on a cell. Raises `DeviceError` for one that is not there."""
         if not 0 <= cell < len(self._devices):
             raise DeviceError(f"cells: there is no cell {cell}, this node has {len(self._devices)}")
         with self._lock:
-            return sum(other.reserved_mb for other in self._on(cell))
+            return sum(other.booked_mb for other in self._on(cell))
 
     def room_for(self, memory_mb: float, cells: Iterable[int], gone: Iterable[Instance]) -> bool:
         """Say whether `memory_mb` would fit on each of the cells without the instances `gone` and without any sleeper."""
@@ -78,70 +192,54 @@ class Reservations:
                 self._fits(memory_mb, cell, [one for one in self._on(cell) if one.reserved and id(one) not in without]) for cell in cells
             )
 
-    def sleepers_in_the_way(self, instance: Instance) -> list[Instance]:
-        """Return the sleepers that keep memory that an instance needs, the least recently used first, pinned ones last."""
-        needed, cells, going = instance.config.memory_mb, instance.name.cells, list[Instance]()
+    def sleepers_on(self, instance: Instance) -> list[Instance]:
+        """Return the other sleepers that keep memory of an instance's cells, the least recently used first, pinned ones last."""
         with self._lock:
-            here = {cell: [one for one in self._on(cell) if one is not instance] for cell in cells}
+            found = {id(one): one for cell in instance.name.cells for one in self._on(cell, but=instance) if one.state == "host"}
+        asleep = [one for one in found.values() if not one.reserved]
+        return sorted(asleep, key=lambda one: (one.config.pinned, one.used_at))
+
+    def sleepers_in_the_way(self, instance: Instance) -> list[Instance]:
+        """Return the sleepers that have to go for an instance to fit, in the order of `sleepers_on`; none if that is not enough."""
+        needed, cells, going = self.needed_mb(instance.name, instance.config), instance.name.cells, list[Instance]()
+        sleepers = self.sleepers_on(instance)
+        with self._lock:
+            here = {cell: self._on(cell, but=instance) for cell in cells}
 
         def fits(cell: int) -> bool:
             return self._fits(needed, cell, [one for one in here[cell] if one not in going])
 
-        sleepers = {id(one): one for others in here.values() for one in others if not one.reserved}
-        for sleeper in sorted(sleepers.values(), key=lambda one: (one.config.pinned, one.used_at)):
+        for sleeper in sleepers:
             if not all(fits(cell) for cell in sleeper.name.cells if cell in here):
                 going.append(sleeper)
         return going if all(map(fits, cells)) else []
 
-    def watch(self, instance: Instance) -> None:
-        """Note, before an instance leaves its cells, how much memory its devices must report as free afterwards."""
-        each = instance.memory_mb / len(instance.name.cells)
-        residual_mb = max(BLURRED_MB, instance.engine.residual_mb() if instance.engine is not None else 0.0)
-        if (freed_mb := PART_FREED * each - residual_mb) <= 0.0:
-            # So little does not show in the free memory.
-            instance.demanded_mb = {}
-            return
-        with self._lock:
-            alone = [cell for cell in instance.name.cells if not self._beside(instance, cell)]
-        measured = {cell: self._free_mb(self._devices[cell]) for cell in alone}
-        instance.demanded_mb = {cell: free + freed_mb for cell, free in measured.items() if free is not None}
-
-    def left(self, instance: Instance) -> bool:
-        """Wait for the devices of an instance to report its memory as free; say whether they do."""
-        until = time.monotonic() + self._freed_s
-        while True:
-            with self._lock:
-                if self._is_gone(instance):
-                    return True
-                # A device frees the memory of a process a little after its end. An engine needs no such time.
-                if instance.memory_mb > 0.0 or time.monotonic() >= until:
-                    return False
-            time.sleep(_POLL_S)
-
-    def has_left(self, instance: Instance) -> bool:
-        """Say whether the memory of an instance is measured to be free now."""
-        with self._lock:
-            return self._is_gone(instance)
-
-    def _is_gone(self, instance: Instance) -> bool:
-        if instance.memory_mb > 0.0:
-            return False
-        for cell, demanded_mb in instance.demanded_mb.items():
-            free_mb = self._free_mb(self._devices[cell])
-            if free_mb is not None and free_mb < demanded_mb and not self._beside(instance, cell):
-                return False
-        return True
-
     def _fits(self, memory_mb: float, cell: int, beside: Iterable[Instance]) -> bool:
-        return sum(other.reserved_mb for other in beside) + memory_mb <= self._devices[cell].memory_mb
+        return sum(other.booked_mb for other in beside) + memory_mb <= self._devices[cell].memory_mb
 
-    def _on(self, cell: int) -> list[Instance]:
-        return [one for one in self._instances() if one.reserved_mb and cell in one.name.cells]
+    def _on(self, cell: int, but: Instance | None = None) -> list[Instance]:
+        return [one for one in self._instances() if one.booked_mb and cell in one.name.cells and one is not but]
 
-    def _beside(self, instance: Instance, cell: int) -> list[Instance]:
-        return [other for other in self._on(cell) if other.reserved and other is not instance]
+    def _of(self, instance: Instance) -> _Learned:
+        """Return what was learned of the service as it is declared for this instance."""
+        key = (instance.name.service, len(instance.name.cells))
+        learned = self._learned.get(key)
+        if learned is None or learned.config != instance.config:
+            learned = self._learned[key] = _Learned(instance.config)
+        return learned
 
-    def _drop(self, instance: Instance) -> None:
-        instance.reserved = instance.leaking = False
-        instance.residual_mb = 0.0
-        instance.demanded_mb = {}
+    def _remember(self, instance: Instance, held_mb: float) -> None:
+        """Remember what a resident instance needs, and warn if that is more than ever and more than is declared."""
+        learned, config = self._of(instance), instance.config
+        if held_mb > max(config.memory_mb, learned.needed_mb):
+            # A vLLM server takes all that it may of `memory_mb`; what is more comes on top.
+            key, least_mb = ("memory_mb", held_mb)
+            if config.engine == "vllm":
+                key, least_mb = "vllm.process_mb", config.vllm.process_mb + held_mb - config.memory_mb
+            what = f"{instance.name} holds {held_mb:.0f} MiB of a cell and declares {config.memory_mb:g}"
+            log.warning("%s: declare services.%s.%s = %d", what, instance.name.service, key, math.ceil(least_mb))
+        learned.needed_mb = held_mb
+
+    @staticmethod
+    def _book(instance: Instance, mb: float, *, reserved: bool = False) -> None:
+        instance.booked_mb, instance.reserved, instance.leaking = mb, reserved, False

@@ -6,7 +6,6 @@ either server awake.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.vllm.real.reference import expected_logprobs, expected_scores, real_python
 from tests.vllm.system import System, services_toml, system
 
 pytestmark = pytest.mark.timeout(300)
-
-ENVIRONMENT = Path(__file__).resolve().parents[3] / ".venv-vllm"
 
 ITEMS = [{"prompt": f"Question {index}: what is {index} + 2?", "response": f"It is {index + 2}. " * (1 + index % 5)} for index in range(20)]
 SEQUENCES = [[(7 * index + 31 * place) % 512 for place in range(2 + 9 * index)] for index in range(20)]
@@ -26,45 +24,15 @@ SEQUENCES = [[(7 * index + 31 * place) % 512 for place in range(2 + 9 * index)] 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[System]:
-    python = ENVIRONMENT / "bin" / "python"
-    if not (ENVIRONMENT / ".installed").exists():
-        missing = "there is no .venv-vllm: `make test-vllm` builds it"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-    folder = tmp_path_factory.mktemp("vllm")
+    python, folder = real_python(), tmp_path_factory.mktemp("vllm")
     (folder / "services.toml").write_text(services_toml(models, python, {}))
     with system(folder / "state", folder / "services.toml") as up:
         yield up
 
 
-def expected_scores(folder: Path) -> list[float]:
-    """Score with transformers, an item at a time, so without padding."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        texts = [f"{item['prompt']}\n{item['response']}" for item in ITEMS]
-        return [float(model(**tokenizer(text, return_tensors="pt")).logits[0, 0]) for text in texts]
-
-
-def expected_logprobs(folder: Path, sequences: list[list[int]]) -> list[list[float]]:
-    """Compute log-probs with transformers, a sequence at a time."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    out = []
-    with torch.inference_mode():
-        for ids in sequences:
-            known = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), dim=-1)
-            out.append([float(known[place, token]) for place, token in enumerate(ids[1:])])
-    return out
-
-
 def test_scores_equal_those_of_transformers(stack: System, models: Path) -> None:
     scores = stack.client.score("rm", ITEMS)
-    expected = expected_scores(models / "rm-small")
+    expected = expected_scores(models / "rm-small", ITEMS)
     assert max(expected) - min(expected) > 0.5
     assert scores == pytest.approx(expected, abs=1e-4)
 

@@ -17,9 +17,11 @@ from scheduler.model.lifecycle import ServiceState
 from tangram.errors import TangramError
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
+from workers.gpu.engines import canary
+from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.lifecycle import Lifecycle
-from workers.gpu.errors import CallFailed, NotSupported, OverBudget, one_line
-from workers.gpu.items import Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
+from workers.gpu.errors import CallFailed, NotSupported, OverBudget, WrongAnswer, one_line
+from workers.gpu.items import Prompt, Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
 
 Task = Literal["score", "logprobs"]
 
@@ -40,6 +42,8 @@ class Engine(ABC):
         self._limit = max_concurrency
         self._life = Lifecycle(name)
         self._copy_mb = math.inf
+        self._answered: tuple[Answers, str] = ((), "")
+        self._most_mb = math.inf
 
     @property
     def state(self) -> ServiceState:
@@ -57,28 +61,48 @@ class Engine(ABC):
         return self._life.running
 
     def start(self, devices: Sequence[Device], most_mb: float = math.inf) -> None:
-        """Load the model onto the devices, from absent or failed; it may hold `most_mb` MiB on each.
+        """Load the model onto the devices, from absent or failed; it may hold `most_mb` MiB of each.
+
+        It answers the fixed questions of `canary.py` then, and the answers are kept for the restores.
 
         Raises `EngineFailed` with the reason (then the engine is `failed` and holds nothing), `WrongState` otherwise.
         """
         with self._life.changing("starting", "resident", _DRAIN_S), self._clean_on_error():
+            self._most_mb = most_mb
             self._start(devices)
-            each = self.memory_mb() / len(devices)
+            answers = self._canary()
+            canary.must_be_finite(answers[0])
+            self._answered = answers[0], devices[0].model
+            self._must_agree(answers, devices)
+            each = max(self.held_mb(), default=0.0)
             if each > most_mb:
                 raise OverBudget(f"it holds {each:.1f} MiB on a device and may hold {most_mb:g}")
 
-    def evict(self, drain_s: float = 60.0) -> None:
+    def evict(self, drain_s: float = 60.0, copy: bool = True) -> None:
         """Move the weights from the devices to host memory, once the running calls have ended.
+
+        Without `copy` the weights are dropped, and a restore reads them from the folder; for engines that `leave_without_copy`.
 
         Raises `EngineBusy` if they do not within `drain_s` seconds, `EngineFailed` if moving failed.
         """
         with self._life.changing("evicting", "host", drain_s), self._clean_on_error():
-            self._evict()
+            if copy:
+                self._evict()
+            else:
+                self._evict_without_copy()
 
     def restore(self, devices: Sequence[Device]) -> None:
-        """Bring the weights back from host memory, to these or other devices. Raises as `start` does."""
+        """Bring the weights back from host memory, to these or other devices.
+
+        Raises as `start` does, and `WrongAnswer` if the fixed questions are not answered as at the start.
+        """
         with self._life.changing("restoring", "resident"), self._clean_on_error():
             self._restore(devices)
+            try:
+                answers = self._canary()
+            except CallFailed as error:
+                raise WrongAnswer(f"fixed questions are no longer answered: {one_line(error)}") from error
+            self._must_agree(answers, devices)
 
     def stop(self, drain_s: float = 60.0) -> None:
         """Give back everything, on the devices and in host memory, and be absent. Raises `EngineBusy`."""
@@ -108,7 +132,7 @@ class Engine(ABC):
     def generate(
         self, prompts: Sequence[object], max_tokens: int = 64, temperature: float = 0.0, seed: int = 0, control: Control | None = None
     ) -> list[str]:
-        """Continue prompts of plain text; temperature 0 is greedy. Raises as `score` does."""
+        """Continue prompts of plain text, or conversations; temperature 0 is greedy. Raises as `score` does."""
         self._must_be("logprobs", "generate")
         read, sampling = read_prompts(prompts), read_sampling(max_tokens, temperature, seed)
         with self._working(control) as control:
@@ -126,23 +150,53 @@ class Engine(ABC):
         """Say whether the copy in host memory can be restored to these devices; otherwise the engine is started there."""
         return True
 
+    def leaves_without_copy(self) -> bool:
+        """Say whether, resident, it could leave its devices without a copy in host memory and be restored all the same."""
+        return False
+
     @abstractmethod
+    def held_mb(self) -> Sequence[float]:
+        """Return the MiB that it holds of each of its devices now, in their order, as measured.
+
+        While it is in host memory that is what it keeps of them, such as the context of a sleeping server.
+        """
+
     def memory_mb(self) -> float:
-        """Return the MiB of device memory that its weights hold now, over all its devices, as measured."""
+        """Return the MiB that it holds now, over all its devices, as measured."""
+        return sum(self.held_mb())
+
+    @property
+    def measured_exactly(self) -> bool:
+        """Whether what it holds is known of itself; otherwise from the change of its devices, which other programs blur."""
+        return True
 
     def host_mb(self) -> float:
         """Return the MiB of host memory that its restorable copy holds now, as measured."""
         return 0.0
 
-    def residual_mb(self) -> float:
-        """Return the MiB that it keeps of each device while its copy is in host memory; while resident, the most that it may keep."""
-        return 0.0
+    def give_back(self) -> None:
+        """Return device memory that is only kept for reuse; may be called at any time."""
+        return
 
     @abstractmethod
     def _start(self, devices: Sequence[Device]) -> None: ...
 
     @abstractmethod
+    def _canary(self) -> list[Answers]:
+        """Ask the fixed questions of each copy of the model, in the order of its devices, though it is not resident yet.
+
+        The last step of every start and restore. Raises `CallFailed` where a model that works gives no numbers.
+        """
+
+    def _tolerance(self, before: Answers, *, same_model: bool) -> float:
+        """Return how much later answers may differ from those `before`; `same_model` says whether of the same model of device."""
+        return 0.0
+
+    @abstractmethod
     def _evict(self) -> None: ...
+
+    def _evict_without_copy(self) -> None:
+        raise NotSupported(f"{self.name} cannot leave its devices without a copy in host memory")
 
     @abstractmethod
     def _restore(self, devices: Sequence[Device]) -> None: ...
@@ -158,7 +212,13 @@ class Engine(ABC):
     def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]: ...
 
     @abstractmethod
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]: ...
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]: ...
+
+    def _must_agree(self, answers: Sequence[Answers], devices: Sequence[Device]) -> None:
+        """Raise `WrongAnswer` unless every copy of the model answers as it did at the start."""
+        before, model = self._answered
+        for found, device in zip(answers, devices, strict=False):
+            canary.must_agree(before, found, self._tolerance(before, same_model=device.model == model))
 
     def _must_be(self, task: Task, doing: str) -> None:
         if self.task != task:

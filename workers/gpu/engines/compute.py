@@ -6,6 +6,7 @@ bits, as any other shape of a matrix does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -60,10 +61,12 @@ def generate(
     Each call draws from a generator of its own on the host, so the same seed gives the same text whatever other calls run.
     """
     draws = torch.Generator().manual_seed(seed)
+    # Only the last logits are looked at; those of a whole prompt could be the largest tensor there is.
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     step, cache, out = torch.tensor([list(prompt)], device=model.device), None, list[int]()
     while len(out) < sampling.max_tokens:
         control.check()
-        answer = model(input_ids=step, past_key_values=cache, use_cache=True)
+        answer = model(input_ids=step, past_key_values=cache, use_cache=True, **last)
         cache = answer.past_key_values
         token = _choose(answer.logits[0, -1].float().cpu(), sampling.temperature, draws)
         if token in ends:

@@ -15,7 +15,6 @@ nothing. If host memory has no room for a block at the start, the first eviction
 
 from __future__ import annotations
 
-import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ import torch
 
 from workers.gpu.engines.pinned import PinnedBlock
 from workers.gpu.engines.side_streams import SideStreams
+from workers.gpu.engines.stored import read_at
 
 _IO = 64 << 20
 
@@ -80,13 +80,9 @@ class FileCopy(HostCopy):
         self._file.close()
 
     def _read(self, block: torch.Tensor) -> None:
-        view, read = _bytes(block), 0
-        while read < self._size:
-            # Read at a place of its own: the file's position is shared by all readers.
-            count = os.preadv(self._file.fileno(), [view[read : read + _IO]], read)
-            if not count:
-                raise OSError(f"the host copy ends after {read} of {self._size} bytes")
-            read += count
+        read = read_at(self._file.fileno(), _bytes(block), 0)
+        if read < self._size:
+            raise OSError(f"the host copy ends after {read} of {self._size} bytes")
 
 
 class PinnedCopy(HostCopy):

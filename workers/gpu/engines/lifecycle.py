@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from scheduler.model.lifecycle import SERVICE, ServiceState
 from workers.gpu.control import Control
-from workers.gpu.errors import EngineBusy, EngineDied, EngineFailed, NotResident, WrongState, one_line
+from workers.gpu.errors import EngineBusy, EngineDied, EngineFailed, NotResident, WrongAnswer, WrongState, one_line
 
 _LOOK_FOR_CANCEL_S = 0.1
 
@@ -82,7 +82,8 @@ class Lifecycle:
         """Go to the state `via`, do the block's work once no call runs, and end in `to`.
 
         Raises `WrongState` where the table has no such way, `EngineBusy` after `drain_s` seconds of running calls
-        (then the engine stays resident, or failed), `EngineFailed` if the block failed (then the engine is `failed`).
+        (then the engine stays resident, or failed), `EngineFailed` if the block failed (then the engine is `failed`), `WrongAnswer` if the
+        block did.
         """
         with self._one_change, self._step(via, to, drain_s):
             yield
@@ -118,7 +119,8 @@ class Lifecycle:
         except Exception as error:
             reason = one_line(error)
             self._settle("failed", reason)
-            raise EngineFailed(f"{self._name}: {via} failed: {reason}") from error
+            kind = WrongAnswer if isinstance(error, WrongAnswer) else EngineFailed
+            raise kind(f"{self._name}: {via} failed: {reason}") from error
         except BaseException as error:
             self._settle("failed", one_line(error))
             raise

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
+from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine, Task
-from workers.gpu.items import Sampling, ScoreItem
+from workers.gpu.engines.canary import Answer, Answers
+from workers.gpu.items import Prompt, Sampling, ScoreItem
 
 _WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
 
@@ -26,7 +28,7 @@ class StubEngine(Engine):
         """Make an absent stub that says it holds `memory_mb` MiB on each device."""
         super().__init__(name, task, max_concurrency)
         self._declared_mb = memory_mb
-        self._held_mb = 0.0
+        self._held_mb, self._replicas = 0.0, 1
         self._count = threading.Lock()
         self._calls = 0
 
@@ -35,21 +37,27 @@ class StubEngine(Engine):
         """How many calls were let in so far."""
         return self._calls
 
-    def memory_mb(self) -> float:
-        """Return the declared MiB of the devices it is on."""
-        return self._held_mb
+    def held_mb(self) -> Sequence[float]:
+        """Return the declared MiB for each of the devices it is on."""
+        return [self._held_mb / self._replicas] * self._replicas
 
     def _start(self, devices: Sequence[Device]) -> None:
-        self._held_mb = self._declared_mb * len(devices)
+        self._hold(devices)
+
+    def _hold(self, devices: Sequence[Device]) -> None:
+        self._held_mb, self._replicas = self._declared_mb * len(devices), len(devices)
 
     def _evict(self) -> None:
         self._held_mb = 0.0
 
     def _restore(self, devices: Sequence[Device]) -> None:
-        self._held_mb = self._declared_mb * len(devices)
+        self._hold(devices)
 
     def _free(self) -> None:
         self._held_mb = 0.0
+
+    def _canary(self) -> list[Answers]:
+        return [tuple(Answer(tuple(_chain(ids))) for ids in canary.questions(1 << 16, None))]
 
     def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
         self._take_time(control)
@@ -59,7 +67,7 @@ class StubEngine(Engine):
         self._take_time(control)
         return [_chain(sequence) for sequence in sequences]
 
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
         self._take_time(control)
         seed = sampling.seed if sampling.temperature else 0
         return [_babble(f"{seed}:{prompt}", min(sampling.max_tokens, 64)) for prompt in prompts]

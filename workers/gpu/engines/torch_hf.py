@@ -3,34 +3,39 @@
 A service on several cells has a replica on each and splits a batch over them. Calls that wait are computed together
 (`merging`), but for generation, which goes prompt by prompt: a service with many callers at once wants the vLLM engine.
 
-Which memory it holds is measured, not remembered: a block counts until torch has really freed its storage.
+Which memory it holds is measured, not remembered: a block counts until torch has really freed its storage. On a CUDA device the largest
+batch is computed at the start, and what it takes at most is held beside the weights for as long as they are there.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
+from app.services_file import ConfigError, DeclaredDtype
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
-from workers.gpu.engines import compute
+from workers.gpu.engines import canary, compute
 from workers.gpu.engines.abstract import Engine, Task
+from workers.gpu.engines.canary import Answer, Answers
 from workers.gpu.engines.compute import Batch, share_out
 from workers.gpu.engines.host_copy import FileCopy, HostCopy, PinnedCopy
-from workers.gpu.engines.loading import Dtype, load
+from workers.gpu.engines.loading import load
 from workers.gpu.engines.merging import Merger
-from workers.gpu.engines.texts import Texts, check_ids
+from workers.gpu.engines.texts import Texts, Wording, check_ids
 from workers.gpu.engines.weights import Layout, Watch, empty, give_back
-from workers.gpu.errors import CallFailed
-from workers.gpu.items import Sampling, ScoreItem
+from workers.gpu.errors import CallFailed, DeviceError, one_line
+from workers.gpu.items import Prompt, Sampling, ScoreItem
 from workers.memory import MIB
 
 S = TypeVar("S")
@@ -38,6 +43,7 @@ T = TypeVar("T")
 
 _BATCH_TOKENS = 16_384
 _BATCH_LOGITS = 1 << 28
+_LOOK_FOR_CANCEL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,21 @@ class _Replica:
 
     model: PreTrainedModel
     block: torch.Tensor
+    one_prompt: Lock = field(default_factory=Lock)
+
+    @contextmanager
+    def generating(self, control: Control) -> Iterator[PreTrainedModel]:
+        """Wait for the model to continue a prompt with: one at a time, since each has a cache as long as its text.
+
+        Raises `CallCancelled`.
+        """
+        while not self.one_prompt.acquire(timeout=_LOOK_FOR_CANCEL_S):
+            control.check()
+        try:
+            control.check()
+            yield self.model
+        finally:
+            self.one_prompt.release()
 
 
 class TorchEngine(Engine):
@@ -71,28 +92,30 @@ class TorchEngine(Engine):
         state_dir: Path,
         *,
         max_concurrency: int = 1,
-        dtype: Dtype = "float32",
-        separator: str = "\n",
+        dtype: DeclaredDtype = "auto",
+        wording: Wording | None = None,
     ) -> None:
         """Make an absent engine for a model folder.
 
         `state_dir` is the folder for host copies of models on CPU devices, `dtype` what weights are held and computed
-        in, `separator` what stands between prompt and response of plain text.
+        in (`auto`: what the checkpoint says), `wording` how inputs are put together.
         """
         super().__init__(name, task, max_concurrency)
-        self._folder, self._state_dir, self._dtype, self._separator = folder, state_dir, dtype, separator
+        self._folder, self._state_dir, self._dtype, self._wording = folder, state_dir, dtype, wording or Wording()
         self._model: _Model | None = None
         self._replicas: list[_Replica] = []
         self._host: HostCopy | None = None
         self._kind = "cpu"
         self._closed: list[HostCopy] = []
         self._blocks: list[Watch] = []
+        self._activations_mb = 0.0
         self._scores = Merger(self._score_together, len, lambda: _BATCH_TOKENS * len(self._replicas))
         self._sequences = Merger(self._read_together, len, lambda: self._logprob_tokens() * len(self._replicas))
 
-    def memory_mb(self) -> float:
-        """Return the MiB of the weight blocks that torch has not freed."""
-        return sum(watch.held_bytes() for watch in self._blocks) / MIB
+    def held_mb(self) -> Sequence[float]:
+        """Return the MiB of each weight block that torch has not freed, and of the activations of the largest batch beside it."""
+        blocks = [watch.held_bytes() for watch in self._blocks]
+        return [held / MIB + self._activations_mb for held in blocks if held]
 
     def host_mb(self) -> float:
         """Return the MiB that host copies hold, also one that was closed while something still referred to it."""
@@ -100,31 +123,39 @@ class TorchEngine(Engine):
         copies = self._closed if self._host is None else [*self._closed, self._host]
         return sum(copy.held_bytes() for copy in copies) / MIB
 
+    def give_back(self) -> None:
+        """Return what torch keeps of all devices for its next tensors."""
+        torch.cuda.empty_cache()
+
     def copies_at_start(self, devices: Sequence[Device]) -> bool:
         """Say yes beside CUDA devices: the weights go there through pinned memory."""
         return devices[0].kind == "cuda"
 
     def _start(self, devices: Sequence[Device]) -> None:
-        loaded = load(self._folder, self.task, self._dtype)
-        model = loaded.model
-        layout = Layout.of(model)
-        vocabulary = loaded.vocabulary
         self._kind = devices[0].kind
-        copied = self.copies_at_start(devices) and layout.size_bytes / MIB <= self._copy_mb
-        host = PinnedCopy(layout.size_bytes) if copied else None
-        self._host = host
-        block = torch.zeros(layout.size_bytes, dtype=torch.uint8) if host is None else host.block
-        layout.take(model, block)
-        texts = Texts(loaded.tokenizer, self._separator)
-        skeletons = [model, *(copy.deepcopy(model) for _ in devices[1:])]
-        self._model = _Model(skeletons, layout, texts, loaded.longest, vocabulary, _end_ids(model, texts))
-        if host is not None:
-            blocks = self._loaded(self._model, host, devices)
+        block = torch.empty(0)
+
+        def block_for(layout: Layout) -> torch.Tensor:
+            nonlocal block
+            self._must_fit(layout.size_bytes / MIB, devices)
+            self._drop_copy()
+            copied = self.copies_at_start(devices) and layout.size_bytes / MIB <= self._copy_mb
+            self._host = PinnedCopy(layout.size_bytes) if copied else None
+            block = torch.zeros(layout.size_bytes, dtype=torch.uint8) if self._host is None else self._host.block
+            return block
+
+        loaded = load(self._folder, self.task, self._dtype, block_for)
+        texts = Texts(loaded.tokenizer, self._wording)
+        skeletons = [loaded.model, *(copy.deepcopy(loaded.model) for _ in devices[1:])]
+        self._model = _Model(skeletons, loaded.layout, texts, loaded.longest, loaded.vocabulary, loaded.ends)
+        if self._host is not None:
+            blocks = self._loaded(self._model, self._host, devices)
         elif devices[0].kind == "cuda":
             blocks = [block.to(device.torch_device, copy=True) for device in devices]
         else:
             blocks = [block, *(block.clone() for _ in devices[1:])]
         self._put(self._model, blocks)
+        self._activations_mb = self._largest_batch_mb(devices)
 
     def _evict(self) -> None:
         if self._host is None:
@@ -140,10 +171,38 @@ class TorchEngine(Engine):
 
     def _free(self) -> None:
         self._let_go()
-        host, self._host, self._model = self._host, None, None
+        self._activations_mb = 0.0
+        self._model = None
+        self._drop_copy()
+
+    def _drop_copy(self) -> None:
+        host, self._host = self._host, None
         if host is not None:
             self._closed.append(host)
             host.close()
+
+    def _must_fit(self, size_mb: float, devices: Sequence[Device]) -> None:
+        """Refuse a model before its weights are read, where they alone are more than a device, or the service, may take."""
+        least = min(devices, key=lambda device: device.memory_mb)
+        split = 'engine = "vllm", which splits them over several cells'
+        if size_mb > least.memory_mb:
+            raise ConfigError(f"its weights take {size_mb:.1f} MiB and {least.name} has {least.memory_mb}: they need {split}")
+        if size_mb > self._most_mb:
+            room = f"there is room for {self._most_mb:.1f}"
+            raise ConfigError(f"its weights alone take {size_mb:.1f} MiB of each cell, and {room}: declare more memory_mb, or {split}")
+
+    def _largest_batch_mb(self, devices: Sequence[Device]) -> float:
+        """Compute the largest batch on each CUDA device and return the most MiB that it took of one besides the weights."""
+        if devices[0].kind != "cuda":
+            return 0.0
+        most_tokens = _BATCH_TOKENS if self.task == "score" else self._logprob_tokens()
+        length = min(self._here().longest or most_tokens, most_tokens)
+        batch, work = [[0] * length] * (most_tokens // length), compute.scores if self.task == "score" else compute.logprobs
+        try:
+            return max(_peak_mb(device, replica.model, batch, work) for device, replica in zip(devices, self._replicas, strict=True))
+        except torch.OutOfMemoryError as error:
+            where = ", ".join(device.name for device in devices)
+            raise RuntimeError(f"there is no room beside the weights on {where} for a batch of {length * len(batch)} tokens") from error
 
     def _copied(self, block: torch.Tensor) -> HostCopy:
         """Copy a device block to where it waits."""
@@ -176,6 +235,17 @@ class TorchEngine(Engine):
         self._blocks = [watch for watch in self._blocks if watch.held_bytes()]
         give_back()
 
+    def _canary(self) -> list[Answers]:
+        """Ask each replica past the merger: a batch shared with other inputs would change the last bits."""
+        model = self._here()
+        asked = canary.questions(model.vocabulary, model.longest)
+        answer = _scored if self.task == "score" else _continued
+        return [tuple(answer(replica.model, ids) for ids in asked) for replica in self._replicas]
+
+    def _tolerance(self, before: Answers, *, same_model: bool) -> float:
+        dtype = str(self._here().skeletons[0].dtype).removeprefix("torch.")
+        return 0.0 if same_model else canary.tolerance(dtype, before)
+
     def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
         model = self._here()
         ids = model.texts.score_ids(items)
@@ -195,13 +265,16 @@ class TorchEngine(Engine):
                 raise CallFailed(f"sequences[{index}]: the model's log-probs are not numbers")
         return out
 
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
         model = self._here()
         ids = model.texts.prompt_ids(prompts)
         self._check(ids, "prompts", model, sampling.max_tokens)
 
-        def one(replica: PreTrainedModel, batch: Sequence[tuple[int, list[int]]]) -> list[str]:
-            made = (compute.generate(replica, prompt, sampling, sampling.seed + index, model.ends, control) for index, prompt in batch)
+        def one(replica: _Replica, batch: Sequence[tuple[int, list[int]]]) -> list[str]:
+            made = []
+            for index, prompt in batch:
+                with replica.generating(control) as torch_model:
+                    made.append(compute.generate(torch_model, prompt, sampling, sampling.seed + index, model.ends, control))
             return [model.texts.text(tokens) for tokens in made]
 
         return self._run(list(enumerate(ids)), share_out([len(prompt) for prompt in ids], 0, len(self._replicas)), one, control)
@@ -217,12 +290,12 @@ class TorchEngine(Engine):
     def _score_together(self, inputs: list[list[int]]) -> list[float]:
         """Score one round of token ids, in padded batches."""
         shares = share_out([len(ids) for ids in inputs], _BATCH_TOKENS, len(self._replicas))
-        return self._run(inputs, shares, compute.scores, Control())
+        return self._run(inputs, shares, lambda replica, batch: compute.scores(replica.model, batch), Control())
 
     def _read_together(self, inputs: list[list[int]]) -> list[list[float]]:
         """Give the log-probs of one round of token ids, in padded batches."""
         shares = share_out([len(ids) for ids in inputs], self._logprob_tokens(), len(self._replicas))
-        return self._run(inputs, shares, compute.logprobs, Control())
+        return self._run(inputs, shares, lambda replica, batch: compute.logprobs(replica.model, batch), Control())
 
     def _logprob_tokens(self) -> int:
         """Return the most tokens of a batch whose logits, one per token and id of the vocabulary, are not too many."""
@@ -232,7 +305,7 @@ class TorchEngine(Engine):
         self,
         inputs: Sequence[S],
         shares: list[list[Batch]],
-        work: Callable[[PreTrainedModel, Sequence[S]], list[T]],
+        work: Callable[[_Replica, Sequence[S]], list[T]],
         control: Control,
     ) -> list[T]:
         """Work through each replica's batches of indices; answers come back in the order of the inputs."""
@@ -241,7 +314,7 @@ class TorchEngine(Engine):
         def share(rank: int) -> None:
             for batch in shares[rank]:
                 control.check()
-                answers.update(zip(batch, work(self._replicas[rank].model, [inputs[index] for index in batch]), strict=True))
+                answers.update(zip(batch, work(self._replicas[rank], [inputs[index] for index in batch]), strict=True))
 
         if len(self._replicas) == 1:
             share(0)
@@ -251,9 +324,39 @@ class TorchEngine(Engine):
         return [answers[index] for index in range(len(inputs))]
 
 
-def _end_ids(model: PreTrainedModel, texts: Texts) -> frozenset[int]:
-    """Return the ids that end a generated text, from the model's generation settings and the tokenizer."""
-    settings = getattr(model, "generation_config", None)
-    named = getattr(settings, "eos_token_id", None)
-    several = named if isinstance(named, list) else [named]
-    return frozenset(token for token in [*several, texts.end_id] if isinstance(token, int))
+def _scored(model: PreTrainedModel, question: list[int]) -> Answer:
+    """Answer a question of the canary with a score."""
+    return Answer(tuple(compute.scores(model, [question])))
+
+
+def _continued(model: PreTrainedModel, question: list[int]) -> Answer:
+    """Answer a question of the canary with its greedy continuation, and with the log-probs of both."""
+    ids = compute.generate(model, question, Sampling(max_tokens=canary.NEW_TOKENS), 0, frozenset(), Control())
+    (values,) = compute.logprobs(model, [[*question, *ids]])
+    return Answer(tuple(values), tuple(ids))
+
+
+def open_contexts(devices: Sequence[Device]) -> None:
+    """Take what the process of the worker needs of each CUDA device, once for all services: its context and the libraries of torch.
+
+    Raises `DeviceError` where a device cannot be used: it has no memory left, or belongs to another process alone.
+    """
+    for device in devices:
+        try:
+            ones = torch.ones(16, 16, device=device.torch_device)
+            torch.mm(ones, ones).sum().item()
+        except RuntimeError as error:
+            raise DeviceError(f"{device.name} cannot be used: {one_line(error)}") from error
+    torch.cuda.empty_cache()
+
+
+def _peak_mb(device: Device, model: PreTrainedModel, batch: list[list[int]], work: Callable[..., object]) -> float:
+    """Return the most MiB that a batch takes of a CUDA device; the smaller of two runs, since other services may compute meanwhile."""
+    peaks = []
+    for _ in range(2):
+        before = torch.cuda.memory_allocated(device.torch_device)
+        torch.cuda.reset_peak_memory_stats(device.torch_device)
+        work(model, batch)
+        peaks.append(torch.cuda.max_memory_allocated(device.torch_device) - before)
+    torch.cuda.empty_cache()
+    return max(0, min(peaks)) / MIB

@@ -2,7 +2,8 @@
 
 A model is split into a *skeleton*, its modules with empty tensors, and a *layout*, the place of each parameter and buffer in the block.
 Filling a skeleton from a block makes its tensors views of the block. So a restore is one copy, an eviction lets go of one block, and the
-same bytes come back.
+same bytes come back. Both are known before there are weights, from a model on torch's `meta` device. So weights can be read straight into
+their places.
 
 One block holds all dtypes. Each slot begins at a multiple of 256 bytes, the alignment of CUDA's own allocations, so every dtype can be
 viewed in place. That wastes less than 256 bytes a tensor.
@@ -25,8 +26,9 @@ _ALIGN = 256
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one tensor lies in a block: bytes `start` to `end`."""
+    """Where the tensor `name` lies in a block: bytes `start` to `end`."""
 
+    name: str
     start: int
     end: int
     dtype: torch.dtype
@@ -46,19 +48,34 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        """Lay out a model that has its tensors."""
+        """Lay out a model that has its tensors, or knows their shapes (`meta`)."""
         slots, end = [], 0
-        for tensor in _tensors(model):
+        for name, tensor in _named(model):
             start = -(-end // _ALIGN) * _ALIGN
             end = start + tensor.numel() * tensor.element_size()
-            slots.append(Slot(start, end, tensor.dtype, tuple(tensor.shape)))
+            slots.append(Slot(name, start, end, tensor.dtype, tuple(tensor.shape)))
         return cls(tuple(slots), end)
 
+    def places(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the place of each tensor in a block, by name."""
+        return {slot.name: slot.view(block) for slot in self.slots}
+
     def take(self, model: nn.Module, block: torch.Tensor) -> None:
-        """Move the tensors of a model into a host block of `size_bytes` and leave the skeleton."""
-        for slot, tensor in zip(self.slots, _tensors(model), strict=True):
-            slot.view(block).copy_(tensor)
+        """Move the tensors of a model into a host block of `size_bytes` and leave the skeleton.
+
+        A tensor that lies in its place already is not copied. Whoever filled the block may have put a tensor into another's place.
+        """
+        own = block.untyped_storage().data_ptr()
+        pairs = zip(self.slots, _tensors(model), strict=True)
+        away = [(slot.view(block), tensor) for slot, tensor in pairs if not _is_at(slot.view(block), tensor)]
+        # All that lie in others' places are set apart before the first of these is written.
+        for _, tensor in away:
+            if tensor.untyped_storage().data_ptr() == own:
+                tensor.data = tensor.clone()
+        for place, tensor in away:
+            place.copy_(tensor)
             tensor.data = _nothing(tensor)
+        empty(model)
 
     def fill(self, skeleton: nn.Module, block: torch.Tensor) -> None:
         """Make the tensors of a skeleton views of the block, on the block's device."""
@@ -94,9 +111,17 @@ def give_back() -> None:
             trim(0)
 
 
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+def _is_at(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() == place.data_ptr() and tensor.stride() == place.stride() and tensor.dtype == place.dtype
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterate over parameters and buffers; a tensor that modules share comes once."""
-    return itertools.chain((parameter for _, parameter in model.named_parameters()), (buffer for _, buffer in model.named_buffers()))
+    return itertools.chain(model.named_parameters(), model.named_buffers())
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    return (tensor for _, tensor in _named(model))
 
 
 def _nothing(tensor: torch.Tensor) -> torch.Tensor:

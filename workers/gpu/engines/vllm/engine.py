@@ -6,20 +6,19 @@ The worker has no weights. It turns texts into token ids, asks the server over a
 | state | the server |
 |---|---|
 | absent | there is none |
-| starting | it loads, until it has answered a question of the service's kind; `/health` is good before that |
+| starting | it loads, until it has answered the questions of `canary.py`; `/health` is good before that |
 | resident | it is awake; each call first asks whether it sleeps, since a question to a sleeping server hangs |
-| evicting | it goes to sleep at level 1: weights move to host memory, the cache is dropped; then GPU memory is measured |
-| host | it sleeps and holds at most 5 % of what it held, or `vllm.process_mb` a cell if that is more |
-| restoring | it is woken and answers a question |
+| evicting | it goes to sleep: at level 1 weights move to host memory, at level 2 they are dropped; then GPU memory is measured |
+| host | it sleeps and keeps its residue: context, graphs, workspaces |
+| restoring | it is woken, reads its weights from the folder if they were dropped, and answers the same questions as at its start |
 | failed | it is gone: its process ended, or it did not obey and was killed |
 
 Since the weights belong to a process, a server cannot be restored to devices other than its own: there another server is started, which
 counts as a start. On CPU devices sleeping frees nothing, so an evicted server is stopped there, and the engine is absent, unless
 the service sets `vllm.sleep_on_cpu` for tests.
 
-A server that says that it sleeps and keeps its memory reports it (`memory_mb`), and is then stopped. If a server dies, its running calls
-end with `EngineDied` and the engine is failed. All requests here may be repeated, so the caller may start the engine again and
-repeat the call.
+If a server dies, its running calls end with `EngineDied` and the engine is failed. All requests here may be repeated, so the caller may
+start the engine again and repeat the call.
 """
 
 from __future__ import annotations
@@ -29,32 +28,38 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.services_file import ConfigError, ServiceConfig
 from workers.gpu.control import Control
+from workers.gpu.device_memory import DeviceMemory, Holdings, host_mb
 from workers.gpu.devices import Device
+from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine
+from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.vllm import questions
 from workers.gpu.engines.vllm.api import Api, Gone, Refused
-from workers.gpu.engines.vllm.command import Launch, interpreter, visible
-from workers.gpu.engines.vllm.memory import Meter, host_mb, meter_for
-from workers.gpu.engines.vllm.reader import Reader, read_folder
+from workers.gpu.engines.vllm.command import Launch, interpreter
+from workers.gpu.engines.vllm.reader import Reader, adapter_rank, read_folder
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed
-from workers.gpu.items import Sampling, ScoreItem
+from workers.gpu.items import Prompt, Sampling, ScoreItem
 
 SLEEP_S = 120.0
 """Seconds that going to sleep may take."""
 
-RESIDUAL_PART = 0.05
-"""Part of its GPU memory that a sleeping server may keep."""
+_WAKING: dict[int, list[tuple[str, object]]] = {
+    1: [("/wake_up", None)],
+    2: [("/wake_up?tags=weights", None), ("/collective_rpc", {"method": "reload_weights"}), ("/wake_up?tags=kv_cache", None)],
+}
+"""What wakes a server, by the level at which it sleeps."""
 
 _REQUESTS_AT_ONCE = 2
 _FREE_S = 3.0
+_FREED_PART = 0.9
 _POLL_S = 0.1
 _END_S = 2.0
 _ASK_S = 10.0
@@ -63,20 +68,19 @@ _HAS_VLLM_S = 60.0
 
 @dataclass(slots=True)
 class _Served:
-    """A server and what is known of it; memory is in MiB, over all its devices, as last measured."""
+    """A server and what is known of it."""
 
     server: Server
     api: Api
     launch: Launch
-    meter: Meter
+    holdings: Holdings
+    """What it holds of its devices, as measured after its last change."""
     longest: int = 0
     """Tokens of the longest input that it takes."""
-    held_mb: float = 0.0
-    residual_mb: float = 0.0
-    """What it keeps of its devices asleep, as far as it may."""
     host_mb: float = 0.0
-    """What it holds in host memory asleep."""
-    asleep: bool = False
+    """MiB that it holds in host memory asleep."""
+    sleep_level: int = 0
+    """At which level it sleeps; 0: it is awake."""
     ending: bool = False
     """Whether the engine itself ends it."""
 
@@ -84,13 +88,13 @@ class _Served:
 class VllmEngine(Engine):
     """A reward model or a teacher behind a vLLM server."""
 
-    def __init__(self, name: str, config: ServiceConfig, state_dir: Path, *, meter: Callable[[Device], Meter] = meter_for) -> None:
+    def __init__(self, name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> None:
         """Make an absent engine; nothing is checked before the first start.
 
-        `state_dir` is the folder for the server's log, `meter` makes what measures servers on a device.
+        `state_dir` is the folder for the server's log, `memory` measures the devices.
         """
         super().__init__(name, config.task, config.max_concurrency)
-        self._config, self._state_dir, self._meter = config, state_dir, meter
+        self._config, self._state_dir, self._memory = config, state_dir, memory
         self._reader: Reader | None = None
         self._served: _Served | None = None
 
@@ -99,13 +103,13 @@ class VllmEngine(Engine):
         super().start(devices, most_mb)
         self._must_be_there()
 
-    def evict(self, drain_s: float = 60.0) -> None:
+    def evict(self, drain_s: float = 60.0, copy: bool = True) -> None:
         """Put the server to sleep once the running calls have ended; on CPU devices stop it. Raises as every engine does."""
         served = self._served
         if self.state == "resident" and served is not None and not self._sleeps(served.launch):
             self.stop(drain_s)
         else:
-            super().evict(drain_s)
+            super().evict(drain_s, copy)
             self._must_be_there()
 
     def restore(self, devices: Sequence[Device]) -> None:
@@ -123,13 +127,29 @@ class VllmEngine(Engine):
         except (Gone, Refused, TimeoutError):
             return False
 
-    def memory_mb(self) -> float:
-        """Return the MiB that the server holds on its devices, as measured after its last change.
+    def leaves_without_copy(self) -> bool:
+        """Say whether the server can sleep at level 2: it drops its weights, and reads them again when it wakes.
 
-        vLLM takes all of its memory at the start. What the process of a sleeping server may keep is not counted.
+        A server with LoRA adapters would lose those as well: `reload_weights` reads the model alone, and ends with an error in many
+        versions (vLLM issue 39934).
         """
         served = self._served
-        return served.held_mb if served is not None and served.server.ended() is None else 0.0
+        return served is not None and self._sleeps(served.launch) and not served.launch.with_adapters
+
+    def held_mb(self) -> Sequence[float]:
+        """Return the MiB that the server holds of each of its devices, as measured after its last change.
+
+        Awake it takes all of its memory at the start. On CPU devices a sleeping server counts as nothing (`vllm.sleep_on_cpu`).
+        """
+        served = self._served
+        if served is None or served.server.ended() is not None or (served.sleep_level and not served.launch.on_cuda):
+            return ()
+        return served.holdings.mb
+
+    @property
+    def measured_exactly(self) -> bool:
+        """Whether the server was measured by its processes; otherwise by the change of its devices."""
+        return self._served is None or self._served.holdings.exact
 
     def host_mb(self) -> float:
         """Return the MiB of host memory that the processes of a sleeping server hold, as measured when it fell asleep.
@@ -137,57 +157,83 @@ class VllmEngine(Engine):
         Every beat asks for it, and a measurement walks all pages of all processes.
         """
         served = self._served
-        return served.host_mb if served is not None and served.asleep and served.server.ended() is None else 0.0
-
-    def residual_mb(self) -> float:
-        """Return the MiB that the sleeping server's process keeps on each GPU, or, awake, that it then may keep."""
-        served = self._served
-        if served is None or not served.launch.on_cuda:
-            return 0.0
-        return (served.residual_mb if served.asleep else _most_residual_mb(served)) / len(served.launch.devices)
+        return served.host_mb if served is not None and served.sleep_level and served.server.ended() is None else 0.0
 
     def _start(self, devices: Sequence[Device]) -> None:
         self._free()
         if self._config.model is None:
             raise ConfigError(f"services.{self.name}.model: the vllm engine needs a model folder")
-        self._reader = read_folder(self._config.model, self.task, self._config.separator)
-        python = interpreter(self._config, sys.executable)
+        self._reader = read_folder(self._config.model, self._config)
+        rank = 0 if self._config.adapter is None else adapter_rank(self._config.adapter)
+        python = interpreter(self._config, os.environ, sys.executable)
         self._must_have_vllm(python)
-        meter, ids = self._meter(devices[0]), visible(os.environ, devices)
-        launch = Launch(name=self.name, config=self._config, devices=devices, device_mb=meter.device_mb(ids))
-        deadline = time.monotonic() + self._config.vllm.start_timeout_s
-        meter.begin(ids)
+        device_mb, dtype = min(self._memory.total_mb(device) for device in devices), self._reader.dtype
+        launch = Launch(name=self.name, config=self._config, dtype=dtype, devices=devices, device_mb=device_mb, adapter_rank=rank)
+        # The devices of the CPU are one: a server holds what it holds once.
+        holdings = Holdings(self._memory, devices if launch.on_cuda else devices[:1])
+        holdings.begin()
         log = self._state_dir / f"vllm-{self.name}-{'-'.join(device.name.split()[0].replace(':', '') for device in devices)}.log"
-        server = Server(log, lambda socket: launch.arguments(python, socket), launch.environment(os.environ))
-        served = self._served = _Served(server, Api(server.socket), launch, meter)
+        server = Server(log, lambda socket: launch.arguments(python, socket), launch.environment(os.environ, python))
+        served = self._served = _Served(server, Api(server.socket), launch, holdings)
         server.watch(lambda: self._ended(served))
-        with self._explained(served):
-            self._await_answer(served, deadline)
-            served.longest = _longest(served.api.ask("GET", "/v1/models", timeout_s=_ASK_S))
-        served.held_mb = meter.held_mb(server.processes())
 
     def _evict(self) -> None:
+        self._sleep(1)
+
+    def _evict_without_copy(self) -> None:
+        self._sleep(2)
+
+    def _sleep(self, level: int) -> None:
         served = self._here()
+        held_mb = sum(served.holdings.mb)
+        served.holdings.begin()
         with self._explained(served):
-            served.api.ask("POST", "/sleep?level=1&mode=wait", timeout_s=SLEEP_S)
+            served.api.ask("POST", f"/sleep?level={level}&mode=wait", timeout_s=SLEEP_S)
             if not self._is_sleeping(served):
                 raise RuntimeError("its server says that it does not sleep though it was asked to")
-        served.asleep = True
-        served.held_mb = self._residual_mb(served)
-        served.host_mb = host_mb(served.server.processes())
+        served.sleep_level = level
+        served.holdings.measure(_pids(served.server), self._config.vllm.process_mb)
+        # The driver may take a moment to free anything.
+        deadline = time.monotonic() + _FREE_S
+        while served.launch.on_cuda and sum(served.holdings.mb) > _FREED_PART * held_mb and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            served.holdings.measure(_pids(served.server), self._config.vllm.process_mb)
+        served.host_mb = host_mb(_pids(served.server))
 
     def _restore(self, devices: Sequence[Device]) -> None:
         served = self._here()
         if not self.can_restore(devices):
             raise RuntimeError("its server cannot come back there: it does not answer or was started on other devices")
         deadline = time.monotonic() + self._config.vllm.start_timeout_s
+        served.holdings.begin()
         with self._explained(served):
-            served.api.ask("POST", "/wake_up", timeout_s=self._config.vllm.start_timeout_s)
+            for path, body in _WAKING[served.sleep_level]:
+                served.api.ask("POST", path, body, timeout_s=max(_POLL_S, deadline - time.monotonic()))
             if self._is_sleeping(served):
                 raise RuntimeError("its server sleeps on after it was woken")
-            served.asleep = False
-            self._await_answer(served, deadline)
-        served.held_mb = served.meter.held_mb(served.server.processes())
+            served.sleep_level = 0
+
+    def _canary(self) -> list[Answers]:
+        """Wait until the server has answered; then measure what it holds, since some of it comes with the first batches."""
+        served, deadline = self._here(), time.monotonic() + self._config.vllm.start_timeout_s
+        pooling = self._config.vllm.pooling
+        with self._explained(served):
+            try:
+                served.longest = _longest(self._await_answer(served, ("GET", "/v1/models", None), deadline))
+                asked = canary.questions(self._read().vocabulary, served.longest)
+                # One by one, so that each is a batch of its own and always of the same shape.
+                requests = [questions.canary_request(self.name, self.task, ids, pooling) for ids in asked]
+                said = [self._await_answer(served, request, deadline) for request in requests]
+            except Refused as error:
+                raise CallFailed(str(error)) from error
+            answers = tuple(questions.read_canary(one, self.task, ids, pooling) for one, ids in zip(said, asked, strict=True))
+        served.holdings.measure(_pids(served.server), self._config.memory_mb)
+        return [answers]
+
+    def _tolerance(self, before: Answers, *, same_model: bool) -> float:
+        # Kernels are chosen anew at each batch. The worker does not know what `args` make of the dtype.
+        stated = not any(word.startswith("--dtype") for word in self._config.vllm.args)
+        return canary.tolerance(self._read().dtype if stated else "", before)
 
     def _free(self) -> None:
         served = self._served
@@ -202,11 +248,14 @@ class VllmEngine(Engine):
         ids = reader.texts.score_ids(items)
         reader.check(ids, "items", served.longest)
         parts = questions.portions(ids, served.launch.sequences)
-        answers = self._ask(served, [questions.score_request(self.name, part) for part in parts], _REQUESTS_AT_ONCE, control)
+        answers = self._ask(served, [self._score_request(part) for part in parts], _REQUESTS_AT_ONCE, control)
         out: list[float] = []
         for part, answer in zip(parts, answers, strict=True):
-            out += questions.read_scores(answer, len(part), len(out))
+            out += questions.read_scores(answer, len(part), len(out), self._config.vllm.pooling)
         return out
+
+    def _score_request(self, inputs: list[list[int]]) -> questions.Request:
+        return questions.score_request(self.name, inputs, self._config.vllm.pooling)
 
     def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
         served = self._here()
@@ -219,7 +268,7 @@ class VllmEngine(Engine):
             out += questions.read_logprobs(answer, part, len(out))
         return out
 
-    def _generate(self, prompts: list[str], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
         served, reader = self._here(), self._read()
         ids = reader.texts.prompt_ids(prompts)
         reader.check(ids, "prompts", served.longest, sampling.max_tokens)
@@ -246,37 +295,17 @@ class VllmEngine(Engine):
             raise Gone("it does not say whether it sleeps")
         return sleeps
 
-    def _await_answer(self, served: _Served, deadline: float) -> None:
-        """Ask a short question of the service's kind until it is answered, the server ends, or it is too late."""
-        probe = [[0, 0]]
-        request = questions.score_request(self.name, probe) if self.task == "score" else questions.logprobs_request(self.name, probe)
+    def _await_answer(self, served: _Served, request: questions.Request, deadline: float) -> object:
+        """Ask until there is an answer, the server ends, or it is too late."""
         while True:
             try:
-                answer = served.api.ask(*request, timeout_s=max(_POLL_S, deadline - time.monotonic()))
+                return served.api.ask(*request, timeout_s=max(_POLL_S, deadline - time.monotonic()))
             except (Gone, TimeoutError) as error:
                 if ended := served.server.ended(_POLL_S):
                     raise RuntimeError(f"its server ended with {ended} before it answered: {served.server.tail()}") from error
                 if time.monotonic() > deadline:
                     within = f"within {self._config.vllm.start_timeout_s:g} s"
                     raise RuntimeError(f"its server did not answer {within}: {served.server.tail()}") from error
-                continue
-            if self.task == "score":
-                questions.read_scores(answer, 1, 0)
-            else:
-                questions.read_logprobs(answer, probe, 0)
-            return
-
-    def _residual_mb(self, served: _Served) -> float:
-        """Return what a sleeping server still holds, MiB, or 0 where that is no more than it may keep."""
-        launch = served.launch
-        if not launch.on_cuda and launch.config.vllm.sleep_on_cpu:
-            return 0.0
-        may_keep = _most_residual_mb(served)
-        deadline = time.monotonic() + _FREE_S
-        while (kept := served.meter.held_mb(served.server.processes())) > may_keep and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        served.residual_mb = min(kept, may_keep)
-        return kept if kept > may_keep else 0.0
 
     def _ended(self, served: _Served) -> None:
         """Note that a server's process has ended; called in the thread that watches it."""
@@ -342,9 +371,8 @@ class VllmEngine(Engine):
         return self._reader
 
 
-def _most_residual_mb(served: _Served) -> float:
-    """Return the MiB that a server that is awake may keep when it sleeps, over all its devices."""
-    return max(RESIDUAL_PART * served.held_mb, served.launch.config.vllm.process_mb * len(served.launch.devices))
+def _pids(server: Server) -> list[int]:
+    return [process.pid for process in server.processes()]
 
 
 def _longest(models: object) -> int:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from workers.gpu.engines import canary
+from workers.gpu.engines.abstract import Task
+from workers.gpu.engines.canary import Answer
 from workers.gpu.errors import CallFailed
 from workers.gpu.items import Sampling
 
 Request = tuple[str, str, object]
+Pooling = Literal["classify", "reward"]
 
 MOST_TOKENS = 32_768
 """Tokens in one request; an input that is longer is a request of its own."""
@@ -34,26 +38,30 @@ def portions(inputs: Sequence[list[int]], most: int, most_tokens: int = MOST_TOK
     return cut
 
 
-def score_request(model: str, inputs: list[list[int]]) -> Request:
-    """Ask for the raw logits of inputs."""
-    return "POST", "/classify", {"model": model, "input": inputs, "use_activation": False}
+def score_request(model: str, inputs: list[list[int]], pooling: Pooling = "classify") -> Request:
+    """Ask for the raw logits of inputs; a reward model gives one for each token."""
+    body: dict[str, object] = {"model": model, "input": inputs, "use_activation": False}
+    if pooling == "classify":
+        return "POST", "/classify", body
+    return "POST", "/pooling", {**body, "task": "token_classify", "encoding_format": "float"}
 
 
-def read_scores(answer: Any, count: int, first: int) -> list[float]:
+def read_scores(answer: Any, count: int, first: int, pooling: Pooling = "classify") -> list[float]:
     """Return the logits of a request's inputs, the first of which is the call's item `first`. Raises `CallFailed`."""
     with_index = sorted(_rows(answer, "data", count), key=lambda row: row["index"])
     scores = []
     for place, row in enumerate(with_index):
-        probs = row["probs"]
-        if len(probs) != 1 or not isinstance(probs[0], int | float) or not math.isfinite(probs[0]):
-            raise CallFailed(f"items[{first + place}]: the model's score is {probs}")
-        scores.append(float(probs[0]))
+        # What precedes the last token is the reward of a part of the response.
+        given = row["probs"] if pooling == "classify" else (row["data"] or [None])[-1]
+        if not isinstance(given, list) or len(given) != 1 or not isinstance(given[0], int | float) or not math.isfinite(given[0]):
+            raise CallFailed(f"items[{first + place}]: the model's score is {given}")
+        scores.append(float(given[0]))
     return scores
 
 
-def logprobs_request(model: str, inputs: list[list[int]]) -> Request:
-    """Ask for the log-probs of the inputs' own tokens; vLLM always generates a token too."""
-    body = {"model": model, "prompt": inputs, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+def logprobs_request(model: str, inputs: list[list[int]], **more: object) -> Request:
+    """Ask for the log-probs of the inputs' own tokens, with `more` fields; vLLM always generates a token too."""
+    body = {"model": model, "prompt": inputs, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, **more}
     return "POST", "/v1/completions", body
 
 
@@ -70,6 +78,25 @@ def read_logprobs(answer: Any, inputs: list[list[int]], first: int) -> list[list
             raise CallFailed(f"sequences[{first + place}]: the model's log-probs are not numbers")
         out.append([value for value in values if value is not None])
     return out
+
+
+def canary_request(model: str, task: Task, ids: list[int], pooling: Pooling = "classify") -> Request:
+    """Ask a question of the canary; neither log-probs of a prompt nor scores are answered from the prefix cache."""
+    if task == "score":
+        return score_request(model, [ids], pooling)
+    return logprobs_request(model, [ids], max_tokens=canary.NEW_TOKENS, ignore_eos=True, logprobs=0, return_token_ids=True)
+
+
+def read_canary(answer: Any, task: Task, ids: list[int], pooling: Pooling = "classify") -> Answer:
+    """Return the answer to a question of the canary. Raises `CallFailed`."""
+    if task == "score":
+        return Answer(tuple(read_scores(answer, 1, 0, pooling)))
+    (values,) = read_logprobs(answer, [ids], 0)
+    new, chosen = read_generated(answer, 0, frozenset()), _rows(answer, "choices", 1)[0].get("logprobs")
+    found = chosen.get("token_logprobs") if isinstance(chosen, dict) else None
+    if not isinstance(found, list) or not len(found) == len(new) == canary.NEW_TOKENS:
+        raise CallFailed(f"the server gives no log-prob for each of {canary.NEW_TOKENS} tokens that it was to generate")
+    return Answer((*values, *(math.nan if value is None else float(value) for value in found)), tuple(new))
 
 
 def generate_request(model: str, prompt: list[int], sampling: Sampling, index: int, ends: frozenset[int]) -> Request:

@@ -1,8 +1,8 @@
 """A server's process: started under a guard, with a folder and a log of its own; ended without leftovers.
 
-The folder is the server's `TMPDIR`, readable by this user alone, and holds the Unix socket on which the server listens. So nobody else
-on the machine can reach the calls that put it to sleep, which vLLM's own key does not protect. The folder lies in the machine's folder
-for temporary files, since the path of a socket may not be long.
+The folder is the working directory and the `TMPDIR` of all processes of the server, which are found by it. It is readable by this user
+alone and holds the Unix socket on which the server listens. So nobody else on the machine can reach the calls that put it to sleep, which
+vLLM's own key does not protect. The folder lies in the machine's folder for temporary files, since the path of a socket may not be long.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +22,12 @@ from pathlib import Path
 import psutil
 
 from workers.gpu.engines.vllm import guard
+from workers.gpu.engines.vllm.folders import make_folder
 
 GRACE_S = 5.0
 """Seconds that a server has to end by itself before it is killed."""
 
 _END_S = 30.0
-# The path of a socket has 107 bytes, and those that vLLM makes itself in `TMPDIR` have names of 36.
-_LONGEST_FOLDER = 68
 _TAIL_BYTES = 64 * 1024
 _TAIL_LENGTH = 160
 _ERROR = re.compile(r"\b\w*(Error|Exception)\b: ")
@@ -43,10 +42,12 @@ class Server:
     def __init__(self, log: Path, command: Callable[[Path], Sequence[str]], env: Mapping[str, str]) -> None:
         """Start `command(socket)` with the environment `env` and `TMPDIR`; what it prints goes to `log`, the last run's is kept beside it.
 
+        The folder of the log is the worker's, by which a later worker recognises servers that this one left.
+
         Raises `OSError` where it cannot be started.
         """
         self.log = log
-        self._folder = _folder()
+        self._folder = make_folder(log.parent)
         self.socket = self._folder / "http"
         try:
             self._guard = self._begun(command(self.socket), env)
@@ -72,24 +73,36 @@ class Server:
             )
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """Call `on_end` from a thread of its own once the server has ended and all its processes are gone."""
+        """Call `on_end` from a thread of its own once the server has ended and all its processes are gone, or cannot be ended."""
 
         def wait() -> None:
             self._guard.wait()
-            # A guard that was killed itself has not removed it.
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self.ended(_END_S)
             on_end()
 
         threading.Thread(target=wait, name="tangram-vllm-watch", daemon=True).start()
 
     def ended(self, within_s: float = 0.0) -> str | None:
-        """Say how the server ended, e.g. `exit code 1`, at once or within some seconds; None where it runs."""
+        """Say how the server ended, e.g. `exit code 1`, at once or within some seconds; None as long as any of its processes runs."""
+        deadline = time.monotonic() + within_s
         with suppress(subprocess.TimeoutExpired):
             self._guard.wait(within_s)
         code = self._guard.returncode
-        if code is None:
+        if code is None or not self._cleared(deadline - time.monotonic()):
             return None
         return f"exit code {code}" if 0 <= code < 128 else f"signal {_signal(code - 128 if code > 0 else -code)}"
+
+    def _cleared(self, within_s: float) -> bool:
+        """Say whether nothing is left of the server once its guard has ended; kill what is, as a guard that was killed cannot.
+
+        A guard removes the folder when it has done so itself.
+        """
+        if not self._folder.exists():
+            return True
+        if guard.end_processes(str(self._folder), within_s):
+            return False
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return True
 
     def tail(self) -> str:
         """Return in one line what the server printed last: the last error it named, or its last line; and where the rest is."""
@@ -122,17 +135,8 @@ class Server:
         if self._guard.stdin is not None:
             with suppress(OSError):
                 self._guard.stdin.close()
-        if self.ended(GRACE_S + _END_S) is None:
-            raise TimeoutError(f"process {self._guard.pid} cannot be ended")
-
-
-def _folder() -> Path:
-    """Make a folder where temporary files go, or in `/tmp` where that leaves too little room for the names of sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="tangram-vllm-"))
-    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="tangram-vllm-", dir="/tmp"))
+        if self.ended(GRACE_S + _END_S) is None and (left := list(guard.processes_of(str(self._folder)))):
+            raise TimeoutError(f"processes {', '.join(map(str, left))} of its server cannot be ended")
 
 
 def _signal(number: int) -> str:

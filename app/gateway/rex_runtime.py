@@ -1,0 +1,266 @@
+"""SWE-ReX's verbs on one environment, for the shapes that have them.
+
+A shell of SWE-ReX is a session of the environment, under a name that is new each time it is created, so that a shell which is created
+again begins afresh. The names are kept in the result store:
+
+| key | holds |
+|---|---|
+| `tangram-gw-rex-<environment>` | hash: by the name that the client gave, the session's |
+| `tangram-gw-rex-interrupted-<action>` | there where an interrupt has cancelled this action |
+| `tangram-gw-rex-closed-<mark>` | there where the call of this mark has closed a shell |
+
+Programs beside all shells (`execute`) use sessions of their own, as few as run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Any
+
+from starlette.requests import Request
+
+from app.gateway import calls
+from app.gateway import rex_models as wire
+from app.gateway import rex_scripts as scripts
+from app.gateway.context import Gateway
+from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded
+from app.gateway.records import KEPT_S, Record
+from app.gateway.rex_errors import RemoteError, denied, no_such, of_file, swerex_error
+from app.gateway.sessions import Caller, digest
+from tangram import calls as words
+from tangram.action import Action, command_class
+from tangram.results import ExecResult
+from tangram.wire import RESULT_TTL_S
+
+HOLD_S = 280.0
+"""Longest time that an action which found its queue full is offered again, seconds; clients wait for 300 s."""
+
+INTERRUPTED_CODE = 130
+"""The exit code of a command that was interrupted, as shells have it."""
+
+_SESSIONS, _INTERRUPTED, _CLOSED = "tangram-gw-rex-", "tangram-gw-rex-interrupted-", "tangram-gw-rex-closed-"
+_LONGEST_PAUSE_S = 4.0
+
+
+class Lanes:
+    """Which sessions programs run in, so that those that run at once in an environment do not wait for each other."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._taken: dict[str, Counter[int]] = {}
+
+    @contextmanager
+    def lane(self, environment: str) -> Iterator[str]:
+        """Take the first free session of an environment for a while."""
+        taken = self._taken.setdefault(environment, Counter())
+        number = next(n for n in count() if not taken[n])
+        taken[number] += 1
+        try:
+            yield f"rex-execute-{number}"
+        finally:
+            del taken[number]
+            if not taken.total():
+                self._taken.pop(environment, None)
+
+
+class Runtime:
+    """The verbs for one call: on the environment of `record`, once per `key` where there is one."""
+
+    def __init__(self, gateway: Gateway, caller: Caller, record: Record, lanes: Lanes, key: str | None, request: Request) -> None:
+        """Serve `request`."""
+        self._gateway, self._caller, self._record, self._lanes = gateway, caller, record, lanes
+        self._key, self._request = key, request
+        self._mark = f"tangram-{digest(key)}" if key else f"tangram-{secrets.token_hex(16)}"
+        self._steps = count()
+        self._units = tuple(range(1, int(record.metadata.get("cpus", "1")) + 1))
+
+    # -- shells --------------------------------------------------------------------------------------------------
+
+    async def create_session(self, body: wire.CreateSession) -> wire.SessionStarted:
+        """Start a shell and have it read its startup files."""
+        store, sessions = self._gateway.store, _SESSIONS + self._record.id
+        session = f"rex-{digest(body.session, self._mark)}"
+        if not await store.hsetnx(sessions, body.session, session) and await self._session(body.session) != session:
+            raise swerex_error("SessionExistsError", f"session {body.session} already exists")
+        await store.expire(sessions, KEPT_S)
+        try:
+            text = scripts.start_text(body.startup_source, body.env or {})
+            result = await self._exec(text, session, "create_session", timeout_s=body.startup_timeout)
+            if result.status == "timed_out":
+                message = f"the startup of session {body.session} took longer than {body.startup_timeout:g} seconds"
+                raise swerex_error("CommandTimeoutError", message, output=result.stdout)
+        except BaseException:
+            await asyncio.shield(store.hdel(sessions, body.session))
+            raise
+        return wire.SessionStarted(output=scripts.plain(result.stdout))
+
+    async def run(self, body: wire.BashAction) -> wire.Observation:
+        """Run a command in a shell."""
+        session = await self._session(body.session)
+        if body.is_interactive_command or body.is_interactive_quit or body.expect:
+            message = "interactive programs (is_interactive_command, is_interactive_quit, expect) are not served by this gateway"
+            raise RemoteError("builtins.NotImplementedError", message)
+        name = command_class(body.command)
+        try:
+            result = await self._exec(scripts.run_text(body.command, self._mark), session, name, timeout_s=body.timeout)
+        except Cancelled as error:
+            if not await self._gateway.store.exists(_INTERRUPTED + self._action_id):
+                raise
+            return self._checked(body, wire.Observation(exit_code=INTERRUPTED_CODE, failure_reason=str(error)))
+        if scripts.is_wrong_syntax(result.stdout, result.stderr, result.exit_code, self._mark):
+            raise _bad_syntax(body.command, result)
+        output = scripts.plain(result.stdout)
+        if result.status == "timed_out":
+            message = f"timeout after {body.timeout} seconds while running command {body.command!r}"
+            raise swerex_error("CommandTimeoutError", message, output=output)
+        return self._checked(body, wire.Observation(output=output, exit_code=result.exit_code, failure_reason=_remark(result)))
+
+    async def interrupt(self, body: wire.BashInterrupt) -> wire.Observation:
+        """End what runs in a shell, and wait until the shell is free."""
+        session = await self._session(body.session)
+        for action in await self._gateway.journal.unfinished(self._record.id, session):
+            await self._gateway.store.set(_INTERRUPTED + action, "1", ex=KEPT_S)
+            self._caller.session.cancel_task(action)
+        await self._exec(":", session, "interrupt")
+        return wire.Observation(exit_code=0)
+
+    async def close_session(self, body: wire.CloseSession) -> wire.SessionClosed:
+        """End a shell and the jobs that it still has."""
+        store = self._gateway.store
+        if not await store.exists(_CLOSED + self._mark):
+            await self._exec(scripts.hang_up_text(), await self._session(body.session), "close_session")
+            await store.set(_CLOSED + self._mark, "1", ex=RESULT_TTL_S)
+            await store.hdel(_SESSIONS + self._record.id, body.session)
+        return wire.SessionClosed()
+
+    # -- programs and files --------------------------------------------------------------------------------------
+
+    async def execute(self, body: wire.Command) -> wire.CommandDone:
+        """Run a program beside all shells."""
+        argv = body.argv
+        text = scripts.execute_text(argv, env=body.env, cwd=body.cwd, merges=body.merge_output_streams, mark=self._mark)
+        name = command_class(body.command if isinstance(body.command, str) else body.command[0])
+        result = await self.beside(text, name, timeout_s=body.timeout)
+        match scripts.fault(result.stdout, self._mark):
+            case scripts.NO_FOLDER:
+                raise no_such(body.cwd or "")
+            case scripts.NO_PROGRAM:
+                raise no_such(argv[0])
+            case scripts.NOT_EXECUTABLE:
+                raise denied(argv[0])
+        if result.status == "timed_out":
+            message = f"Timeout ({body.timeout}s) exceeded while running command"
+            raise swerex_error("CommandTimeoutError", message, stdout=result.stdout, stderr=result.stderr)
+        if body.check and result.exit_code != 0:
+            streams = f"Stdout:\n{result.stdout!r}\nStderr:\n{result.stderr!r}"
+            message = f"Command {body.command!r} failed with exit code {result.exit_code}. {streams}"
+            raise swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
+        remark = _remark(result)
+        return wire.CommandDone(
+            stdout=result.stdout, stderr=f"{result.stderr}\n[{remark}]\n" if remark else result.stderr, exit_code=result.exit_code
+        )
+
+    async def beside(self, text: str, name: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run a shell text outside of the client's shells."""
+        with self._lanes.lane(self._record.id) as session:
+            return await self._exec(text, session, name, timeout_s=timeout_s)
+
+    async def read_file(self, body: wire.ReadFile) -> wire.FileRead:
+        """Return the text of a file, its line ends as Python reads them."""
+        try:
+            data: bytes = await self._act(words.read_file(self._record.place, body.path))
+        except BadRequest as error:
+            raise of_file(body.path, error) from error
+        return wire.FileRead(content=await asyncio.to_thread(_text, data, body))
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file."""
+        try:
+            await self._act(words.write_file(self._record.place, path, data))
+        except BadRequest as error:
+            raise of_file(path, error) from error
+
+    @property
+    def mark(self) -> str:
+        """A word that belongs to this call alone."""
+        return self._mark
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    async def _session(self, name: str) -> str:
+        """Return the session that the client knows by a name."""
+        session = await self._gateway.store.hget(_SESSIONS + self._record.id, name)
+        if session is None:
+            raise swerex_error("SessionDoesNotExistError", f"session {name!r} does not exist")
+        return session.decode() if isinstance(session, bytes) else str(session)
+
+    async def _exec(self, text: str, session: str, name: str, *, timeout_s: float | None = None) -> ExecResult:
+        place, variables = self._record.place, self._record.variables
+        action = words.execute(place, text, session=session, units=self._units, timeout_s=timeout_s, variables=variables, action_class=name)
+        result: ExecResult = await self._act(action)
+        return result
+
+    async def _act(self, action: Action) -> Any:
+        """Run an action and wait for it; one whose queue is full is held and offered again, since clients never come a second time."""
+        deadline, step = time.monotonic() + HOLD_S, next(self._steps)
+        action = await calls.put_aside(self._caller, action)
+        for attempt in count():
+            # Writes and commands run once per key. A second attempt is another action: the first was refused, so it never ran.
+            key = None if self._key is None or action.idempotent else f"{self._key}/{step}/{attempt}"
+            handle = calls.submit(self._caller, action, key=key)
+            self._action_id = handle.id
+            try:
+                return await calls.wait(handle, cancel=key is None, request=self._request if key is None else None)
+            except Overloaded:
+                pause_s = min(_LONGEST_PAUSE_S, 0.2 * 2**attempt) * random.uniform(0.5, 1.0)
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                await asyncio.sleep(pause_s)
+        raise AssertionError("unreachable")
+
+    def _checked(self, body: wire.BashAction, seen: wire.Observation) -> wire.Observation:
+        if body.check == "raise" and seen.exit_code != 0:
+            message = f"Command {body.command!r} failed with exit code {seen.exit_code}. Here is the output:\n{seen.output!r}"
+            raise swerex_error("NonZeroExitCodeError", f"{body.error_msg}: {message}" if body.error_msg else message)
+        return seen.model_copy(update={"exit_code": None}) if body.check == "ignore" else seen
+
+
+async def close(gateway: Gateway, caller: Caller, record: Record) -> None:
+    """Close an environment, and forget its shells; one that is gone already is closed."""
+    with suppress(NotFound):
+        await gateway.environments.close(caller, record.id)
+    await gateway.store.delete(_SESSIONS + record.id)
+
+
+async def alive(gateway: Gateway, record: Record) -> wire.Alive:
+    """Say whether an environment stands, without an action."""
+    if record.state != "open":
+        return wire.Alive(is_alive=False, message=f"environment {record.id} is being opened")
+    stands = await gateway.journal.stands(record.id)
+    return wire.Alive(is_alive=stands, message="" if stands else f"environment {record.id} has ended")
+
+
+def _text(data: bytes, body: wire.ReadFile) -> str:
+    try:
+        return io.TextIOWrapper(io.BytesIO(data), encoding=body.encoding or "utf-8", errors=body.errors).read()
+    except (UnicodeError, LookupError, ValueError) as error:
+        raise swerex_error("SwerexException", f"{type(error).__name__}: {error}") from error
+
+
+def _bad_syntax(command: str, result: ExecResult) -> Exception:
+    message = f"Error (exit code {result.exit_code}) while checking bash command \n{command!r}\n---- Stderr ----\n{result.stderr}"
+    return swerex_error("BashIncorrectSyntaxError", message, bash_stdout="", bash_stderr=result.stderr)
+
+
+def _remark(result: ExecResult) -> str:
+    """Return what a person should know of a result that its streams do not show."""
+    cut = "what was printed beyond TANGRAM_OUTPUT_LIMIT_BYTES was dropped" if result.truncated else ""
+    return "; ".join(filter(None, (result.reason, cut)))

@@ -1,0 +1,111 @@
+"""The shell texts behind SWE-ReX's verbs, and what they print where something is wrong before the program begins.
+
+Each text takes a `mark`, a random word. Where the standard output of a text begins with it, the program was never begun, and the rest of
+the line says why. Texts are plain POSIX shell.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+BAD_SYNTAX, NO_FOLDER, NO_PROGRAM, NOT_EXECUTABLE, IS_FOLDER = "syntax", "folder", "program", "executable", "is-folder"
+
+DEFAULT_PATH = "/bin:/usr/bin"
+"""Where Python looks for a program whose environment has no PATH."""
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\^_]")
+
+
+def start_text(sources: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return what makes a shell ready: exported variables, and files that it reads as an interactive shell would."""
+    lines = ["exec 2>&1", "PS1='$ '", "PS2=''"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines += [f". {shlex.quote(path)}" for path in sources]
+    return "\n".join([*lines, ":"])
+
+
+def run_text(command: str, mark: str) -> str:
+    """Return what runs a command in a shell, both streams in one; `is_wrong_syntax` says whether the shell could not read it.
+
+    A shell reads a whole line before it runs any of it. So a command of one line is its own check. Of several lines the first ones would
+    run, so another shell reads them first.
+    """
+    if "\n" not in command:
+        return f"eval {shlex.quote(f'exec 2>&1; {command}')}"
+    check = f"if \"${{BASH:-sh}}\" -n <<'{mark}'\n{command}\n{mark}\n"
+    return f"{check}then exec 2>&1; eval {shlex.quote(command)}\nelse printf %s '{mark} {BAD_SYNTAX}'; (exit 2); fi"
+
+
+def is_wrong_syntax(stdout: str, stderr: str, exit_code: int | None, mark: str) -> bool:
+    """Say whether a command was not begun because the shell could not read it.
+
+    What a command prints is in `stdout`, as it begins with joining the streams. So what is in `stderr` was said before.
+    """
+    refused = not stdout and bool(stderr) and exit_code not in (None, 0) and "warning: here-document" not in stderr
+    return refused or fault(stdout, mark) == BAD_SYNTAX
+
+
+def hang_up_text() -> str:
+    """Return what ends a shell as its terminal would: jobs that were not disowned get SIGHUP."""
+    return "for job in $(jobs -p); do kill -HUP $job; done; exit 0"
+
+
+def execute_text(argv: Sequence[str], *, env: Mapping[str, str] | None, cwd: str | None, merges: bool, mark: str) -> str:
+    """Return what runs a program beside all shells: `env` replaces its whole environment, `merges` puts both streams in one.
+
+    The program's own standard error is descriptor 3 first: what the shell itself says of a program that a signal has ended is dropped.
+    """
+    lines = ["exec 2>&3 3>&-"]
+    if cwd is not None:
+        lines.append(f"cd -- {shlex.quote(cwd)} 2>/dev/null || {_stop(mark, NO_FOLDER)}")
+    program = shlex.quote(argv[0])
+    if "/" in argv[0]:
+        lines.append(f"test -e {program} || {_stop(mark, NO_PROGRAM)}")
+        lines.append(f"test -f {program} && test -x {program} || {_stop(mark, NOT_EXECUTABLE)}")
+    else:
+        path = '"$PATH"' if env is None else shlex.quote(env.get("PATH", DEFAULT_PATH))
+        find = f'for folder in $path; do test -f "$folder"/{program} && test -x "$folder"/{program} && found=1; done'
+        lines.append(f"path={path} found= IFS=:; {find}; unset IFS; test $found || {_stop(mark, NO_PROGRAM)}")
+    if merges:
+        lines.append("exec 2>&1")
+    cleared = [] if env is None else ["env", "-i", *(f"{name}={value}" for name, value in env.items())]
+    lines.append(f"exec {shlex.join([*cleared, *argv])}")
+    return "{ ( " + "\n".join(lines) + "\n) ; } 3>&2 2>/dev/null"
+
+
+def join_text(folder: str, parts: str, name: str, mark: str) -> str:
+    """Return what makes the file `name` in `folder` of its parts, whose names begin with `parts`."""
+    target = shlex.quote(name)
+    joined = f"cat {parts}.* >{parts} && mv -f -- {parts} {target} && rm -f {parts}.*"
+    refused = f"rm -f {parts}.*; {_tell(mark, IS_FOLDER)}"
+    return f"( cd -- {shlex.quote(folder)} && if test -d {target}; then {refused}; else {joined}; fi )"
+
+
+def unpack_text(folder: str, parts: str) -> str:
+    """Return what unpacks a tar archive, given in parts, into the folder that they are in."""
+    return f"( cd -- {shlex.quote(folder)} && cat {parts}.* | tar -xof - && rm -f {parts}.* )"
+
+
+def remove_text(folder: str, parts: str) -> str:
+    """Return what removes the parts of an upload that failed."""
+    return f"( cd -- {shlex.quote(folder)} && rm -f {parts} {parts}.* )"
+
+
+def fault(stdout: str, mark: str) -> str:
+    """Return why a program was not begun, as a word above; nothing where it was."""
+    return stdout.removeprefix(mark).strip() if stdout.startswith(mark) else ""
+
+
+def plain(output: str) -> str:
+    """Return what a program printed without the control sequences of terminals."""
+    return _ESCAPES.sub("", output).replace("\r\n", "\n")
+
+
+def _tell(mark: str, word: str) -> str:
+    return f"printf %s '{mark} {word}'"
+
+
+def _stop(mark: str, word: str) -> str:
+    return f"{{ {_tell(mark, word)}; exit 126; }}"

@@ -1,0 +1,117 @@
+"""Uploads of SWE-ReX's clients: one file, or a folder as a ZIP archive, taken to an environment in parts.
+
+No part is larger than `PART_BYTES`, so the event loop is never held up for long. An archive becomes a tar archive first, as every image has
+`tar`, and few have `unzip`. Files keep the permissions that the archive has for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import IO
+
+from starlette.datastructures import UploadFile
+
+from app.gateway import rex_scripts as scripts
+from app.gateway.errors import BadRequest, GatewayError, InfraFailed, TooLarge
+from app.gateway.rex_errors import is_folder
+from app.gateway.rex_runtime import Runtime
+
+PART_BYTES = 2**20
+
+MOST_GROWTH = 64
+"""How many times larger than its archive a folder may be."""
+
+_IN_MEMORY_BYTES = 8 * PART_BYTES
+_PERMISSIONS = 0o777
+
+
+async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool) -> None:
+    """Write a file to `target`, or what is in an archive below it.
+
+    Raises
+    ------
+    GatewayError
+        As the actions end, `BadRequest` for what is no archive, `TooLarge` for one that grows too much.
+
+    """
+    if not unzip:
+        await _upload_file(runtime, file, target)
+        return
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES) as archive:
+        await asyncio.to_thread(_to_tar, file, archive)
+        await _upload_parts(runtime, target, _parts(archive), None)
+
+
+async def _upload_file(runtime: Runtime, file: UploadFile, target: str) -> None:
+    first = await file.read(PART_BYTES)
+    if len(first) < PART_BYTES:
+        await runtime.write_file(target, first)
+        return
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield first
+        while part := await file.read(PART_BYTES):
+            yield part
+
+    folder, name = posixpath.split(target)
+    await _upload_parts(runtime, folder or ".", parts(), name)
+
+
+async def _upload_parts(runtime: Runtime, folder: str, parts: AsyncIterator[bytes], name: str | None) -> None:
+    """Write parts to a folder, then make the file `name` of them, or unpack them there."""
+    prefix = f".{runtime.mark}"
+    try:
+        number = 0
+        async for part in parts:
+            await runtime.write_file(posixpath.join(folder, f"{prefix}.{number:06}"), part)
+            number += 1
+        text = scripts.unpack_text(folder, prefix) if name is None else scripts.join_text(folder, prefix, name, runtime.mark)
+        result = await runtime.beside(text, "upload")
+    except BaseException as error:
+        if isinstance(error, GatewayError) and not isinstance(error, InfraFailed):
+            with suppress(GatewayError):
+                await runtime.beside(scripts.remove_text(folder, prefix), "upload")
+        raise
+    if scripts.fault(result.stdout, runtime.mark) == scripts.IS_FOLDER:
+        raise is_folder(posixpath.join(folder, name or ""))
+    if result.exit_code != 0:
+        raise InfraFailed(f"the upload to {folder} could not be put together: {result.stderr.strip() or result.reason}", "upload")
+
+
+async def _parts(archive: IO[bytes]) -> AsyncIterator[bytes]:
+    archive.seek(0)
+    while part := await asyncio.to_thread(archive.read, PART_BYTES):
+        yield part
+
+
+def _to_tar(file: UploadFile, archive: IO[bytes]) -> None:
+    """Write what is in a ZIP archive to a tar archive; what would lead out of its folder is put inside, as Python does."""
+    try:
+        with zipfile.ZipFile(file.file) as source, tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as target:
+            entries = source.infolist()
+            if sum(entry.file_size for entry in entries) > MOST_GROWTH * max(PART_BYTES, file.size or 0):
+                raise TooLarge(f"the folder is more than {MOST_GROWTH} times as large as its archive")
+            for entry in entries:
+                name = "/".join(step for step in entry.filename.split("/") if step not in ("", ".", ".."))
+                if name:
+                    _add(source, entry, target, name)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise BadRequest(f"file: no ZIP archive that can be read: {error}") from error
+
+
+def _add(source: zipfile.ZipFile, entry: zipfile.ZipInfo, target: tarfile.TarFile, name: str) -> None:
+    member = tarfile.TarInfo(name)
+    permissions = entry.external_attr >> 16 & _PERMISSIONS
+    if entry.is_dir():
+        member.type, member.mode = tarfile.DIRTYPE, permissions or 0o755
+        target.addfile(member)
+        return
+    member.size, member.mode = entry.file_size, permissions or 0o644
+    with source.open(entry) as content:
+        target.addfile(member, content)

@@ -1,0 +1,221 @@
+"""One environment for coroutines, with the words that sandboxes of other frameworks have in common.
+
+An environment is opened here, or found by its id: it may have been opened by another process, such as an earlier `tangram-docker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+from weakref import WeakKeyDictionary
+
+from tangram import calls
+from tangram.action import Action, command_class
+from tangram.aio import AsyncClient
+from tangram.calls import Place
+from tangram.errors import ActionError, ActionFailed, ActionLost, ActionRejected, ActionTimedOut, TangramError
+from tangram.integrations import actions
+from tangram.results import ExecResult
+
+_PROBE_S = 10.0
+
+State = Literal["running", "closed", "lost", "unknown"]
+
+_log = logging.getLogger(__name__)
+
+
+class Sandbox:
+    """An environment of a client that stands; commands of it run side by side, each in a shell of its own.
+
+    All methods raise what `tangram.errors` says of actions. A command that fails or runs out of time is a result.
+    """
+
+    def __init__(self, client: AsyncClient, place: Place) -> None:
+        """Stand for the environment at `place`; makes no call."""
+        self._client = client
+        self.place = place
+        self._busy: set[int] = set()
+        self._end: asyncio.TimerHandle | None = None
+
+    @property
+    def id(self) -> str:
+        """The environment's id."""
+        return self.place.environment
+
+    @classmethod
+    async def open(
+        cls,
+        client: AsyncClient,
+        *,
+        trajectory: str,
+        image: str | None = None,
+        image_needed: bool = False,
+        memory_mb: int | None = None,
+        requires: Iterable[str] = (),
+        detached: bool = False,
+        timeout_s: float | None = None,
+    ) -> Self:
+        """Open an environment; see `Client.open`.
+
+        Where no node has containers, an image is a label only and a warning says so, unless it is `image_needed`.
+        """
+        requires, labels = tuple(requires), () if image is None else (actions.CONTAINERS,)
+        try:
+            opened = await client.open(
+                trajectory=trajectory,
+                image=image,
+                memory_mb=memory_mb,
+                requires=(*requires, *labels),
+                detached=detached,
+                timeout_s=timeout_s,
+            )
+        except ActionRejected as error:
+            if image is None or image_needed or not actions.lacks_containers(error):
+                raise
+            _log.warning("no node has containers: image %s is a label only", image)
+            opened = await client.open(
+                trajectory=trajectory, memory_mb=memory_mb, requires=requires, detached=detached, timeout_s=timeout_s
+            )
+        return cls(client, Place(client.job, trajectory, opened.id))
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str = "",
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        interpreter: Sequence[str] = ("bash", "-c"),
+        merged: bool = False,
+        units: Sequence[int] = (1,),
+        fence: bool = False,
+    ) -> ExecResult:
+        """Run a command in a shell of its own; see `tangram.integrations.actions.in_fresh_shell` and `ExecOptions`."""
+        line = actions.in_fresh_shell(command, cwd=cwd, interpreter=interpreter, merged=merged)
+        # The lowest number that is free: commands one after another are all in `main`, whose /tmp may be its own.
+        number = next(free for free in itertools.count() if free not in self._busy)
+        self._busy.add(number)
+        try:
+            result: ExecResult = await self.run(
+                calls.execute(
+                    self.place,
+                    line,
+                    units=units,
+                    timeout_s=timeout_s,
+                    session=f"beside-{number}" if number else "main",
+                    fence=fence,
+                    variables=variables,
+                    action_class=command_class(command),
+                )
+            )
+            return result
+        finally:
+            self._busy.discard(number)
+
+    async def exec_in_session(
+        self, command: str, *, session: str = "shell", timeout_s: float | None = None, units: Sequence[int] = (1,)
+    ) -> ExecResult:
+        """Run a command in a session: folder, variables and functions stay for its next one, which waits for the end of this one."""
+        action = calls.execute(self.place, command, units=units, timeout_s=timeout_s, session=session)
+        result: ExecResult = await self.run(action)
+        return result
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the bytes of a file; raises `ActionFailed` where there is none."""
+        data: bytes = await self.run(calls.read_file(self.place, path))
+        return data
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        """Write a file, its parent folders too; text as UTF-8."""
+        await self.run(calls.write_file(self.place, path, data))
+
+    async def upload(self, source: Path | str, target: str) -> None:
+        """Bring a file, or the contents of a folder, to the path `target`. Raises also `TransferFailed`."""
+        await actions.drive_async(actions.upload(self.place, Path(source), target), self.run, asyncio.to_thread)
+
+    async def download(self, source: str, target: Path | str) -> None:
+        """Fetch a file, or the contents of a folder, to the path `target`. Raises also `TransferFailed`, `FileNotFoundError`."""
+        await actions.drive_async(actions.download(self.place, source, Path(target)), self.run, asyncio.to_thread)
+
+    async def close(self) -> None:
+        """End its processes and throw its files away; one that is gone already is closed."""
+        if self._end is not None:
+            self._end.cancel()
+        try:
+            await self.run(calls.close_environment(self.place))
+        except ActionError as error:
+            if not actions.is_gone(error):
+                raise
+
+    async def run(self, action: Action) -> Any:
+        """Submit an action and wait for its result."""
+        return await (await self._client.submit(action))
+
+    async def state(self) -> State:
+        """Return how it is. Raises nothing but `asyncio.CancelledError`."""
+        probe = calls.execute(self.place, ":", session="state", timeout_s=_PROBE_S, queue_timeout_s=_PROBE_S, action_class="state")
+        try:
+            await self.run(probe)
+        except ActionTimedOut:
+            return "running"  # it waits for a core
+        except ActionLost:
+            return "lost"
+        except ActionFailed as error:
+            return "closed" if actions.is_gone(error) else "unknown"
+        except TangramError:
+            return "unknown"
+        return "running"
+
+    def end_after(self, seconds: float) -> None:
+        """Close it after so many seconds, unless it is closed before."""
+        loop = asyncio.get_running_loop()
+        self._end = loop.call_later(seconds, lambda: keep(loop.create_task(self.close())))
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def keep(task: asyncio.Task[None]) -> None:
+    """Keep a task that closes an environment until it is done, and log its error: nobody waits for it."""
+    _tasks.add(task)
+    task.add_done_callback(_note_end)
+
+
+def _note_end(task: asyncio.Task[None]) -> None:
+    _tasks.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("an environment could not be closed and goes with its client or its lease: %s", error)
+
+
+@dataclass
+class _Shared:
+    client: AsyncClient
+    users: int = 0
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = WeakKeyDictionary()
+
+
+def borrow_client(job: str) -> AsyncClient:
+    """Return the client that all sandboxes of a job share in this event loop; each `return_client` later gives it back.
+
+    A client has two threads and some connections, and hundreds of sandboxes may stand at once.
+    """
+    shared = _shared.setdefault(asyncio.get_running_loop(), {}).setdefault(job, _Shared(AsyncClient(job)))
+    shared.users += 1
+    return shared.client
+
+
+async def return_client(client: AsyncClient) -> None:
+    """Give a client back; the last one who does so closes it, and with it what it still has open."""
+    jobs = _shared[asyncio.get_running_loop()]
+    shared = jobs[client.job]
+    shared.users -= 1
+    if not shared.users:
+        del jobs[client.job]
+        await client.close()

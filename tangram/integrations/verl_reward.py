@@ -1,0 +1,104 @@
+"""verl: a reward function that runs a check on a stack, for `reward.custom_reward_function`.
+
+    path: pkg://tangram.integrations.verl_reward
+    name: compute_score
+
+The reward is 1 where the check exits with 0, else 0. A failure of the stack is no reward: what can be repeated is, then `ScoreFailed` is
+raised, and the training step stops. verl's reward managers `naive`, `dapo` and `gdpo` let it pass. The manager `rate_limited` makes 0 of
+every exception: do not use it with this function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from tangram.calls import Place
+from tangram.errors import ActionCancelled, ActionLost, ActionTimedOut, StackUnreachable, TangramError
+from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
+from tangram.results import ExecResult
+
+KEPT = "tangram"
+"""The extra field of a rollout that names an environment which `SandboxTool` has kept for scoring."""
+
+ATTEMPTS = 3
+_PASSING = (ActionLost, ActionCancelled, ActionTimedOut, StackUnreachable)
+_CODE = re.compile(r"```[\w+-]*\n(.*?)```", re.DOTALL)
+_log = logging.getLogger(__name__)
+
+
+class ScoreFailed(TangramError):
+    """Raised when the stack has failed in scoring, so that there is no score."""
+
+
+async def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    job: str = "verl",
+    image: str | None = None,
+    timeout_s: float = 300.0,
+    solution_path: str = "solution.py",
+    **_: Any,
+) -> dict[str, Any]:
+    """Run the command `ground_truth` and return `score` 1.0 where it exits with 0, else 0.0, with its `exit_code` (-1 for out of time).
+
+    In the environment that a rollout has kept for scoring, it runs after everything that the rollout left running was ended, and the
+    environment is closed. Else it runs in a fresh one beside the solution: the last block of code of `solution_str`, or all of it, in the
+    file `solution_path`, with the files of `extra_info["files"]` (texts by path). The arguments from `job` on are `reward_kwargs`.
+
+    Raises
+    ------
+    ScoreFailed
+        When the stack has failed: at once for an environment that was kept, as it cannot be had again; else after three attempts.
+
+    """
+    info = dict(extra_info or {})
+    client = borrow_client(job)
+    try:
+        if kept := info.get(KEPT):
+            done = await _check_kept(Sandbox(client, Place(**kept)), ground_truth, timeout_s)
+        else:
+            blocks = _CODE.findall(solution_str)
+            files = {**info.get("files", {}), solution_path: blocks[-1] if blocks else solution_str}
+            done = await _check_fresh(client, ground_truth, files, image, timeout_s)
+    except TangramError as error:
+        raise ScoreFailed(f"there is no score of a solution of {data_source}: {error}") from error
+    finally:
+        await return_client(client)
+    return {"score": float(done.exit_code == 0), "exit_code": -1 if done.exit_code is None else done.exit_code}
+
+
+async def _check_kept(sandbox: Sandbox, command: str, timeout_s: float) -> ExecResult:
+    try:
+        return await sandbox.exec(command, timeout_s=timeout_s, fence=True)
+    finally:
+        with contextlib.suppress(TangramError):
+            await sandbox.close()
+
+
+async def _check_fresh(client: Any, command: str, files: Mapping[str, str], image: str | None, timeout_s: float) -> ExecResult:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            sandbox = await Sandbox.open(client, trajectory=f"score-{secrets.token_hex(8)}", image=image)
+            try:
+                for path, text in files.items():
+                    await sandbox.write_file(path, text.encode(errors="replace"))  # a model may write what has no UTF-8 form
+                return await sandbox.exec(command, timeout_s=timeout_s)
+            finally:
+                with contextlib.suppress(TangramError):
+                    await sandbox.close()
+        except _PASSING as error:
+            if attempt == ATTEMPTS:
+                raise
+            _log.warning("attempt %d of %d at a score failed: %s", attempt, ATTEMPTS, error)
+            await asyncio.sleep(random.uniform(0.0, 2.0**attempt))
+    raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,345 @@
+"""The score and teacher shapes against a stack with services: recorded requests of the clients, TRL's own client, failures, a full queue.
+
+Recorded requests are those of `score_methods.METHODS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.local.stack import StackPlan
+from tangram import Action, Client
+from tangram import calls as words
+from tests.gateway.conftest import Served, free_port
+from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, given, sigmoid
+from tests.live.support import FAST_BEATS, running
+
+QUEUE_LIMIT = 8
+SERVICES = """
+[services.judge]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 100
+max_concurrency = 8
+
+[services.slow]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 100
+max_concurrency = 1
+instances = 1
+
+[services.teacher]
+engine = "stub"
+task = "logprobs"
+cells = [1]
+memory_mb = 100
+max_concurrency = 8
+
+[services.broken]
+engine = "torch"
+task = "score"
+model = "broken"
+cells = [1]
+memory_mb = 200
+"""
+TORCH = """
+[services.rm-small]
+engine = "torch"
+task = "score"
+model = "rm-small"
+cells = [1]
+memory_mb = 200
+
+[services.teacher-0]
+engine = "torch"
+task = "logprobs"
+model = "teacher-0"
+cells = [1]
+memory_mb = 200
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run a stack with services: stubs, the tiny models, and one whose weights are spoilt."""
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    pytest.importorskip("torch", reason="the extra `gpu` is not installed")
+    from app.tiny_models import make_services, make_tiny
+
+    folder = tmp_path_factory.mktemp("services")
+    make_services(folder)
+    (make_tiny(folder / "broken", "reward") / "model.safetensors").write_bytes(b"no tensors")
+    (folder / "services.toml").write_text(SERVICES + TORCH)
+    variables = {**FAST_BEATS, "TANGRAM_QUEUE_LIMIT": str(QUEUE_LIMIT), "TANGRAM_GATEWAY_REWARD_S": "1"}
+    plan = StackPlan(
+        nodes=0,
+        cells=2,
+        cell_memory_mb=2048,
+        api_nodes=0,
+        services_file=folder / "services.toml",
+        gateway_port=free_port(),
+        variables=variables,
+    )
+    with running(tmp_path_factory.mktemp("gateway") / "state", plan) as live:
+        yield Served(live, plan.gateway_url)
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[Client]:
+    """Return our own client, whose answers are the expected ones."""
+    with served.live.client("tests") as client:
+        yield client
+
+
+def _held(job: str) -> Action:
+    """Return an action that holds the service `slow` for a minute."""
+    action = words.score(job, "slow", [{"prompt": "p", "response": "r"}], {})
+    return replace(action, arguments={**action.arguments, "work_s": 60.0})
+
+
+@pytest.fixture(scope="module")
+def http(served: Served) -> Iterator[httpx.Client]:
+    with served.http() as http:
+        yield http
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method.path], ids=lambda method: method.name)
+def test_recorded_requests_are_answered_as_their_client_reads_it(method: Method, http: httpx.Client, client: Client) -> None:
+    answer = http.get(method.path) if method.body is None else http.post(method.path, json=method.body)
+    if method.read is None or method.expected is None:
+        assert method.how.startswith("refused: ")
+        assert answer.status_code == 400 and "\n" not in answer.json()["error"]["message"], answer.text
+    else:
+        assert method.how.startswith(("works", "differs: "))
+        assert answer.status_code == 200, answer.text
+        assert method.read(answer.json()) == method.expected(client)
+
+
+def test_what_is_not_known_is_null(http: httpx.Client) -> None:
+    (choice,) = http.post("/v1/completions", json={**SCORED, "prompt": [MORE]}).json()["choices"]
+    first, second = choice["prompt_logprobs"]
+    assert first is None and second[str(MORE[1])]["rank"] is None and len(second) == 1
+
+
+def test_each_call_is_one_action_with_its_id_in_the_answer(served: Served) -> None:
+    with served.http("counted") as http:
+        answer = http.post("/score", json={"model": "judge", "text_1": "q", "text_2": ["a", "b", "c"]}).json()
+    rows = served.live.rows("SELECT id, kind, service FROM actions WHERE job = 'counted'")
+    assert rows == [(answer["id"].removeprefix("score-"), "gpu.score", "judge")]
+
+
+def test_a_text_ends_before_the_first_word_that_stops_it(http: httpx.Client, client: Client) -> None:
+    (whole,) = client.generate("teacher", ["a"], max_tokens=8)
+    stops = [whole.split()[5], whole.split()[3]]
+    (choice,) = http.post(
+        "/v1/completions", json={"model": "teacher", "prompt": "a", "max_tokens": 8, "temperature": 0, "stop": stops}
+    ).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (whole[: min(map(whole.find, stops))], "stop")
+
+
+def test_texts_without_a_seed_differ_from_call_to_call(http: httpx.Client) -> None:
+    texts = {http.post("/v1/completions", json={"model": "teacher", "prompt": "a"}).json()["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) == 4
+
+
+def test_a_call_that_names_no_service_is_asked_for_one(http: httpx.Client) -> None:
+    answer = http.post("/classify", json={"input": "a"})
+    assert answer.status_code == 400
+    assert "broken or judge or rm-small or slow" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/classify", {"model": "nobody", "input": "a"}, "nobody"),
+        ("/classify", {"model": "teacher", "input": "a"}, "teacher is a service of task 'logprobs'"),
+        ("/classify", {"model": "judge"}, "give either input or messages"),
+        ("/score", {"model": "judge", "text_1": "q", "documents": ["a"]}, "text_1 and text_2"),
+        ("/score", {"model": "judge", "text_1": ["q", "r"], "text_2": ["a"]}, "2 texts cannot be paired with 1"),
+        ("/v1/completions", {"model": "teacher", "prompt": "a", "prompt_logprobs": 1}, "token ids"),
+        ("/v1/completions", {"model": "teacher-0", "prompt": [[5, 100_000]], "prompt_logprobs": 1}, "token id 100000"),
+        ("/v1/completions", {"model": "teacher", "prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ("/v1/completions", {"model": "teacher", "prompt": []}, "prompt"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_line(http: httpx.Client, path: str, body: dict[str, Any], says: str) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert says in message and "\n" not in message
+
+
+def test_a_token_is_needed_and_may_stand_in_the_url(served: Served, client: Client) -> None:
+    assert httpx.post(f"{served.url}/rm/judge", json={"prompt": "p", "response": "r"}).status_code == 401
+    url = served.url.replace("://", f"://tangram:{served.token('tests')}@")
+    answer = httpx.post(f"{url}/rm/judge", json={"prompt": "p", "response": "r"})
+    assert answer.json() == client.score("judge", [{"prompt": "p", "response": "r"}])[0]
+
+
+def test_a_failure_of_the_system_is_no_score(served: Served, http: httpx.Client) -> None:
+    for path, body in (
+        ("/rm/broken", {"prompt": "p", "response": "r"}),
+        ("/reward/broken", {"query": ["p"]}),
+        ("/classify", {"model": "broken", "input": "p"}),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 502, answer.text
+        assert set(answer.json()) == {"error"} and answer.json()["error"]["type"] == "infra"
+    counted = httpx.get(f"{served.url}/metrics").text
+    assert 'tangram_gateway_infra_failed_total{cause="failed",shape="rewards"} 2.0' in counted
+
+
+def test_a_full_queue_is_answered_503_everywhere(served: Served) -> None:
+    with served.live.client("full") as full, served.http("full") as http:
+        held = _held("full")
+        handles = [full.submit(held) for _ in range(QUEUE_LIMIT + 1)]
+        waiting = "SELECT count(*) FROM actions WHERE job = 'full' AND status IN ('waiting', 'running')"
+        served.live.until(lambda: served.live.rows(waiting) == [(QUEUE_LIMIT + 1,)])
+        try:
+            for path, body in (
+                ("/v1/completions", SCORED),
+                ("/inference/v1/generate", PREFILL),
+                ("/services/teacher/generate", SGLANG),
+                ("/v1/chat/completions", {"model": "teacher", "messages": [{"role": "user", "content": "hi"}]}),
+                ("/classify", {"model": "judge", "input": "a"}),
+                ("/rm/judge", {"prompt": "p", "response": "r"}),
+                ("/reward/judge", {"query": ["p"]}),
+            ):
+                answer = http.post(path, json=body)
+                assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overload"), answer.text
+                assert int(answer.headers["Retry-After"]) > 0
+        finally:
+            for handle in handles:
+                handle.cancel()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/rm/slow", {"prompt": "p", "response": "r", "label": None}), ("/reward/slow", {"query": ["text"]})]
+)
+def test_a_reward_that_takes_long_keeps_its_place(served: Served, client: Client, path: str, body: dict[str, Any]) -> None:
+    job = path.strip("/").replace("/", "-")
+    holder = client.submit(_held("tests"))
+    with served.http(job) as http:
+        # Given a service that is busy, the caller is asked to come again, each time
+        for _ in range(2):
+            answer = http.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, "still_running"), answer.text
+        holder.cancel()
+        # Then it gets the result of its first call
+        rewards = httpx_until_200(http, path, body)
+    assert isinstance(rewards, float) or len(rewards["rewards"]) == 1
+    assert served.live.rows(f"SELECT count(*) FROM actions WHERE job = '{job}'") == [(1,)]
+
+
+def httpx_until_200(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
+    """Send a call again for as long as its clients do."""
+    for _ in range(10):
+        answer = http.post(path, json=body)
+        if answer.status_code == 200:
+            return answer.json()
+        assert answer.status_code == 503, answer.text
+    raise AssertionError("no answer in ten calls")
+
+
+def test_a_call_with_a_key_is_computed_once(served: Served) -> None:
+    with served.http("keyed") as http, ThreadPoolExecutor(4) as threads:
+        body = {"model": "teacher", "prompt": "a"}
+        texts = set(
+            threads.map(
+                lambda _: http.post("/v1/completions", json=body, headers={"Idempotency-Key": "k"}).json()["choices"][0]["text"], range(4)
+            )
+        )
+    assert len(texts) == 1
+    assert served.live.rows("SELECT count(*) FROM actions WHERE job = 'keyed'") == [(1,)]
+
+
+def test_a_caller_that_hangs_up_takes_its_action_along(served: Served, client: Client) -> None:
+    holder = client.submit(_held("tests"))
+    with served.http("gone") as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/classify", json={"model": "slow", "input": "a"}, timeout=1)
+    served.live.until(lambda: served.live.rows("SELECT status FROM actions WHERE job = 'gone'") == [("cancelled",)])
+    holder.cancel()
+
+
+def test_numbers_are_those_of_the_models_themselves(served: Served, http: httpx.Client) -> None:
+    import torch
+    import transformers
+
+    folder = served.live.plan.services_file.parent if served.live.plan.services_file else Path()
+    teacher = transformers.AutoModelForCausalLM.from_pretrained(folder / "teacher-0", dtype=torch.float32).eval()
+    reward = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "rm-small", dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "rm-small")
+    with torch.inference_mode():
+        expected = [
+            torch.log_softmax(teacher(input_ids=torch.tensor([ids])).logits[0], dim=-1)[range(len(ids) - 1), ids[1:]].tolist()
+            for ids in (IDS, MORE)
+        ]
+        logit = float(reward(**tokenizer("two and two is four", return_tensors="pt")).logits[0, 0])
+
+    given_logprobs = given(http.post("/v1/completions", json={**SCORED, "model": "teacher-0"}).json())
+    (row,) = http.post("/classify", json={"model": "rm-small", "input": "two and two is four"}).json()["data"]
+
+    for values, wanted in zip(given_logprobs, expected, strict=True):
+        assert values == pytest.approx(wanted, abs=1e-4)
+    assert row["probs"] == pytest.approx([sigmoid(logit)], abs=1e-5)
+
+
+_TRL = """
+import asyncio, json, sys
+from collections import Counter
+import aiohttp
+from accelerate import PartialState
+from trl.generation import vllm_client
+from trl.experimental.async_distillation.async_rollout_worker import _AsyncRolloutLoop
+PartialState()  # its logger wants it
+url, sequences = sys.argv[1], json.loads(sys.argv[2])
+vllm_client.is_vllm_available = lambda: True  # its own guard: the constructor refuses where vLLM is not installed
+client = vllm_client.VLLMClient(base_url=url)
+whole = client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=1)
+chunked = client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=1, chunk_size=1)
+
+async def worker():
+    loop = object.__new__(_AsyncRolloutLoop)
+    loop.teacher_server_urls, loop.teacher_model_names = {"default": url}, {}
+    loop.request_timeout, loop.teacher_top_k, loop.teacher_temperature, loop._counters = 60, 1, 1.0, Counter()
+    async with aiohttp.ClientSession() as loop.session:
+        await loop._resolve_teacher_model_names()
+        ids = sequences[0]
+        return await loop._score_with_teacher(ids[:1], ids[1:], url, loop.teacher_model_names["default"])
+
+try:
+    client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=8)
+except Exception as error:
+    refused = str(error)
+print(json.dumps([client.model, whole, chunked, asyncio.run(worker()), refused]))
+"""
+
+
+def test_trls_own_client_reads_a_teacher(served: Served, client: Client) -> None:
+    python = os.environ.get("TANGRAM_TEST_TRL_PYTHON") or (sys.executable if find_spec("trl") else None)
+    if python is None:
+        pytest.skip("TRL is not installed: TANGRAM_TEST_TRL_PYTHON may name an interpreter that has it")
+    url = served.url.replace("://", f"://tangram:{served.token('tests')}@") + "/services/teacher"
+    ran = subprocess.run([python, "-c", _TRL, url, json.dumps([IDS, MORE])], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    model, whole, chunked, (worker_ids, worker_logprobs), refused = json.loads(ran.stdout.splitlines()[-1])
+    expected = [list(values) for values in client.logprobs("teacher", [IDS, MORE])]
+    assert model == "teacher" and whole == chunked
+    assert [[one for (one,) in sequence] for sequence in whole["actual_logprobs"]] == expected
+    assert (worker_ids, worker_logprobs) == ([[token] for token in IDS[1:]], [[value] for value in expected[0]])
+    assert refused.startswith("Request failed: 400") and "prompt_logprobs: must be 0 or 1, not 8" in refused

@@ -1,0 +1,77 @@
+"""Files and uploads of SWE-ReX's unchanged client."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytest.importorskip("swerex", reason="the extra `clients` is not installed")
+
+from swerex.exceptions import SwerexException
+from swerex.runtime.abstract import ReadFileRequest, UploadRequest, WriteFileRequest
+
+from tests.gateway.rex_support import Rex, do, rex, runtime_of
+
+__all__ = ["rex", "runtime_of"]
+
+
+def test_files_are_read_as_python_reads_them(rex: Rex) -> None:
+    text = "zwölf\nlines ☃\n"
+    do(rex.runtime.write_file(WriteFileRequest(path="deep/er/file.txt", content=text)))
+    assert do(rex.runtime.read_file(ReadFileRequest(path="deep/er/file.txt"))).content == text
+    rex.execute("printf 'a\\r\\nb\\377' > odd", shell=True)
+    assert do(rex.runtime.read_file(ReadFileRequest(path="odd", encoding="latin-1"))).content == "a\nbÿ"
+    assert do(rex.runtime.read_file(ReadFileRequest(path="odd", errors="backslashreplace"))).content == "a\nb\\xff"
+    for request in (ReadFileRequest(path="odd"), ReadFileRequest(path="odd", encoding="no-such-code")):
+        with pytest.raises(SwerexException):
+            do(rex.runtime.read_file(request))
+
+
+def test_a_file_that_cannot_be_used_is_pythons_error(rex: Rex) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        do(rex.runtime.read_file(ReadFileRequest(path="nowhere")))
+    rex.execute(["mkdir", "-p", "folder"])
+    with pytest.raises(IsADirectoryError):
+        do(rex.runtime.read_file(ReadFileRequest(path="folder")))
+    with pytest.raises(IsADirectoryError):
+        do(rex.runtime.write_file(WriteFileRequest(path="folder", content="")))
+
+
+@pytest.mark.parametrize("size", [0, 1000, 2**20, 3 * 2**20 + 1])
+def test_a_file_of_any_size_is_uploaded_whole(rex: Rex, tmp_path: Path, size: int) -> None:
+    data = secrets.token_bytes(size)
+    (tmp_path / "data").write_bytes(data)
+    do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path=f"up/{size} ü.bin")))
+    assert rex.execute(["wc", "-c", f"up/{size} ü.bin"]).stdout.split()[0] == str(size)
+    assert rex.execute(["sha256sum", f"up/{size} ü.bin"]).stdout.split()[0].lstrip("\\") == _sha256(data)
+    assert rex.execute("ls -A up | grep tangram", shell=True).stdout == ""
+
+
+def test_a_folder_is_uploaded_with_what_is_in_it(rex: Rex, tmp_path: Path) -> None:
+    (tmp_path / "sub" / "empty").mkdir(parents=True)
+    (tmp_path / "sub" / "tool").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "sub" / "tool").chmod(0o755)
+    (tmp_path / "big").write_bytes(secrets.token_bytes(2 * 2**20))
+    do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path), target_path="tools")))
+    assert rex.execute(["./tools/sub/tool"]).stdout == "ran\n"
+    assert rex.execute("cd tools && find . | sort", shell=True).stdout.split() == [".", "./big", "./sub", "./sub/empty", "./sub/tool"]
+    assert rex.execute(["sha256sum", "tools/big"]).stdout.split()[0] == _sha256((tmp_path / "big").read_bytes())
+
+
+def test_an_upload_that_cannot_be_taken_leaves_nothing(rex: Rex, tmp_path: Path) -> None:
+    rex.execute(["mkdir", "-p", "taken/in"])
+    (tmp_path / "data").write_bytes(bytes(2**20 + 1))
+    with pytest.raises(IsADirectoryError):
+        do(rex.runtime.upload(UploadRequest(source_path=str(tmp_path / "data"), target_path="taken/in")))
+    assert rex.execute(["find", "taken"]).stdout.split() == ["taken", "taken/in"]
+    form = {"target_path": "taken", "unzip": "true"}
+    answer = httpx.post(f"{rex.url}/upload", data=form, files={"file": b"no archive"}, headers={"X-API-Key": rex.token})
+    assert answer.status_code == 400 and "ZIP" in answer.json()["detail"]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

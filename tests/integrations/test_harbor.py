@@ -1,0 +1,66 @@
+"""Harbor, unchanged, on a stack with containers: a task solved by its oracle agent, and what a failure becomes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("harbor", reason="Harbor is not installed")
+
+from app.local.stack import StackPlan
+from tests.containers.conftest import _missing, needed
+from tests.containers.images import make_with_shell
+from tests.live.support import FAST_BEATS, Live, running
+
+TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
+SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"
+
+
+def build(*arguments: str, stdin: str = "") -> None:
+    subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    needed(_missing())
+    make_with_shell("bash", SHELL)
+    build("-t", BASE, "-", stdin=f"FROM {SHELL}\nRUN ln -sf busybox /bin/tar\n")
+    build("--build-arg", f"BASE={BASE}", "-t", IMAGE, str(TASK / "environment"))
+    docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
+    plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, variables={**FAST_BEATS, **docker})
+    with running(tmp_path_factory.mktemp("harbor"), plan) as started:
+        yield started
+
+
+def run_trial(live: Live, folder: Path, *options: str) -> dict[str, Any]:
+    """Run the task by Harbor's command line and return the result of its only trial."""
+    environment = {**live.environment, "PYTHONPATH": str(Path.cwd()), "HOME": str(folder), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    command = [
+        *(sys.executable, "-m", "harbor.cli.main", "run", "--path", str(TASK), "--agent", "oracle", "--jobs-dir", str(folder / "jobs")),
+        *("--env", "tangram.integrations.harbor:TangramEnvironment", "--job-name", "job", *options),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    results = list((folder / "jobs" / "job").glob("*/result.json"))
+    assert len(results) == 1, done.stdout + done.stderr
+    return dict(json.loads(results[0].read_text()))
+
+
+def test_the_oracle_solves_a_task_and_no_environment_is_left(live: Live, tmp_path: Path) -> None:
+    result = run_trial(live, tmp_path)
+    assert result["exception_info"] is None
+    assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+    assert live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)]
+    assert live.rows("select count(*) from actions where job = 'harbor'")[0][0] > 5
+
+
+def test_an_image_without_harbors_folders_is_an_exception_without_a_reward(live: Live, tmp_path: Path) -> None:
+    result = run_trial(live, tmp_path, "--ek", f"image={BASE}")
+    assert result["exception_info"]["exception_type"] == "ImageUnfit" and "mkdir -m 777" in result["exception_info"]["exception_message"]
+    assert result["verifier_result"] is None
+    assert live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)]

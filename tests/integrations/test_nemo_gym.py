@@ -1,0 +1,75 @@
+"""NeMo Gym's sandbox API, unchanged, over our provider."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nemo_gym.sandbox", reason="NeMo Gym is not installed")
+
+import tomllib
+
+from nemo_gym.sandbox import Sandbox, SandboxSpec
+from nemo_gym.sandbox.providers import SandboxCreateError, SandboxStatus
+from nemo_gym.sandbox.providers.registry import register_provider
+
+from tangram import ActionFailed, Client
+from tangram.integrations.nemo_gym import TangramProvider
+from tests.integrations.conftest import standing
+from tests.live.support import Live
+
+pytestmark = pytest.mark.usefixtures("live")
+register_provider("tangram", TangramProvider, override=True)
+
+
+def test_the_entry_point_names_the_provider() -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    named = project["entry-points"]["nemo_gym.sandbox_providers"]["tangram"]
+    assert EntryPoint("tangram", named, "nemo_gym.sandbox_providers").load() is TangramProvider
+
+
+def test_a_sandbox_runs_commands_moves_files_and_leaves_nothing(live: Live, tmp_path: Path) -> None:
+    before = standing(live)
+    spec = SandboxSpec(workdir="work", env={"A": "1"}, files={"work/given.txt": "given"}, resources={"cpu": 2, "memory_mib": 128})
+    sandbox = Sandbox({"tangram": {"job": "nemo"}}).start(spec)
+    done = sandbox.exec("cat given.txt; echo $A$B; echo bad >&2; exit 3", env={"B": "2"}, user="root")
+    assert (done.stdout, done.stderr, done.return_code, done.error_type) == ("given12\n", "bad\n", 3, None)
+    (tmp_path / "up").write_bytes(bytes(range(256)) * 5000)
+    sandbox.upload(tmp_path / "up", "deep/down")
+    sandbox.download("deep/down", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "up").read_bytes()
+    assert sandbox.status() == SandboxStatus.RUNNING
+    sandbox.stop()
+    live.until(lambda: standing(live) == before)
+
+
+def test_out_of_time_is_a_result_that_says_so() -> None:
+    sandbox = Sandbox({"tangram": {}}).start(SandboxSpec())
+    done = sandbox.exec("echo early; sleep 60", timeout_s=1)
+    sandbox.stop()
+    assert (done.stdout, done.return_code, done.error_type) == ("early\n", 125, "timeout")
+
+
+def test_a_sandbox_that_is_gone_raises_and_says_that_it_stopped(live: Live) -> None:
+    sandbox = Sandbox({"tangram": {"job": "nemo"}}).start(SandboxSpec(metadata={"instance_id": "gone"}))
+    with Client("nemo") as other:
+        other.cancel(trajectory="gone")
+    with pytest.raises(ActionFailed):
+        sandbox.exec("true")
+    live.until(lambda: sandbox.status() == SandboxStatus.STOPPED)
+    sandbox.stop()
+
+
+def test_a_sandbox_ends_when_its_time_to_live_is_over(live: Live) -> None:
+    sandbox = Sandbox({"tangram": {}}).start(SandboxSpec(ttl_s=0.5))
+    live.until(lambda: sandbox.status() == SandboxStatus.STOPPED)
+
+
+def test_what_cannot_be_had_is_refused() -> None:
+    for spec in (SandboxSpec(resources={"gpu": 1}), SandboxSpec(workdir="/proc/nowhere"), SandboxSpec(resources={"memory_mib": 10**9})):
+        with pytest.raises(SandboxCreateError):
+            Sandbox({"tangram": {}}).start(spec)
+    with pytest.raises(SandboxCreateError, match="isolation:container"):
+        Sandbox({"tangram": {"image_needed": True}}).start(SandboxSpec(image="python:3.12"))

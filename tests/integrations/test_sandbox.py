@@ -1,0 +1,77 @@
+"""What the classes for frameworks share, without any framework."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tangram import AsyncClient, ClientClosed
+from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
+from tests.live.support import Live
+
+pytestmark = pytest.mark.usefixtures("live")
+
+
+@pytest.fixture
+async def sandbox(live: Live) -> AsyncIterator[Sandbox]:
+    async with AsyncClient("shared") as client:
+        yield await Sandbox.open(client, trajectory="t")
+
+
+async def test_a_folder_goes_in_and_comes_out_as_it_was(sandbox: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / "empty").mkdir(parents=True)
+    (source / "large").write_bytes(os.urandom(17 * 1024 * 1024))
+    (source / "run").write_text("#!/bin/sh\necho ran\n")
+    (source / "run").chmod(0o755)
+    (source / "link").symlink_to("run")
+    await sandbox.upload(source, "it's here")
+    assert (await sandbox.exec("./link; ls", cwd="it's here")).stdout == "ran\nempty\nlarge\nlink\nrun\n"
+    await sandbox.download("it's here", tmp_path / "out")
+    assert (tmp_path / "out" / "large").read_bytes() == (source / "large").read_bytes()
+    assert (tmp_path / "out" / "link").readlink() == Path("run") and (tmp_path / "out" / "empty").is_dir()
+    assert (await sandbox.exec("ls -A | grep -c tangram-transfer")).stdout == "0\n"
+
+
+async def test_one_file_and_one_that_is_not_there(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    await sandbox.upload(tmp_path / "a", "new/b")
+    await sandbox.download("new/b", tmp_path / "deep" / "c")
+    assert (tmp_path / "deep" / "c").read_bytes() == b""
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        await sandbox.download("nowhere", tmp_path / "d")
+
+
+async def test_a_pipe_in_a_folder_does_not_spoil_it(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("mkdir f && mkfifo f/pipe && echo x > f/file")
+    await sandbox.download("f", tmp_path / "f")
+    assert sorted(path.name for path in (tmp_path / "f").iterdir()) == ["file"]
+
+
+async def test_commands_run_side_by_side_and_those_after_one_another_share_tmp(sandbox: Sandbox) -> None:
+    await asyncio.gather(sandbox.exec("while [ ! -e there ]; do sleep 0.01; done", timeout_s=30), sandbox.exec("touch there"))
+    await sandbox.exec("echo kept > /tmp/kept")
+    assert (await sandbox.exec("cat /tmp/kept")).stdout == "kept\n"
+
+
+async def test_its_state_is_running_until_it_is_closed(sandbox: Sandbox) -> None:
+    assert await sandbox.state() == "running"
+    await sandbox.close()
+    assert await sandbox.state() == "closed"
+    await sandbox.close()
+
+
+async def test_sandboxes_of_a_job_share_a_client_which_the_last_one_closes(live: Live) -> None:
+    client, same, other = borrow_client("shared"), borrow_client("shared"), borrow_client("other")
+    assert same is client and other is not client
+    sandbox = await Sandbox.open(client, trajectory="t")
+    await return_client(client)
+    assert await sandbox.state() == "running"
+    await return_client(same)
+    await return_client(other)
+    with pytest.raises(ClientClosed):
+        await sandbox.exec("true")

@@ -1,0 +1,76 @@
+"""The random cycles of `test_vllm_cycles.py` with vLLM itself on the CPU.
+
+Two services on memory for one and few cycles, unless `TANGRAM_REAL_CYCLES` says how many: then four services on memory for two.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from app.services_file import ServiceConfig
+from app.tiny_models import make_tiny
+from tests.vllm.cycles import Cycles, Question
+from tests.vllm.real.reference import expected_logprobs, expected_scores, real_python
+from workers.gpu.devices import Device
+from workers.gpu.host import ServiceHost
+
+CYCLES = int(os.environ.get("TANGRAM_REAL_CYCLES", "0"))
+SEED = int(os.environ.get("TANGRAM_CYCLE_SEEDS", "1"))
+DECLARED_MB = 2500
+SERVICES = {"judge": ("reward", 0), "teacher": ("teacher", 0), "critic": ("reward", 1), "sage": ("teacher", 1)}
+
+pytestmark = pytest.mark.timeout(3600 if CYCLES else 600)
+
+
+def questions_for(folder: Path, kind: str) -> list[Question]:
+    """Return questions and what transformers answers."""
+    draws = random.Random(folder.name)
+    if kind == "reward":
+        items = [{"prompt": f"What is {draws.randrange(99)} + 3?", "response": f"{draws.randrange(99)}"} for _ in range(5)]
+        return [Question("score", [item], [score]) for item, score in zip(items, expected_scores(folder, items), strict=True)]
+    sequences = [[draws.randrange(512) for _ in range(draws.randrange(2, 40))] for _ in range(5)]
+    return [Question("logprobs", [ids], said) for ids, said in zip(sequences, expected_logprobs(folder, sequences), strict=True)]
+
+
+def test_random_cycles_of_real_servers_serve_no_wrong_answer_kill_no_healthy_server_and_leave_nothing(tmp_path: Path) -> None:
+    # Given services on memory for half of them
+    python = real_python()
+    names = list(SERVICES)[: 4 if CYCLES else 2]
+    folders = {name: make_tiny(tmp_path / name, SERVICES[name][0], seed=SERVICES[name][1]) for name in names}  # type: ignore[arg-type]
+    questions = {name: questions_for(folder, SERVICES[name][0]) for name, folder in folders.items()}
+    vllm = {"python": python, "sleep_on_cpu": True, "start_timeout_s": 300.0, "args": ["--max-model-len", "512"]}
+    services = {
+        name: ServiceConfig.model_validate(
+            {
+                "engine": "vllm",
+                "task": "score" if SERVICES[name][0] == "reward" else "logprobs",
+                "model": folder,
+                "memory_mb": DECLARED_MB,
+                "max_concurrency": 4,
+                "dtype": "float32",
+                "vllm": vllm,
+            }
+        )
+        for name, folder in folders.items()
+    }
+    host = ServiceHost([Device("cpu:0", "cpu", DECLARED_MB * len(names) // 2, "cpu")], services, tmp_path)
+    cycles = Cycles(host, {name: [(0,)] for name in names}, questions, SEED, 1e-4)
+    began = time.monotonic()
+    # When they are asked, moved and killed in any order
+    try:
+        cycles.run(CYCLES or 12, callers=2)
+        cycles.settle()
+        alive = set(cycles.processes.look())
+    finally:
+        host.close()
+    # Then no answer was wrong, no server has ended but those that were killed, and nothing is left
+    print(f"{cycles.summary()}, {time.monotonic() - began:.0f} s")
+    assert cycles.wrong == []
+    assert cycles.processes.seen.keys() - alive == cycles.killed - alive
+    cycles.all_gone()
+    assert host.held_mb(0) == 0.0

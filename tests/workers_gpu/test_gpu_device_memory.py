@@ -1,0 +1,151 @@
+"""How the memory of devices is measured: by NVML on GPUs, by the operating system beside CPU devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.workers_gpu.cards import Cards, gpu
+from workers.gpu import nvml
+from workers.gpu.device_memory import CpuMemory, Holdings, NvmlMemory, device_memory, offered
+from workers.gpu.devices import Device
+from workers.gpu.errors import DeviceError
+from workers.memory import MIB
+
+ME = os.getpid()
+CPU = Device("cpu:0", "cpu", 1000, "cpu")
+
+
+class NoSuch(Exception):
+    """NVML's own error."""
+
+
+class FakeNvml(ModuleType):
+    """Two GPUs of 80,000 MiB, and what the driver says of their processes."""
+
+    NVMLError = NoSuch
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.free = {"GPU-0": 70_000, "GPU-1": 1000}
+        self.processes: list[tuple[int, int | None]] = []
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in self.free:
+            raise NoSuch("Not Found")
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(total=80_000 * MIB, free=self.free[handle] * MIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None if mb is None else mb * MIB) for pid, mb in self.processes]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    module = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    nvml.library.cache_clear()
+    yield module
+    nvml.library.cache_clear()
+
+
+def test_a_gpu_is_measured_by_its_uuid(driver: FakeNvml) -> None:
+    memory = device_memory([gpu(0), gpu(1)])
+
+    assert [(memory.total_mb(gpu(number)), memory.used_mb(gpu(number))) for number in (0, 1)] == [
+        (80_000.0, 10_000.0),
+        (80_000.0, 79_000.0),
+    ]
+    with pytest.raises(DeviceError, match="the memory of the GPU GPU-7 cannot be read: Not Found"):
+        memory.used_mb(gpu(7))
+
+
+def test_gpu_memory_without_nvml_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    nvml.library.cache_clear()
+    try:
+        with pytest.raises(DeviceError, match=r"cannot be measured: NVML or its Python binding \(the package nvidia-ml-py\) is not there"):
+            NvmlMemory().used_mb(gpu())
+    finally:
+        nvml.library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("listed", "held"),
+    [
+        ([(ME, 700), (os.getppid(), 800), (1, 9999)], 1500.0),
+        ([(1, 9999)], None),
+        ([], None),
+        ([(ME, None)], None),
+        ([(ME, 700), (2**22 + 1, 9999)], None),
+    ],
+    ids=["ours and another's", "not ours", "none", "without memory", "one that does not exist here"],
+)
+def test_what_processes_hold_is_known_where_the_drivers_ids_are_ours(driver: FakeNvml, listed: list[Any], held: float | None) -> None:
+    driver.processes = listed
+
+    assert NvmlMemory().held_mb(gpu(), [ME, os.getppid()]) == held
+    assert NvmlMemory().held_mb(gpu(), []) == 0.0
+
+
+def test_beside_cpu_devices_a_process_holds_what_it_uses_and_the_device_has_only_a_budget() -> None:
+    code = "import sys; block = bytearray(b'x') * (64 << 20); print('up', flush=True); sys.stdin.read()"
+    memory = device_memory([CPU])
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        held = memory.held_mb(CPU, [child.pid])
+        assert held is not None and 64.0 < held < 128.0
+        child.communicate()
+    assert (CpuMemory().held_mb(CPU, [child.pid]), memory.used_mb(CPU)) == (0.0, None)
+    assert memory.total_mb(CPU) > 128.0
+
+
+def test_a_change_is_measured_against_what_the_devices_held_just_before() -> None:
+    cards = Cards(10_000, used={"GPU-0": 500.0})
+    holdings = Holdings(cards, [gpu(0), gpu(1)])
+
+    holdings.begin()
+    cards.take(gpu(0), 4000)
+    cards.take(gpu(1), 3000)
+    holdings.measure([ME])
+    assert (holdings.mb, holdings.exact) == ((4000.0, 3000.0), False)
+    # Between changes others may do what they like
+    cards.take(gpu(0), -500)
+    cards.take(gpu(1), 2000)
+    holdings.begin()
+    cards.take(gpu(0), -3900)
+    cards.take(gpu(1), -3200)
+    holdings.measure([ME])
+    assert holdings.mb == (100.0, 0.0)
+
+
+def test_a_change_in_which_others_free_more_than_the_processes_take_is_not_believed() -> None:
+    cards = Cards(10_000, used={"GPU-0": 5000.0})
+    holdings = Holdings(cards, [gpu(0), gpu(1)])
+
+    holdings.begin()
+    cards.take(gpu(0), 4000 - 5000)
+    cards.take(gpu(1), 3000)
+    holdings.measure([ME], otherwise_mb=4200.0)
+
+    assert holdings.mb == (4200.0, 3000.0)
+
+
+def test_a_cell_offers_what_is_free_of_it_or_what_is_declared(caplog: pytest.LogCaptureFixture) -> None:
+    cards = Cards(10_000, used={"GPU-0": 600.5})
+    devices = [gpu(0), gpu(1)]
+
+    assert [device.memory_mb for device in offered(devices, cards, None)] == [9399, 10_000]
+    assert [device.memory_mb for device in offered(devices, cards, 9500)] == [9500, 9500]
+    assert [record.message for record in caplog.records] == ["cuda:0 (made up): 9500 MiB are declared, and 9399 are free"]
+    assert offered([CPU], CpuMemory(), None) == [CPU]

@@ -1,0 +1,203 @@
+"""MIG devices: one is a cell, several are refused, and so is a variable that does not say which."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workers.gpu import devices as devices_here
+from workers.gpu import nvml
+from workers.gpu.device_memory import NvmlMemory
+from workers.gpu.devices import Device, discover
+from workers.gpu.engines.vllm.command import visible
+from workers.gpu.errors import DeviceError
+
+MIB = 1 << 20
+WHOLE_MB, PART_MB = 80_000, 20_000
+
+
+class NoSuch(Exception):
+    """NVML's own error."""
+
+
+class FakeNvml(ModuleType):
+    """A machine of three GPUs: the first in two MIG devices, the second without MIG, the third of a kind that has none."""
+
+    NVMLError = NoSuch
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.parts = {"GPU-a1": ["MIG-e1f", "MIG-e2f"]}
+        self.modes = {"GPU-a1": [1, 1], "GPU-b2": [0, 1]}
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return ["GPU-a1", "GPU-b2", "GPU-c3"][index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in ("GPU-a1", "GPU-b2", "GPU-c3", *self.parts["GPU-a1"]):
+            raise NoSuch("Not Found")
+        return uuid
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "H100 MIG 2g.20gb" if handle.startswith("MIG-") else "H100"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(total=(PART_MB if handle.startswith("MIG-") else WHOLE_MB) * MIB, free=7 * MIB)
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        if handle not in self.modes:
+            raise NoSuch("Not Supported")
+        return self.modes[handle]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        if index >= len(self.parts[handle]):
+            raise NoSuch("Not Found")
+        return self.parts[handle][index]
+
+
+class FakeTorch(ModuleType):
+    """torch as it sees one device: of a MIG device it says the memory, and the UUID of the whole GPU."""
+
+    def __init__(self, name: str, uuid: str, memory_mb: int) -> None:
+        super().__init__("torch")
+        properties = SimpleNamespace(name=name, uuid=uuid, total_memory=memory_mb * MIB)
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True,
+            device_count=lambda: 1,
+            get_device_properties=lambda index: properties,
+        )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """Have a machine with a driver and NVML, and without torch."""
+    module = FakeNvml()
+    monkeypatch.setattr(devices_here, "DRIVER_FILES", (__file__,))
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(variable, raising=False)
+    nvml.library.cache_clear()
+    yield module
+    nvml.library.cache_clear()
+
+
+def on_mig(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch see a MIG device."""
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch("H100 MIG 2g.20gb", "a1", PART_MB))
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+@pytest.mark.parametrize("said", ["MIG-e1f", "MIG-e1", " MIG-e1f "])
+def test_a_mig_device_that_is_named_is_the_cell_and_its_servers_are_given_its_whole_name(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str, with_torch: bool
+) -> None:
+    if with_torch:
+        on_mig(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+
+    devices = discover()
+
+    assert devices == [Device("cuda:0 (H100 MIG 2g.20gb)", "cuda", PART_MB, "cuda:0", "MIG-e1f")]
+    assert visible({"CUDA_VISIBLE_DEVICES": said}, devices) == ["MIG-e1f"]
+    assert NvmlMemory().used_mb(devices[0]) is not None
+
+
+def test_without_nvml_the_name_of_a_mig_device_is_taken_as_it_is_given(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    on_mig(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-e1f")
+    assert [device.uuid for device in discover()] == ["MIG-e1f"]
+
+    # One that is not named is known by what torch calls it
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(DeviceError, match="H100 MIG 2g.20gb is a MIG device: set CUDA_VISIBLE_DEVICES to its UUID"):
+        discover()
+
+
+@pytest.mark.parametrize("said", ["MIG-e1f,MIG-e2f", "MIG-e1f,MIG-e1f", "MIG-e1f,GPU-b2", "1,MIG-e1f"])
+def test_several_mig_devices_and_a_mix_with_gpus_are_refused(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    with pytest.raises(DeviceError, match=f"^CUDA_VISIBLE_DEVICES={said}: a worker has one MIG device .*: start a worker for each$"):
+        discover()
+
+
+@pytest.mark.parametrize("said", ["MIG-e", "MIG-77"])
+def test_a_name_of_no_mig_device_or_of_two_is_refused(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    with pytest.raises(DeviceError, match=f"^CUDA_VISIBLE_DEVICES={said}: must name one of MIG-e1f, MIG-e2f$"):
+        discover()
+
+
+@pytest.mark.parametrize(
+    ("said", "begin"),
+    [
+        (None, "CUDA_VISIBLE_DEVICES is not set"),
+        ("0", "CUDA_VISIBLE_DEVICES=0"),
+        ("1", "CUDA_VISIBLE_DEVICES=1"),
+        ("GPU-b2,GPU-a", "CUDA_VISIBLE_DEVICES=GPU-b2,GPU-a"),
+    ],
+)
+def test_a_gpu_with_mig_that_may_be_visible_is_refused_with_what_to_set(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str | None, begin: str
+) -> None:
+    if said is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    todo = r"set it to one MIG device \(MIG-e1f, MIG-e2f\) or to the UUIDs of GPUs without MIG"
+    with pytest.raises(DeviceError, match=f"^{begin}, and MIG is enabled on GPU-a1: {todo}$"):
+        discover()
+
+    fake.parts["GPU-a1"] = []
+    with pytest.raises(DeviceError, match="there is none yet"):
+        discover()
+
+
+def test_gpus_without_mig_beside_one_with_it_are_cells_once_their_uuids_are_given(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,GPU-b2")
+    assert [(device.uuid, device.memory_mb) for device in discover()] == [("GPU-c3", WHOLE_MB), ("GPU-b2", WHOLE_MB)]
+    # And a machine on which MIG is only about to be enabled is as any other
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    fake.modes["GPU-a1"] = [0, 1]
+    assert [device.uuid for device in discover()] == ["GPU-a1", "GPU-b2", "GPU-c3"]
+
+
+def test_hidden_devices_are_not_asked_about_mig(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert discover()[0].kind == "cpu"
+
+
+@pytest.mark.parametrize("said", ["3", "0,0", "GPU-x"])
+def test_devices_that_torch_does_not_find_are_named_and_not_replaced_by_the_cpu(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    fake.modes = {}
+    torch = FakeTorch("none", "", 0)
+    torch.cuda.is_available = lambda: False
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    with pytest.raises(DeviceError, match=f"CUDA_VISIBLE_DEVICES={said} leaves no device: .*torch must be built with CUDA"):
+        discover()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert discover()[0].kind == "cpu"
+
+
+def test_cells_carry_the_uuids_that_torch_gives_whatever_the_order(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.modes = {}
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch("H100", "c3", WHOLE_MB))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert [device.uuid for device in discover()] == ["GPU-c3"]

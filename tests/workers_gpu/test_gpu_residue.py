@@ -1,0 +1,367 @@
+"""What servers keep of shared devices while they sleep: measured by the change, learned, booked, and taken for a leak when it grows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.services_file import ServiceConfig
+from tests.workers_gpu.cards import Cards, Server, gpu
+from workers.gpu.devices import Device
+from workers.gpu.engines.stub import StubEngine
+from workers.gpu.errors import OverBudget
+from workers.gpu.host import ServiceHost
+from workers.gpu.instances import InstanceName, InstanceStatus
+from workers.gpu.reload import described
+
+Until = Callable[[Callable[[], bool]], None]
+
+
+def service(memory_mb: float, **more: object) -> ServiceConfig:
+    return ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": memory_mb, "cells": [1, 2], **more})
+
+
+def at(service: str, *cells: int) -> InstanceName:
+    return InstanceName(service, cells)
+
+
+def of(host: ServiceHost, name: str) -> InstanceStatus:
+    (found,) = (one for one in host.status() if one.name.service == name)
+    return found
+
+
+def hosting(cards: Cards, *servers: StubEngine, gpus: int = 1, settle_s: float = 0.0, **more: object) -> ServiceHost:
+    """Return a host whose services have these engines, and are declared as these say."""
+    engines = {server.name: server for server in servers}
+    services = {name: service(server._declared_mb) for name, server in engines.items()}
+    return ServiceHost(
+        [gpu(number, int(cards.total)) for number in range(gpus)],
+        services,
+        Path("nowhere"),
+        factory=lambda name, *_: engines[name],
+        memory=cards,
+        settle_s=settle_s,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def cycle(host: ServiceHost, name: str, *cells: int) -> InstanceStatus:
+    """Bring a service onto cells and take it off again."""
+    host.ensure_resident(name, cells or (0,))
+    host.evict(at(name, *(cells or (0,))))
+    return of(host, name)
+
+
+def test_of_two_servers_awake_on_one_device_one_is_evicted_and_neither_is_killed() -> None:
+    cards = Cards(10_000)
+    a, b = Server("a", 5000, cards, residue_mb=1200), Server("b", 4000, cards, residue_mb=900)
+    host = hosting(cards, a, b)
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,))
+
+    host.evict(at("a", 0))
+
+    assert (of(host, "a").state, of(host, "a").leaks, of(host, "a").memory_mb) == ("host", 0, 1200.0)
+    assert (of(host, "b").state, host.held_mb(0), cards.used["GPU-0"]) == ("resident", 5200.0, 5200.0)
+    # And the other one leaves, and the first comes back
+    host.evict(at("b", 0))
+    host.ensure_resident("a", (0,))
+    assert (of(host, "a").restores, of(host, "b").memory_mb, host.held_mb(0)) == (1, 900.0, 5900.0)
+    assert [of(host, name).leaks for name in "ab"] == [0, 0]
+
+
+def test_what_others_take_or_give_back_between_changes_is_not_the_servers() -> None:
+    cards = Cards(20_000)
+    a = Server("a", 5000, cards, residue_mb=1000)
+    host = hosting(cards, a)
+
+    for others_mb in (3000, -2500, 4000, -4500):
+        host.ensure_resident("a", (0,))
+        cards.take(gpu(), others_mb)
+        host.evict(at("a", 0))
+        assert (of(host, "a").memory_mb, of(host, "a").leaks) == (1000.0, 0)
+
+
+@pytest.mark.parametrize("ids_match", [True, False])
+def test_a_server_on_two_devices_is_measured_on_each_and_booked_with_the_larger(ids_match: bool) -> None:
+    cards = Cards(10_000, ids_match=ids_match)
+
+    class Uneven(Server):
+        """Keeps more of the first device than of the second."""
+
+        def keeps_mb(self, device: Device) -> float:
+            return 1500.0 if device.uuid == "GPU-0" else 900.0
+
+    host = hosting(cards, Uneven("a", 5000, cards), gpus=2)
+
+    host.ensure_resident("a", (0, 1))
+    host.evict(at("a", 0, 1))
+
+    assert (host.held_mb(0), host.held_mb(1), of(host, "a").memory_mb) == (1500.0, 1500.0, 2400.0)
+
+
+def test_the_first_sleeps_set_the_residue_and_a_later_one_that_keeps_more_is_a_leak() -> None:
+    cards = Cards(10_000, ids_match=True)
+    a = Server("a", 6000, cards)
+    host = hosting(cards, a)
+
+    booked = []
+    for residue_mb in (1000, 1400, 1200, 1900, 1100, 1913):
+        a.residue_mb = residue_mb
+        assert cycle(host, "a").leaks == (1 if residue_mb > 1912 else 0)
+        booked.append(host.held_mb(0))
+
+    # Given residues that stay within 512 MiB of the largest of the first three, that is booked, or more where more is kept
+    assert booked == [1000, 1400, 1400, 1900, 1400, 0]
+    leaked = of(host, "a")
+    assert (leaked.state, leaked.reason) == ("absent", "it leaks: evicted, it keeps 1913 MiB of a cell, and 1400 in its first evictions")
+    # And it is started afresh at its next use
+    host.ensure_resident("a", (0,))
+    assert (of(host, "a").starts, of(host, "a").state) == (2, "resident")
+
+
+def test_what_a_server_that_leaked_kept_is_not_booked_for_the_next_one() -> None:
+    cards = Cards(10_000, ids_match=True)
+    a = Server("a", 6000, cards)
+    host = hosting(cards, a)
+    for residue_mb in (1000, 2500, 4000):
+        a.residue_mb = residue_mb
+        assert cycle(host, "a").leaks == 0
+    a.residue_mb = 5200
+    assert cycle(host, "a").leaks == 1
+
+    a.residue_mb = 1000
+
+    assert (cycle(host, "a").leaks, host.held_mb(0)) == (1, 1000)
+
+
+def test_where_only_the_device_can_be_measured_a_leak_is_what_shows_twice() -> None:
+    cards = Cards(20_000)
+    a = Server("a", 6000, cards, residue_mb=1000)
+    host = hosting(cards, a)
+    for _ in range(3):
+        cycle(host, "a")
+
+    a.residue_mb = 2000
+    assert (cycle(host, "a").leaks, host.held_mb(0)) == (0, 2000.0)
+    a.residue_mb = 1000
+    assert cycle(host, "a").leaks == 0
+    a.residue_mb = 2000
+    assert [cycle(host, "a").leaks, cycle(host, "a").leaks] == [0, 1]
+
+
+def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
+    cards = Cards(10_000)
+    a = Server("a", 6000, cards, residue_mb=5500)
+    host = hosting(cards, a, Server("b", 6000, cards))
+
+    host.ensure_resident("a", (0,))
+    host.ensure_resident("b", (0,), [at("a", 0)])
+
+    assert (of(host, "a").state, of(host, "a").leaks, of(host, "b").state) == ("absent", 1, "resident")
+    assert of(host, "a").reason == "its eviction did not free the memory of its cells: it keeps 5500 of 6000 MiB"
+    assert (host.held_mb(0), cards.used["GPU-0"]) == (6000.0, 6000.0)
+
+
+def test_the_residue_is_that_of_the_service_as_it_is_declared() -> None:
+    cards = Cards(10_000)
+    a = Server("a", 6000, cards, residue_mb=3000)
+    host = hosting(cards, a)
+    cycle(host, "a")
+
+    host.reload({"a": service(5900)})
+    a.residue_mb = 500
+    cycle(host, "a")
+
+    assert host.held_mb(0) == 500.0
+
+
+def test_where_residues_crowd_a_cell_the_least_recently_used_sleeper_is_stopped() -> None:
+    cards = Cards(10_000)
+    sleepers = [Server(name, 5000, cards, residue_mb=2000) for name in "abc"]
+    host = hosting(cards, *sleepers, Server("d", 5000, cards))
+    for name in "abc":
+        cycle(host, name)
+
+    host.ensure_resident("d", (0,))
+
+    assert [of(host, name).state for name in "abcd"] == ["absent", "host", "host", "resident"]
+    assert (host.held_mb(0), cards.used["GPU-0"]) == (9000.0, 9000.0)
+
+
+def test_a_start_waits_for_memory_that_a_device_does_not_report_as_free_yet() -> None:
+    cards = Cards(10_000, used={"GPU-0": 6000.0})
+    host = hosting(cards, Server("a", 5000, cards), settle_s=30.0)
+
+    timer = threading.Timer(0.2, cards.take, (gpu(), -6000.0))
+    timer.start()
+    host.ensure_resident("a", (0,))
+
+    assert (of(host, "a").state, cards.used["GPU-0"]) == ("resident", 5000.0)
+
+
+def test_memory_that_others_took_costs_a_sleeper_and_then_is_refused_with_figures() -> None:
+    cards = Cards(10_000)
+    a, b = Server("a", 5000, cards, residue_mb=1500), Server("b", 5000, cards)
+    host = hosting(cards, a, b)
+    cycle(host, "a")
+
+    # Given a program that nobody here knows, beside which b fits once the sleeper has gone
+    cards.take(gpu(), 4000)
+    host.ensure_resident("b", (0,))
+    assert (of(host, "a").state, of(host, "b").state) == ("absent", "resident")
+    # When it takes more, then what wants to come is refused, and nothing is booked for it
+    host.evict(at("b", 0))
+    cards.take(gpu(), 2000)
+    with pytest.raises(OverBudget, match=r"b needs 4700 MiB on cell 0, and of the 10000 MiB of cuda:0 \(made up\) 3700 are free"):
+        host.ensure_resident("b", (0,))
+    assert (of(host, "b").state, host.held_mb(0)) == ("host", 300.0)
+    cards.take(gpu(), -2000)
+    host.ensure_resident("b", (0,))
+    assert of(host, "b").restores == 1
+
+
+def test_changes_on_a_device_come_one_after_another_and_those_of_other_devices_do_not_wait(until: Until) -> None:
+    cards = Cards(10_000)
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(Server):
+        """Starts when it is let."""
+
+        def _start(self, devices: Sequence[Device]) -> None:
+            begun.set()
+            assert go.wait(30)
+            super()._start(devices)
+
+    a, b, c = Slow("a", 4000, cards), Server("b", 4000, cards), Server("c", 4000, cards)
+    host = hosting(cards, a, b, c, gpus=2)
+    host.ensure_resident("b", (0,))
+    with ThreadPoolExecutor(2) as pool:
+        start = pool.submit(host.ensure_resident, "a", (0,))
+        assert begun.wait(30)
+        # When an instance of the same device is to leave while a is started, it waits
+        leave = pool.submit(host.evict, at("b", 0))
+        host.ensure_resident("c", (1,))
+        assert (of(host, "b").state, leave.done(), start.done()) == ("resident", False, False)
+        go.set()
+        start.result(30)
+        leave.result(30)
+
+    assert (of(host, "a").memory_mb, of(host, "b").memory_mb, of(host, "c").memory_mb) == (4000.0, 300.0, 4000.0)
+
+
+def test_a_server_that_takes_more_than_declared_is_booked_with_that(caplog: pytest.LogCaptureFixture) -> None:
+    cards = Cards(10_000)
+    a, b = Server("a", 5000, cards, held_mb=5600), Server("b", 4700, cards)
+    host = hosting(cards, a, b)
+
+    host.ensure_resident("a", (0,))
+
+    assert host.held_mb(0) == 5600.0
+    assert "a on cell 0 holds 5600 MiB of a cell and declares 5000: declare services.a.memory_mb = 5600" in caplog.text
+    # And from then on the scheduler plans with it, and the worker makes room for it
+    assert {name: said["memory_mb"] for name, said in described(host).items()} == {"a": 5632.0, "b": 4700.0}
+    assert host.in_the_way("b", (0,)) == [at("a", 0)]
+    host.ensure_resident("b", (0,), [at("a", 0)])
+    assert host.in_the_way("a", (0,)) == [at("b", 0)]
+    with pytest.raises(OverBudget, match="a needs 5600 MiB on cell 0, which has 10000 MiB and holds b 4700"):
+        host.ensure_resident("a", (0,))
+
+
+def test_what_a_vllm_server_takes_on_top_is_to_be_declared_as_that_of_its_process(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    cards = Cards(10_000)
+    config = ServiceConfig.model_validate(
+        {"engine": "vllm", "task": "score", "model": tmp_path, "memory_mb": 5000.0, "vllm": {"process_mb": 1000.0}}
+    )
+    host = ServiceHost([gpu()], {"a": config}, tmp_path, factory=lambda *_: Server("a", 5000, cards, held_mb=5600), memory=cards)
+
+    host.ensure_resident("a", (0,))
+
+    assert "declare services.a.vllm.process_mb = 1600" in caplog.text
+
+
+def test_a_server_that_would_overrun_its_cell_is_refused() -> None:
+    cards = Cards(10_000)
+    host = hosting(cards, Server("a", 5000, cards, held_mb=5600), Server("b", 4700, cards))
+    host.ensure_resident("b", (0,))
+
+    with pytest.raises(Exception, match=r"it holds 5600\.0 MiB on a device and may hold 5300"):
+        host.ensure_resident("a", (0,))
+
+    assert (of(host, "a").state, host.held_mb(0), cards.used["GPU-0"]) == ("failed", 4700.0, 4700.0)
+
+
+def test_a_server_whose_copy_has_no_room_in_host_memory_leaves_without_one() -> None:
+    cards = Cards(10_000)
+    a, b = Server("a", 5000, cards), Server("b", 5000, cards)
+    host = hosting(cards, a, b, host_memory_mb=100.0)
+    host.ensure_resident("a", (0,))
+
+    host.ensure_resident("b", (0,), [at("a", 0)])
+
+    assert (of(host, "a").state, a.copied, host.host_mb()) == ("host", [False], 50.0)
+    host.ensure_resident("a", (0,), [at("b", 0)])
+    assert (of(host, "a").restores, of(host, "b").state, b.copied) == (1, "host", [False])
+
+
+def test_a_sleeper_that_dies_keeps_nothing() -> None:
+    cards = Cards(10_000)
+    a = Server("a", 9000, cards, residue_mb=3000)
+    host = hosting(cards, a)
+    cycle(host, "a")
+    assert (of(host, "a").leaks, host.held_mb(0)) == (0, 3000.0)
+
+    a.die()
+    host.check()
+
+    assert (of(host, "a").state, host.held_mb(0), cards.used["GPU-0"]) == ("failed", 0.0, 0.0)
+
+
+def test_a_sleeper_that_died_is_in_nobodys_way() -> None:
+    cards = Cards(10_000)
+    a, b = Server("a", 5000, cards, residue_mb=3000), Server("b", 9000, cards)
+    host = hosting(cards, a, b)
+    cycle(host, "a")
+
+    a.die()
+    host.ensure_resident("b", (0,))
+
+    assert (of(host, "b").state, host.held_mb(0)) == ("resident", 9000.0)
+
+
+steps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 1), st.integers(0, 500), st.integers(-400, 400)), max_size=40)
+
+
+@given(steps, st.booleans())
+def test_whatever_comes_and_goes_no_healthy_server_is_taken_for_a_leak_and_every_cell_is_booked_with_what_it_holds(
+    steps: list[tuple[str, int, int, int]], ids_match: bool
+) -> None:
+    """Four services on memory for two, whose residues differ by cycle, beside programs that take memory and give it back."""
+    cards = Cards(10_000, used={f"GPU-{number}": 500.0 for number in range(2)}, ids_match=ids_match)
+    made: list[Server] = []
+
+    def factory(name: str, config: ServiceConfig, *_: object) -> Server:
+        made.append(Server(name, config.memory_mb, cards, residue_mb=700))
+        return made[-1]
+
+    cells = [gpu(number, 9000) for number in range(2)]
+    host = ServiceHost(cells, {name: service(6000) for name in "abcd"}, Path("nowhere"), factory=factory, memory=cards, settle_s=0.0)
+    for name, cell, residue_mb, others_mb in steps:
+        for server in made:
+            server.residue_mb = 700 + residue_mb
+        cards.take(gpu(cell), others_mb - cards.held.get((f"GPU-{cell}", 1), 0.0))
+        host.ensure_resident(name, (cell,), host.in_the_way(name, (cell,)))
+        assert next(found for found in host.status() if found.name == at(name, cell)).state == "resident"
+
+    assert all(found.leaks == 0 for found in host.status())
+    for cell in range(2):
+        ours = sum(mb for (uuid, pid), mb in cards.held.items() if uuid == f"GPU-{cell}" and pid != 1)
+        assert ours <= host.held_mb(cell) <= 9000.0
+    host.close()
+    assert sum(mb for (_, pid), mb in cards.held.items() if pid != 1) == 0.0
