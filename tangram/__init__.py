@@ -19,7 +19,7 @@ from tangram.errors import (
     TangramError,
 )
 from tangram.handles import AsyncHandle, Handle
-from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
+from tangram.results import Act, Chunk, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import ClientClosed
 from tangram.settings import Settings
 
@@ -37,6 +37,7 @@ __all__ = [
     "AsyncClient",
     "AsyncEnvironment",
     "AsyncHandle",
+    "Chunk",
     "Client",
     "ClientClosed",
     "Cost",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -18,7 +18,7 @@ from tangram.action import Action
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import AsyncHandle
-from tangram.results import ExecResult, Logprobs, Response, Scores, Snapshot, Texts
+from tangram.results import Chunk, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
 
@@ -108,6 +108,11 @@ class AsyncClient:
     async def submit(self, action: Action) -> AsyncHandle[Any]:
         """Submit any action and return a handle on it; see `Client.submit`."""
         return AsyncHandle((await self._connected()).submit(action))
+
+    async def output(self, task_id: str, after: str = "0") -> AsyncIterator[Chunk]:
+        """Yield what a command prints that any process has submitted, given the id of its task; see `Handle.output`."""
+        async for chunk in (await self._connected()).streams.read_async(task_id, after):
+            yield chunk
 
     async def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:
         """Cancel a trajectory of this job, or a whole job; see `Client.cancel`."""

@@ -46,7 +46,7 @@ class Blobs:
         self, store: Redis, threshold_bytes: int = BLOB_THRESHOLD_BYTES, ttl_s: float = BLOB_TTL_S, *, patience_s: float = 0.0
     ) -> None:
         """Use `store`; values above `threshold_bytes` become blobs that live for `ttl_s`."""
-        self._store = store
+        self.store = store
         self._patience_s = patience_s
         self._closing = threading.Event()
         self._threshold_bytes = threshold_bytes
@@ -105,14 +105,14 @@ class Blobs:
 
     def _keep(self, data: bytes) -> dict[str, Any]:
         key = BLOB_KEY_PREFIX + uuid4().hex
-        self._ask(lambda: self._store.set(key, data, px=self._ttl_ms))
+        self._ask(lambda: self.store.set(key, data, px=self._ttl_ms))
         return {_REFERENCE: key, "bytes": len(data)}
 
     def _fetch(self, reference: Mapping[str, Any]) -> bytes:
         key = reference.get(_REFERENCE)
         if not isinstance(key, str) or not key.startswith(BLOB_KEY_PREFIX):
             raise ActionFailed(f"not a blob reference: {str(dict(reference))[:80]}")
-        data = self._ask(lambda: self._store.get(key))
+        data = self._ask(lambda: self.store.get(key))
         if data is None:
             raise ActionFailed(f"a large value ({reference.get('bytes')} bytes) is no longer in the result store: it has expired")
         if not isinstance(data, bytes):

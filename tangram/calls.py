@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from tangram import giving
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
 from tangram.arrays import ArrayError, pack_ints
 from tangram.elasticity import make_curve
@@ -64,6 +65,9 @@ class ExecOptions(Limits, total=False):
     starts from a clean shell: without the variables and functions that they left, in the folder where they were.
     A command whose node is lost never runs again, `idempotent` or not: its environment is lost, too. One that is not `preemptible`
     keeps its cores once it has them: for timing runs, and for programs with clocks of their own.
+    With `stream`, what it prints can be read while it runs, by `Handle.output`. With `stdin`, it reads what `Handle.send_input`
+    brings, else nothing. With `pty`, rows and columns, its input and output are a terminal of that size: all that it prints is
+    `stdout`, and what it has started ends with it.
     """
 
     units: Sequence[int]
@@ -77,6 +81,9 @@ class ExecOptions(Limits, total=False):
     preemptible: bool
     action_class: str | None
     variables: Mapping[str, str] | None
+    stream: bool
+    stdin: bool
+    pty: tuple[int, int] | None
 
 
 class ServiceOptions(Limits, total=False):
@@ -180,6 +187,9 @@ def execute(
     preemptible: bool = True,
     action_class: str | None = None,
     variables: Mapping[str, str] | None = None,
+    stream: bool = False,
+    stdin: bool = False,
+    pty: tuple[int, int] | None = None,
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
     if not isinstance(command, str) or not command.strip() or _UNWRITABLE.search(command):
@@ -190,7 +200,14 @@ def execute(
     return Action(
         kind="cpu.exec",
         arguments=_given(
-            environment=place.environment, session=session, command=command, variables=_variables(variables), fence=fence or None
+            environment=place.environment,
+            session=session,
+            command=command,
+            variables=_variables(variables),
+            fence=fence or None,
+            stream=stream or None,
+            stdin=stdin or None,
+            terminal=giving.terminal(pty),
         ),
         cost=cost,
         curve=make_curve(parallel_fraction, efficiency),

@@ -6,7 +6,7 @@ and its environments may be used by many threads at once. `tangram.aio` has the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -16,7 +16,7 @@ from tangram.action import Action
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import ExecResult, Logprobs, Response, Scores, Snapshot, Texts
+from tangram.results import Chunk, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
 
@@ -127,6 +127,13 @@ class Client:
     def submit(self, action: Action) -> Handle[Any]:
         """Submit any action and return a handle on it; does not wait. One without a job gets this client's."""
         return self._session.submit(action)
+
+    def output(self, task_id: str, after: str = "0") -> Iterator[Chunk]:
+        """Yield what a command prints that any process has submitted, given the id of its task; see `Handle.output`.
+
+        One that is not known, or not yet, is waited for.
+        """
+        return self._session.streams.read(task_id, after)
 
     def cancel(self, *, trajectory: str | None = None, job: str | None = None) -> None:
         """Cancel every waiting and running action of a trajectory of this job, or of a whole job, and its environments.

@@ -19,8 +19,8 @@ from redis import BlockingConnectionPool, Redis
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 
-STORE_CONNECTIONS = 3
-"""Redis connections of one client: one listens, two fetch and put blobs."""
+STORE_CONNECTIONS = 5
+"""Redis connections of one client: one listens, one reads the output of commands and one interrupts it, two fetch and put blobs."""
 
 OUTAGE_LIMIT_S = 60.0
 """How long a result store that is away is waited for, by those who have had contact with it."""

@@ -11,25 +11,47 @@ Cancelling has two directions. `cancel()` asks the stack to end the action; how 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from tangram import giving
 from tangram.errors import ResultNotReady
+from tangram.giving import What
+from tangram.publisher import Control
+from tangram.results import Chunk
+from tangram.streams import OutputReader
 
 T = TypeVar("T")
+
+
+class Remote(Protocol):
+    """What a handle asks of the session that has submitted its action."""
+
+    @property
+    def streams(self) -> OutputReader:
+        """What reads the output of commands."""
+
+    def cancel_task(self, task_id: str) -> None:
+        """Ask for the end of an action."""
+
+    def give(self, task_id: str, what: What) -> Control:
+        """Give a running command something."""
+
+    def wait_for(self, control: Control) -> None:
+        """Return once the broker has a message. Raises `StackUnreachable`."""
 
 
 class Handle(Generic[T]):
     """One submitted action. `id` is the id of its Celery task."""
 
-    __slots__ = ("_cancel", "future", "id")
+    __slots__ = ("future", "id", "remote")
 
-    def __init__(self, task_id: str, future: Future[T], cancel: Callable[[str], None]) -> None:
-        """Stand for the task `task_id`, whose end resolves `future`; `cancel` asks for its end."""
+    def __init__(self, task_id: str, future: Future[T], remote: Remote) -> None:
+        """Stand for the task `task_id`, whose end resolves `future`; all else is asked of `remote`."""
         self.id = task_id
         self.future = future
-        self._cancel = cancel
+        self.remote = remote
 
     def __repr__(self) -> str:
         """Show the id and whether there is a result."""
@@ -63,7 +85,63 @@ class Handle(Generic[T]):
     def cancel(self) -> None:
         """Ask the stack to end the action; does not wait. Where that cannot be sent, the result is `StackUnreachable`."""
         if not self.future.done():
-            self._cancel(self.id)
+            self.remote.cancel_task(self.id)
+
+    def output(self, after: str = "0") -> Iterator[Chunk]:
+        """Yield what a command with `stream` prints, as it comes; end when it has ended.
+
+        Each reader gets everything, from behind the chunk with the id `after`, however late it comes. The result store keeps the last
+        MiB of a command, for an hour after it has ended; `Chunk.dropped` says what a reader has missed. Of a command without `stream`
+        nothing comes.
+
+        Raises
+        ------
+        ActionError
+            After the last chunk: the way in which the action ended, if not with a result.
+        InvalidAction
+            When `after` is no id of a chunk.
+        StackUnreachable
+            When the result store was away for too long.
+
+        """
+        return self.remote.streams.read(self.id, after, self.future)
+
+    def send_input(self, data: bytes) -> None:
+        """Give a command with `stdin` or `pty` input, at most 64 KiB; return once the broker has it.
+
+        Input comes in the order of the calls, and what is sent while the action still waits is kept until it runs. It is dropped where
+        the action has ended or has neither `stdin` nor `pty`. A command that leaves more than 4 MiB of input unread ends as `failed`.
+        Where a scheduler or a broker dies with input on its way, that input is lost, and nothing that this process gives the
+        command after it arrives.
+
+        Raises
+        ------
+        InvalidAction
+            When `data` is empty, or larger.
+        StackUnreachable
+            When the broker cannot be reached.
+
+        """
+        self._give(giving.data(data))
+
+    def close_input(self) -> None:
+        """End the input of a command with `stdin`; at a terminal, type Ctrl-D. Otherwise as `send_input`."""
+        self._give(giving.end())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the processes that a command has started, in order with its input. Otherwise as `send_input`.
+
+        The shell that runs the command line gets it only where it handles it (`trap`; SIGINT in bash), where no program is running, and for
+        SIGKILL. So after SIGTERM the line goes on behind the program that has ended. At a terminal, SIGINT is typed as Ctrl-C.
+        """
+        self._give(giving.signal_of(number))
+
+    def resize_pty(self, rows: int, columns: int) -> None:
+        """Give the terminal of a command with `pty` another size. Otherwise as `send_input`."""
+        self._give(giving.size(rows, columns))
+
+    def _give(self, what: What) -> None:
+        self.remote.wait_for(self.remote.give(self.id, what))
 
     def when_done(self, call: Callable[[bool], None]) -> None:
         """Call `call(failed)` once the action has ended, from the thread that brings the result; it must be quick."""
@@ -114,6 +192,29 @@ class AsyncHandle(Generic[T]):
     async def cancel(self) -> None:
         """Ask the stack to end the action; does not wait for that."""
         self._handle.cancel()
+
+    def output(self, after: str = "0") -> AsyncIterator[Chunk]:
+        """Yield what a command with `stream` prints, as it comes; see `Handle.output`."""
+        return self._handle.remote.streams.read_async(self.id, after, self._handle.future)
+
+    async def send_input(self, data: bytes) -> None:
+        """Give a command with `stdin` or `pty` input; see `Handle.send_input`."""
+        await self._give(giving.data(data))
+
+    async def close_input(self) -> None:
+        """End the input of a command with `stdin`; see `Handle.close_input`."""
+        await self._give(giving.end())
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the processes that a command has started; see `Handle.signal`."""
+        await self._give(giving.signal_of(number))
+
+    async def resize_pty(self, rows: int, columns: int) -> None:
+        """Give the terminal of a command with `pty` another size; see `Handle.resize_pty`."""
+        await self._give(giving.size(rows, columns))
+
+    async def _give(self, what: What) -> None:
+        await asyncio.wrap_future(self._handle.remote.give(self.id, what).sent)
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the result; cancelling the coroutine cancels the action."""

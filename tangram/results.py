@@ -48,6 +48,20 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of what a running command printed on a `stream`, `stdout` or `stderr`.
+
+    `id` counts the bytes that were printed up to its end, on both streams; reading goes on after it. `dropped` bytes are missing before it:
+    the result store was too slow for what was printed, or it keeps them no longer.
+    """
+
+    stream: str
+    data: bytes
+    id: str
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The files of an environment as they were, as an `image` on the node `node`; environments can be opened from it there."""
 

@@ -29,10 +29,12 @@ from tangram.blobs import Blobs
 from tangram.connection import OUTAGE_LIMIT_S, find_addresses, make_app, open_store, show
 from tangram.errors import InvalidAction, StackUnreachable, TangramError
 from tangram.feed import Feed
+from tangram.giving import Giving, What
 from tangram.handles import Handle
 from tangram.inbox import Inbox
 from tangram.publisher import Control, Publisher, Submission
 from tangram.settings import Settings
+from tangram.streams import OutputReader
 
 CLOSE_WAIT_S = 10.0
 """How long leaving a client's context waits for its environments to be gone."""
@@ -74,13 +76,16 @@ class Session:
         self._lock = threading.Lock()
         self._closed = False
         self._environments: dict[str, calls.Place] = {}
+        self._giving = Giving(self.client_id, job)
         self._store = open_store(addresses.result_url, settings.connect_timeout_s)
+        self.streams = OutputReader(self._store, settings.connect_timeout_s)
+        """What reads the output of commands, also of those that another process has submitted."""
         self._inbox = Inbox(Blobs(self._store, patience_s=OUTAGE_LIMIT_S))
         app = make_app(addresses, settings.connect_timeout_s)
         self._publisher = Publisher(app, self._store, self._inbox, self.client_id, settings.connect_timeout_s)
         self._feed = Feed(self._store, self._inbox, self.client_id, settings.connect_timeout_s, show(addresses.result_url))
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
-        self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self._store, self._pid)
+        self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self.streams, self._store, self._pid)
 
     def start(self) -> list[Future[None]]:
         """Begin to connect; return what becomes done when broker and result store have answered."""
@@ -163,6 +168,14 @@ class Session:
         if not self._closed:
             self._publisher.send(Control({"cancel": {"ids": [task_id]}}, task_ids=(task_id,)))
 
+    def give(self, task_id: str, what: What) -> Control:
+        """Give a running command something (`tangram.giving`); `wait_for` what this returns. Raises `ClientClosed`."""
+        with self._lock:
+            self._check_open()
+            control = Control(self._giving.message(task_id, what))
+            self._publisher.send(control)
+            return control
+
     def begin_closing(self) -> list[Future[Any]]:
         """Take no more work and ask for the end of all open environments; return what is done with it. Idempotent."""
         with self._lock:
@@ -179,18 +192,18 @@ class Session:
         with self._lock:
             self._closed = True
         if self._finalizer.detach():
-            _shut_down(self._publisher, self._feed, self._inbox, self._store, self._pid, wait_s)
+            _shut_down(self._publisher, self._feed, self._inbox, self.streams, self._store, self._pid, wait_s)
 
     def _submit(self, action: Action, task_id: str | None = None) -> Handle[Any]:
         if not action.job:
             action = replace(action, job=self.job)
         future = self._inbox.waiting_for(task_id) if task_id is not None else None
         if future is not None and task_id is not None:
-            return Handle(task_id, future, self.cancel_task)
+            return Handle(task_id, future, self)
         submission = Submission(task_id or next(self._ids), action, once=task_id is not None)
         future = self._inbox.expect(submission.task_id, action.kind)
         self._publisher.send(submission)
-        return Handle(submission.task_id, future, self.cancel_task)
+        return Handle(submission.task_id, future, self)
 
     def _forget(self, place: calls.Place) -> None:
         with self._lock:
@@ -203,12 +216,15 @@ class Session:
             raise ClientClosed(f"the client belongs to process {self._pid}: open one in each process after forking")
 
 
-def _shut_down(publisher: Publisher, feed: Feed, inbox: Inbox, store: Redis, pid: int, wait_s: float = _STOP_WAIT_S) -> None:
+def _shut_down(
+    publisher: Publisher, feed: Feed, inbox: Inbox, streams: OutputReader, store: Redis, pid: int, wait_s: float = _STOP_WAIT_S
+) -> None:
     """End the threads and connections of a session, in the process that made it."""
     if pid != os.getpid():
         return
     publisher.stop(wait_s)
     feed.stop(wait_s)
     inbox.fail_all(lambda: ClientClosed("the client was closed before the action had a result"))
+    streams.close(lambda: ClientClosed("the client was closed before the command had ended"))
     inbox.close()
     store.connection_pool.disconnect()

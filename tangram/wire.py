@@ -14,6 +14,11 @@ a message may arrive twice, and its task id says so.
 A cancel names tasks, one trajectory of a job, or a whole job:
 `{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`.
 
+What a command is given names its task, and client and job of the sender, one of which must be the command's own:
+`{"give": {"id", "client", "job", "sender", "number", "what"}}`. `sender` is made up by whoever sends, for this command alone, and `number`
+counts what it sends, from 1. The worker hands all of a sender on once and in this order. `what` is `["data", base64 of at most
+GIVEN_BYTES]`, `["end"]`, `["signal", number]` or `["size", rows, columns]`.
+
 A control task is a Celery task of the worker's own, whose result nobody reads:
 
 | control task | arguments | meaning |
@@ -21,6 +26,7 @@ A control task is a Celery task of the worker's own, whose result nobody reads:
 | `tangram.regrant` | epoch, serial, grants: list of `WireRegrant` | running commands have other cores, or go to the background |
 | `tangram.stop` | id, attempt, reason | a running action ends |
 | `tangram.tell` | id, attempt | the worker reports the end of the action again, or that it never came |
+| `tangram.give` | id, sender, number, what | a running command is given input, a signal, a size of its terminal |
 | `tangram.restore` | service, cell_ids, evict | an instance of a service is restored |
 | `tangram.close_environment` | id, attempt, reason | an environment closes |
 
@@ -34,7 +40,7 @@ The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds t
 | kind | arguments | value of the payload |
 |---|---|---|
 | `cpu.open` | environment, image, memory_mb | null |
-| `cpu.exec` | environment, session, command°, variables, fence| `{"exit_code", "stdout"°, "stderr"°, "truncated", "cpu_s", "max_rss_mb"}` |
+| `cpu.exec` | environment, session, command°, variables, fence, stream, stdin, terminal | `{"exit_code", "stdout"°, "stderr"°, …}` |
 | `cpu.read_file` | environment, path | `{"data"°}` |
 | `cpu.write_file` | environment, path, data°, mode | null |
 | `cpu.snapshot` | environment | `{"image", "node"}` |
@@ -55,6 +61,14 @@ A *payload* is the JSON result that the tasks of this system store in the Celery
 `{"status", "value", "reason", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
 or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
 Times on the wire are seconds since the epoch, durations seconds.
+
+A command with `stream` has a Redis stream in the result store, under `OUTPUT_KEY_PREFIX` and its task id. Output is counted in bytes, both
+streams together. An entry has the id `n-0`, where n counts all that was printed up to its end, so what is missing before it can be told:
+
+| field | holds |
+|---|---|
+| `stdout`, `stderr` | bytes that the command printed |
+| `end` | the last entry, `n-1`: how the action has ended, one of its six ends; `reason`, and `node` where its environment was lost |
 """
 
 from __future__ import annotations
@@ -77,6 +91,7 @@ RESULT_KEY_PREFIX = "celery-task-meta-"
 CLIENT_KEY_PREFIX = "tangram-client-"
 CLAIM_KEY_PREFIX = "tangram-claim-"
 BLOB_KEY_PREFIX = "tangram-blob-"
+OUTPUT_KEY_PREFIX = "tangram-output-"
 SCHEDULER_KEY = "tangram-scheduler"
 """Where the active scheduler shows its policy and figures, as JSON, in the result store."""
 
@@ -91,6 +106,12 @@ BLOB_TTL_S = 3600
 renews them."""
 
 RESULT_TTL_S = 3600
+
+GIVEN_BYTES = 64 * 1024
+"""The most input for a command in one message."""
+
+OUTPUT_TTL_S = 3600
+"""The streamed output of a command is kept for so long after its last entry."""
 
 
 class WireAct(TypedDict):

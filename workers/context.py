@@ -28,6 +28,8 @@ from workers.gpu.errors import BadInput, NotSupported
 if TYPE_CHECKING:
     from workers.api.requests import Requests
     from workers.cpu.abstract import Sandbox
+    from workers.cpu.giving import Giving
+    from workers.cpu.streams import OutputStreams
     from workers.gpu.host import ServiceHost
     from workers.gpu.prefetch import Prefetch
 
@@ -47,6 +49,8 @@ class CpuContext:
     settings: Settings
     blobs: Blobs
     sandbox: Sandbox
+    streams: OutputStreams
+    giving: Giving
 
     def close(self, environment_id: str) -> None:
         """Close an environment if it is open."""

@@ -33,6 +33,8 @@ from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_label, node_
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
 from workers.cpu.cores import CoreMap
+from workers.cpu.giving import Giving
+from workers.cpu.streams import OutputStreams
 from workers.cpu.topology import Topology
 from workers.cpu.weight import Means
 from workers.memory import MIB, usable_mb
@@ -217,12 +219,17 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     description["labels"] += [f"isolation:{isolation}", f"background:{sandbox.background}"]
     description["labels"].append(f"memory:{'enforced' if sandbox.enforces_memory else 'not-enforced'}")
     _say_what_is_held(sandbox)
-    provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox))
+    streams = OutputStreams(blobs.store)
+    provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, giving=Giving()))
 
     def now() -> dict[str, Any]:
         return {"environments": [environment.spec.id for environment in sandbox.environments()]}
 
-    return Prepared(description=description, now=now, close=sandbox.close)
+    def close() -> None:
+        sandbox.close()
+        streams.close()
+
+    return Prepared(description=description, now=now, close=close)
 
 
 def _say_what_is_held(sandbox: Sandbox) -> None:

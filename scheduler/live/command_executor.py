@@ -26,6 +26,7 @@ from scheduler.live.entries import (
     NodeChanged,
     UnpublishedEnd,
 )
+from scheduler.live.giving import Giving
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Evicted, Grant, commands
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, ActionState, EnvironmentState, NodeState
@@ -59,6 +60,7 @@ class CommandExecutor:
         self.descriptions: dict[str, Mapping[str, Any]] = {}
         self.environments: dict[str, EnvironmentState] = {}
         self._nodes: dict[str, NodeState] = {}
+        self.giving = Giving(core.state, transport)
         self.resizes = 0
         self.restores = 0
 
@@ -175,6 +177,7 @@ class CommandExecutor:
         )
         self._send_regrants(grant.node)
         self._transport.send_action(grant.node, self.messages[command.id], self.grant_header(command.id, grant, now))
+        self.giving.started(command.id, grant.node)
 
     def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
         """Return what a message for a node carries of its grant (`tangram.wire.WireGrant`)."""
@@ -252,6 +255,7 @@ class CommandExecutor:
         ACTION.next(self._action_state(command.id), command.status)
         message = self.messages.pop(command.id)
         self._blobs.pop(command.id, None)
+        self.giving.ended(command.id)
         self.submitted_at.pop(command.id, None)
         granted = self.granted.pop(command.id, None)
         self.ended[command.id] = None

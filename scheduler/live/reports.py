@@ -12,7 +12,9 @@ from scheduler.live.descriptions import node_spec, services_of
 from scheduler.live.instances import entry_of
 from scheduler.model import events
 from scheduler.model.lifecycle import End
+from tangram.action import Action
 from tangram.errors import first_problem
+from tangram.wire import GIVEN_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +22,9 @@ Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 60)]
 Word = Annotated[str, Field(strict=True, min_length=1)]
 Text = Annotated[str, Field(strict=True)]
+
+
+LONGEST_GIVEN = GIVEN_BYTES * 4 // 3 + 64
 
 
 class ReportRefused(ValueError):
@@ -165,8 +170,31 @@ class Cancel(BaseModel):
         return action_id in self.ids or (job == self.job and self.trajectory in (None, trajectory))
 
 
+class Give(BaseModel):
+    """Something that a client of a job gives a command; what it is concerns the command's worker alone (`tangram.wire`)."""
+
+    id: Word
+    client: Text
+    job: Text
+    sender: Annotated[str, Field(strict=True, min_length=1, max_length=64)]
+    number: Annotated[int, Field(strict=True, ge=1, lt=1 << 53)]
+    what: Annotated[list[str | int], Field(min_length=1, max_length=3)]
+
+    @field_validator("what")
+    @classmethod
+    def _is_bounded(cls, what: list[str | int]) -> list[str | int]:
+        if sum(len(word) for word in what if isinstance(word, str)) > LONGEST_GIVEN:
+            raise ValueError(f"longer than {LONGEST_GIVEN}")
+        return what
+
+    def may_reach(self, action: Action) -> bool:
+        """Say whether the command is one of the sender's client or job."""
+        return (self.client != "" and self.client == action.client) or self.job == action.job
+
+
 class _ControlRequest(BaseModel):
-    cancel: Cancel
+    cancel: Cancel | None = None
+    give: Give | None = None
 
 
 _READER: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="type")])
@@ -193,10 +221,13 @@ def read_all(body: object) -> Iterator[Report]:
             log.warning("a report makes no sense and is dropped: %s", error)
 
 
-def read_control(body: object) -> Cancel | None:
+def read_control(body: object) -> Cancel | Give | None:
     """Return what a trainer asks for; None, and a word why, where it makes no sense."""
     try:
-        return _ControlRequest.model_validate(body).cancel
+        request = _ControlRequest.model_validate(body)
+        if (asked := request.cancel or request.give) is None:
+            log.warning("a control request asks for nothing and is dropped")
+        return asked
     except ValidationError as error:
         log.warning("a control request makes no sense and is dropped: %s", first_problem(error))
         return None

@@ -254,7 +254,9 @@ class Service:
             for said in reports.read_all(received.body):
                 message = poison.of_report(said, self._executor.descriptions)
                 self._quarantine.deal(message, now, partial(self._take_report, said, now))
-        elif (request := reports.read_control(received.body)) is not None:
+        elif isinstance(request := reports.read_control(received.body), reports.Give):
+            self._executor.giving.take(request)
+        elif request is not None:
             cancelled = events.Cancelled(ids=tuple(request.ids), job=request.job, trajectory=request.trajectory)
             instead = partial(self._cancel_on_nodes, request, now)
             self._quarantine.deal(poison.of_cancel(request), now, partial(self._handle, cancelled, now), instead)

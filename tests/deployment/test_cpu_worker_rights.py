@@ -13,7 +13,7 @@ from tests.deployment.support import ROOT, services
 
 WORK = f"""
 from pathlib import Path
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
+from workers.cpu.abstract import Data, EnvironmentSpec, ExecRequest, Holding, WindowSize
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 import sys
@@ -23,8 +23,13 @@ environment = sandbox.open(EnvironmentSpec(id="e1"))
 environment.write_file("note", b"kept")
 request = ExecRequest(action_id="a", command="cat note; sleep 60 & wait", holding=Holding((0,)), timeout_s=1)
 outcome = environment.start(request).wait()
+request = ExecRequest(action_id="a", command="test -t 0 && tty; read line; echo $line", terminal=WindowSize(24, 80), timeout_s=20)
+execution = environment.start(request)
+execution.give(Data(b"typed"))
+execution.give(Data(bytes([13])))
+shown = execution.wait()
 sandbox.close()
-print(outcome.status, outcome.stdout.decode())
+print(outcome.status, outcome.stdout.decode(), *shown.stdout.decode().split())
 """
 
 
@@ -44,7 +49,7 @@ def test_a_worker_with_the_rights_of_its_service_opens_runs_and_ends(tmp_path: P
     theirs = ["/var/run/docker.sock:/var/run/docker.sock", "/sys/fs/cgroup:/sys/fs/cgroup:rw", f"{tmp_path}:{tmp_path}"]
     argv += [word for each in (*ours, *theirs) for word in ("--volume", each)]
     argv += ["--env", f"PYTHONPATH={ROOT}", "--env", "PATH=/usr/bin:/bin", BUSYBOX, sys.executable, "-c", WORK, str(tmp_path)]
-    # When a sandbox there opens an environment, writes a file, and ends a command that is out of time
+    # When a sandbox there opens an environment, writes a file, ends a command that is out of time, and gives another one a terminal
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
     # Then all of that works
-    assert (done.returncode, done.stdout) == (0, "timed_out kept\n"), done.stderr
+    assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(["timed_out", "kept", "/dev/pts/0", "typed", "typed"])), done.stderr

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from workers.cpu import weight
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding
@@ -81,6 +83,47 @@ def running(
         execution.kill("end of test")
         thread.join(30)
     assert outcomes
+
+
+@dataclass
+class Followed:
+    """A command that runs, what it has printed so far, and its outcome once it has ended."""
+
+    execution: Execution
+    seen: dict[str, bytes] = field(default_factory=lambda: {"stdout": b"", "stderr": b""})
+    outcomes: list[ExecOutcome] = field(default_factory=list)
+    thread: threading.Thread | None = None
+
+    def take(self, name: str, data: bytes) -> None:
+        self.seen[name] += data
+
+    def prints(self, text: str, stream: str = "stdout") -> bool:
+        """Wait until it has printed something; return whether it did in time."""
+        return until(lambda: text.encode() in self.seen[stream], 20)
+
+    def outcome(self) -> ExecOutcome:
+        """Wait for its end."""
+        assert self.thread is not None
+        self.thread.join(30)
+        (outcome,) = self.outcomes
+        return outcome
+
+
+@contextmanager
+def followed(environment: Environment, command: str, **more: Any) -> Iterator[Followed]:
+    """Have a command run as long as the block lasts."""
+    found: list[Followed] = []
+    take: Callable[[str, bytes], None] = lambda name, data: found[0].take(name, data)  # noqa: E731
+    request = ExecRequest(action_id="a", command=command, on_output=take, timeout_s=20, **more)
+    one = Followed(environment.start(request))
+    found.append(one)
+    one.thread = threading.Thread(target=lambda: one.outcomes.append(one.execution.wait()))
+    one.thread.start()
+    try:
+        yield one
+    finally:
+        one.execution.kill("end of test")
+        one.thread.join(30)
 
 
 def sleepers(number: str, count: int = 1) -> list[int]:

@@ -15,8 +15,9 @@ Commands of one session run one after the other; commands of two sessions run si
 from __future__ import annotations
 
 import re
+import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -76,6 +77,49 @@ class Holding:
                 raise InvalidAction("cores", f"ids must be whole and at least 0, not {core!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes for the standard input of a command, or typed at its terminal."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfInput:
+    """The standard input of a command ends; at a terminal, the character that says so is typed (Ctrl-D)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A signal for a command."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no signal."""
+        if self.number not in signal.valid_signals():
+            raise InvalidAction("signal", f"must be the number of a signal, not {self.number!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSize:
+    """The size of a terminal, in characters."""
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no terminal has."""
+        for name in ("rows", "columns"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 0xFFFF:
+                raise InvalidAction(name, f"must be from 1 to {0xFFFF}, not {value!r}")
+
+
+Given = Data | EndOfInput | Signal | WindowSize
+"""What a running command can be given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
     """One command for one session of an environment.
@@ -85,7 +129,10 @@ class ExecRequest:
     Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
     counts for neither. `output_limit_bytes` holds for each stream.
-    `variables` are environment variables of this command alone.
+    `variables` are environment variables of this command alone. `on_output` is called with what the command prints, as it comes, by
+    stream (`stdout` or `stderr`), in the thread that waits for it; it must be quick.
+    With `stdin` it reads what `Execution.give` brings, else nothing. With `terminal`, it has a terminal of this size in the place of its
+    three streams: all its output is `stdout`, and what it has started ends with it.
     """
 
     action_id: str
@@ -98,6 +145,9 @@ class ExecRequest:
     output_timeout_s: float | None = None
     output_limit_bytes: int = 1_048_576
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    on_output: Callable[[str, bytes], None] | None = None
+    stdin: bool = False
+    terminal: WindowSize | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no shell can be given."""
@@ -163,6 +213,14 @@ class Execution(ABC):
     @abstractmethod
     def used(self) -> Usage | None:
         """Return what the command had used as of the last sample; None before the first."""
+
+    @abstractmethod
+    def give(self, given: Given) -> None:
+        """Give the command input, a signal or another size of its terminal, in the order of the calls.
+
+        What comes before it runs is kept until then. What comes once it is over, or needs an input or a terminal that it does not have,
+        is dropped.
+        """
 
     @abstractmethod
     def kill(self, reason: str) -> None:

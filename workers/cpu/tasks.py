@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from app.action_task import PayloadTask
+from app.action_task import Call, PayloadTask
 from app.celery import app
-from tangram.errors import ActionCancelled, ActionFailed, EnvironmentLost
+from tangram.errors import ActionCancelled, ActionError, ActionFailed, EnvironmentLost
 from workers.context import CpuContext, context, refusals
 from workers.control import this_node
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, WindowSize
 from workers.cpu.dop import MOST_VARIABLE
 from workers.cpu.errors import EnvironmentGone
 from workers.cpu.opening import Opening
@@ -97,12 +97,18 @@ def execute(
     session: str = "main",
     variables: Mapping[str, str] | None = None,
     fence: bool = False,
+    stream: bool = False,
+    stdin: bool = False,
+    terminal: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Run a command on the cores of the grant; with `fence`, from a clean shell, after ending what earlier ones left running."""
+    """Run a command on the cores of the grant; with `fence`, from a clean shell, after ending what earlier ones left running.
+
+    With `stream`, what it prints is published while it runs; with `stdin` or a `terminal`, rows and columns, it can be given input.
+    """
     node = this_node()
     call = node.call(self.request.id)
     limits = call.header
-    with in_environment(self):
+    with streamed(call, stream) as on_output, in_environment(self):
         request = ExecRequest(
             action_id=call.id,
             command=cpu().blobs.get_text(command),
@@ -114,10 +120,14 @@ def execute(
             output_timeout_s=limits.get("output_timeout_s"),
             output_limit_bytes=cpu().settings.output_limit_bytes,
             variables={MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])), **(variables or {})},
+            on_output=on_output,
+            stdin=stdin,
+            terminal=WindowSize(*terminal) if terminal is not None else None,
         )
         execution = cpu().sandbox.get(environment).start(request)
         node.attach(call, execution.kill, execution.resize, execution.used)
-        outcome = execution.wait()
+        with cpu().giving.to(call.id, execution.give):
+            outcome = execution.wait()
         call.execution_s, call.waited_s, call.cpu_s = outcome.execution_s, outcome.waited_s, outcome.cpu_s
         call.status, call.reason = outcome.status, outcome.reason
         if outcome.status == "lost":
@@ -127,6 +137,30 @@ def execute(
         if outcome.status == "failed":
             raise ActionFailed(outcome.reason)
         return _value(outcome)
+
+
+@app.task(name="tangram.give", ignore_result=True)  # type: ignore[untyped-decorator]
+def give(id: str, sender: str, number: int, what: list[Any]) -> None:
+    """Give a running command input, a signal or another size of its terminal."""
+    cpu().giving.take(id, sender, number, what)
+
+
+@contextmanager
+def streamed(call: Call, wanted: bool) -> Iterator[Callable[[str, bytes], None] | None]:
+    """Give what takes in the output of a command, if that is wanted; say at the end how the command has ended."""
+    if not wanted:
+        yield None
+        return
+    output = cpu().streams.open(call.id)
+    try:
+        yield output.write
+    except ActionError as error:
+        output.end(error.status, error.reason, getattr(error, "node", ""))
+        raise
+    except BaseException as error:
+        output.end("failed", f"{type(error).__name__}: {error}")
+        raise
+    output.end(call.status, call.reason)
 
 
 @contextmanager

@@ -129,6 +129,10 @@ class ContainerBackend(Backend):
             os.close(self._go)
         self._go = -1
 
+    def command_processes(self) -> list[tree.Process]:
+        """Return the processes of the command and the shell; see the base class."""
+        return self._living(self._spared)
+
     def folder(self) -> str | None:
         """Return the folder that the shell is in; see the base class."""
         try:

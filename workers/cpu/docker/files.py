@@ -1,41 +1,23 @@
 """Files of a container, opened from outside as its own user would open them.
 
-The path is resolved by the kernel with the container's root as its root (openat2, RESOLVE_IN_ROOT; Linux 5.6), so no link
-and no `..` leads out, also not one that changes meanwhile. The worker opens files with the user and group of the container
-(setfsuid(2), for one thread alone). It can therefore read and write just what a command could, and a file that it makes is the user's.
+No path leads out of the container, and the worker opens files with the container's user and group (`workers/cpu/root.py`). It can
+therefore read and write just what a command could, and a file that it makes is the user's.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.init import WORK
 from workers.cpu.errors import FileUnusable, PathIsDirectory
 from workers.cpu.files import FLAGS, RegularFiles
+from workers.cpu.root import as_user, open_in_root
 
-SYS_OPENAT2 = 437
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """Open `path` with the folder `root` as the root of everything. Raises `OSError`."""
-    how = _How(flags, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
-    descriptor: int = _libc.syscall(SYS_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return descriptor
 
 
 class ContainerFiles(RegularFiles):
@@ -95,20 +77,12 @@ class ContainerFiles(RegularFiles):
     @contextmanager
     def _as_user(self) -> Iterator[None]:
         """Let this thread's files be opened as the container's user would."""
-        try:
-            _become(_libc.setfsgid, self._gid)
-            _become(_libc.setfsuid, self._uid)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(as_user(self._uid, self._gid))
+            except PermissionError as error:
+                raise FileUnusable(f"the container's {error}") from error
             yield
-        finally:
-            _libc.setfsuid(0)
-            _libc.setfsgid(0)
-
-
-def _become(set_id: Callable[[int], int], wanted: int) -> None:
-    """Take on a user or group for files. The calls never fail; they tell what was in force, which says whether they worked."""
-    set_id(wanted)
-    if set_id(wanted) != wanted:
-        raise FileUnusable("the worker may not open files as the container's user: it lacks CAP_SETUID or CAP_SETGID")
 
 
 def _folder(root: int, path: str) -> int | None:

@@ -149,6 +149,10 @@ class ProcessBackend(Backend):
         """Ask that all processes end but those that were there before, and their descendants; the answer is `Gone`."""
         self._say(do="kill", spared=[list(identity) for identity in self._spared], grace_s=grace_s)
 
+    def command_processes(self) -> list[tree.Process]:
+        """Return the processes of the command and the shell; see the base class."""
+        return self._members.settled(self._spared)[0]
+
     def folder(self) -> str | None:
         """Return the folder that the shell is in; see the base class."""
         try:

@@ -188,6 +188,16 @@ def send(process: Process, number: int) -> None:
         os.close(handle)
 
 
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    try:
+        lines = read_bytes(f"/proc/{pid}/status").splitlines()
+    except OSError:
+        return False
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")), 0)
+    return bool(caught >> (number - 1) & 1)
+
+
 def threads_of(process: Process) -> list[int]:
     """Return the ids of the threads of a process; of one that had a single thread no file is read."""
     return [process.pid] if process.thread_count == 1 else threads(process.pid)

@@ -8,6 +8,7 @@ remembers which of them an earlier command left behind: a kill spares those.
 | `spawn`     | `Spawned`, then the shell reports on its FIFO; or `Refused`                      |
 | `begin`     | the grant holds for all processes of the session from now on                     |
 | `hold`      | another grant holds, while the command runs                                      |
+| `signal`    | the command's processes have got a signal                                        |
 | `kill`      | `Gone` once the command's processes have ended                                   |
 | `park`      | what is left is in the background until the next `lend` or `begin`               |
 | `lend`      | what is left may use these cores until the next `park` or `begin`                |
@@ -25,9 +26,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from signal import SIGKILL
 from typing import ClassVar
 
 from workers.cpu.abstract import Holding, Usage
+from workers.cpu.process import tree
 from workers.cpu.shell.dialect import Control
 
 TICKS_S = 0.02
@@ -211,6 +214,20 @@ class Backend(ABC):
     @abstractmethod
     def kill(self, grace_s: float) -> None:
         """Ask that the command's processes end, the shell among them: by SIGTERM, after `grace_s` seconds by SIGKILL."""
+
+    @abstractmethod
+    def command_processes(self) -> list[tree.Process]:
+        """Return the living processes of the session but those that earlier commands have left; the shell is one of them."""
+
+    def signal(self, shell: int, number: int) -> None:
+        """Send a signal to the processes that the command has started.
+
+        The shell gets it too where it handles it, where nothing else is there, and where it is to be killed.
+        """
+        living = self.command_processes()
+        others = [process for process in living if process.pid != shell]
+        for process in living if not others or number == SIGKILL or tree.handles(shell, number) else others:
+            tree.send(process, number)
 
     @abstractmethod
     def folder(self) -> str | None:

@@ -187,10 +187,11 @@ class Dialect:
         flags = ["--norc", "--noprofile"] if self.is_bash else []
         return [self.program, *flags, "-c", driver, os.path.basename(self.program)]
 
-    def text(self, command: str, variables: Mapping[str, str], stdout: str, stderr: str) -> bytes:
-        """Return what the driver evaluates to carry `command` out with its output on two files."""
+    def text(self, command: str, variables: Mapping[str, str], streams: tuple[str, str, str]) -> bytes:
+        """Return what the driver evaluates to carry `command` out, with three files as its input, output and standard error."""
         set_variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        redirected = f"</dev/null >{shlex.quote(stdout)} 2>{shlex.quote(stderr)}"
+        stdin, stdout, stderr = map(shlex.quote, streams)
+        redirected = f"<{stdin} >{stdout} 2>{stderr}"
         line = f"{set_variables} command eval {shlex.quote(command)} {redirected}"
         # bash reads up to a NUL; a sourced file ends with its last line.
         return line.encode("utf-8", "surrogateescape") + (b"\0" if self.is_bash else b"\n")

@@ -18,14 +18,15 @@ import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Holding, Status, Usage
+from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Given, Holding, Status, Usage
 from workers.cpu.errors import SandboxError
 from workers.cpu.shell.backend import Backend, Meter
 from workers.cpu.shell.grants import Grants
-from workers.cpu.shell.run import NotBegun, Run
+from workers.cpu.shell.run import Hooks, NotBegun, Run
 from workers.cpu.shell.session import Session, Shell, Turn
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class ShellExecution(Execution):
         self._phase: Phase = "waiting"
         self._holding = request.holding
         self._killed: str | None = None
+        self._given: deque[Given] = deque()
         self._backend: Backend | None = None
         self._meter: Meter | None = None
         self._wake = -1
@@ -72,6 +74,14 @@ class ShellExecution(Execution):
         """Return what the command has used; see the base class."""
         meter = self._meter
         return meter.usage if meter is not None else None
+
+    def give(self, given: Given) -> None:
+        """Give the command input, a signal or another size of its terminal; see the base class."""
+        with self._lock:
+            if self._phase in ("waiting", "running"):
+                self._given.append(given)
+            if self._phase == "running" and self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def kill(self, reason: str) -> None:
         """End the command as cancelled; see the base class."""
@@ -122,7 +132,8 @@ class ShellExecution(Execution):
     def _run(self, shell: Shell) -> ExecOutcome:
         self._begin(shell.backend)
         try:
-            with Run(self._session, self._request, shell, (lambda: self._killed, self._note_ending)) as run:
+            hooks = Hooks(lambda: self._killed, self._note_ending, self._given)
+            with Run(self._session, self._request, shell, hooks) as run:
                 with self._lock:
                     self._meter = run.meter
                     self._meter.set_background(self._holding.background)
@@ -131,6 +142,10 @@ class ShellExecution(Execution):
         finally:
             with self._lock:
                 self._phase = "over"
+                if self._killed is None:
+                    # What the command was given must not interrupt the start of another shell for it.
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
             # What the command did stands, whatever becomes of its grant.
             try:
                 self._grants.over(shell.backend)

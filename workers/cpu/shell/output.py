@@ -14,6 +14,7 @@ import os
 import select
 import termios
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from workers.cpu.shell.dialect import WRITTEN_BY_SHELL, make_fifo
@@ -43,11 +44,15 @@ class StreamFifo:
 
 
 class Capture:
-    """The reading end of one stream during one command; keeps at most `limit_bytes`."""
+    """The reading end of one stream during one command; keeps at most `limit_bytes`. `on_output` is called with all that comes.
 
-    def __init__(self, path: str, limit_bytes: int) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._limit_bytes = limit_bytes
+    The stream is the FIFO at a path, or what a descriptor that does not block stands for.
+    """
+
+    def __init__(self, source: str | int, limit_bytes: int, on_output: Callable[[bytes], None] | None = None) -> None:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        self.descriptor = os.dup(source) if isinstance(source, int) else os.open(source, flags)
+        self._limit_bytes, self._on_output = limit_bytes, on_output
         self._kept = bytearray()
         self.truncated = False
 
@@ -69,6 +74,8 @@ class Capture:
         room = self._limit_bytes - len(self._kept)
         self._kept += chunk[:room] if room > 0 else b""
         self.truncated = self.truncated or len(chunk) > room
+        if self._on_output is not None and chunk:
+            self._on_output(chunk)
         return len(chunk)
 
     def was_opened(self) -> bool:

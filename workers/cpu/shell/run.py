@@ -6,26 +6,45 @@ shell's report for this turn, the end of the shell, the end of a kill, the end o
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import io
 import os
 import re
 import secrets
 import select
+import termios
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from signal import SIGINT
 
-from workers.cpu.abstract import ExecOutcome, ExecRequest, Status
-from workers.cpu.dop import with_dop
+from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Given, Signal, Status
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.output import Capture
 from workers.cpu.shell.session import Session, Shell
+from workers.cpu.shell.streams import CommandStreams
+from workers.cpu.shell.terminal import INTERRUPT
 
-GRACE_S, CHECK_S = 0.2, 0.1
+GRACE_S, CHECK_S, BEGIN_CHECK_S = 0.2, 0.1, 0.005
 LONGEST_REPORT = 64
 _CODE = re.compile(rb"[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]")
 NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the loop asks of the outside, and tells it.
+
+    `killed` returns why the command is to be ended, if it is; it is asked after a wake-up. `on_ending` is called before a kill. `given` is
+    what the command has been given and has not been handed yet.
+    """
+
+    killed: Callable[[], str | None]
+    on_ending: Callable[[], None]
+    given: deque[Given]
 
 
 class NotBegun(Exception):
@@ -43,17 +62,17 @@ class Ending:
 
 
 class Run:
-    """One command from hand-over to outcome. `killed` is asked after a wake-up, `on_ending` called before a kill."""
+    """One command from hand-over to outcome."""
 
     def __init__(
         self,
         session: Session,
         request: ExecRequest,
         shell: Shell,
-        hooks: tuple[Callable[[], str | None], Callable[[], None]],
+        hooks: Hooks,
     ) -> None:
         self._session, self._request, self._shell = session, request, shell
-        self._killed, self._on_ending = hooks
+        self._hooks = hooks
         self._name = secrets.token_hex(8)
         self._descriptors = contextlib.ExitStack()
         with self._descriptors:
@@ -61,20 +80,18 @@ class Run:
             self._go = self._descriptors.enter_context(io.FileIO(_both_ends(session.control.go), "r+"))
             self._done = _both_ends(session.control.done)
             self._descriptors.callback(os.close, self._done)
-            self._captures = [self._capture(fifo.path) for fifo in session.streams]
+            self._streams = self._descriptors.enter_context(contextlib.closing(CommandStreams(session, request, shell)))
             self._descriptors = self._descriptors.pop_all()
         self.meter = shell.backend.meter()
         self._poller = select.poll()
         self._report = b""
-        self._kill: tuple[Status, str] | None = None
+        self._has_begun = False
+        self._kill: tuple[Status, int | None, str] | None = None
         self._ending: Ending | None = None
         self._began = time.monotonic()
         self._printed = self._checked = self._began
         self._waited_until_printed_s = 0.0
         self._sample_at = self._began + self.meter.next_interval_s()
-
-    def _capture(self, path: str) -> Capture:
-        return self._descriptors.enter_context(contextlib.closing(Capture(path, self._request.output_limit_bytes)))
 
     def __enter__(self) -> Run:
         Meter.running.add(self.meter)
@@ -86,10 +103,9 @@ class Run:
 
     def hand_over(self, dop: int) -> None:
         """Give the command to the shell, with the DoP `dop`."""
-        out, err = (self._session.control.seen(fifo.path) for fifo in self._session.streams)
-        variables = with_dop(dop, self._request.variables)
+        text = self._session.setup.dialect.text(self._request.command, self._streams.variables(dop), self._streams.files)
         with open(self._session.control.text, "wb", buffering=0) as file:
-            file.write(self._session.setup.dialect.text(self._request.command, variables, out, err))
+            file.write(text)
         self._began = self._printed = time.monotonic()
         self._go.write(f"{self._name}\n".encode())
 
@@ -101,18 +117,22 @@ class Run:
 
         """
         backend = self._shell.backend
-        for descriptor in (wake, self._done, backend.fileno(), *(capture.descriptor for capture in self._captures)):
+        captures = {capture.descriptor: capture for capture in self._streams.captures}
+        for descriptor in (wake, self._done, backend.fileno(), *captures):
             self._poller.register(descriptor, select.POLLIN)
-        captures = {capture.descriptor: capture for capture in self._captures}
         while self._ending is None:
+            self._serve_input()
             for descriptor, events in self._poller.poll(self._patience_ms()):
                 if descriptor in captures:
                     self._pull(captures[descriptor], events)
                 elif descriptor == self._done:
                     self._read_report()
                 elif descriptor == wake:
-                    self._poller.unregister(wake)
-                    self._end("cancelled", self._killed() or "killed")
+                    os.eventfd_read(wake)
+                    if (reason := self._hooks.killed()) is not None:
+                        self._end("cancelled", reason)
+                elif descriptor == self._streams.input:
+                    continue  # there is room again
                 else:
                     for event in backend.events():
                         self._take(event)
@@ -127,6 +147,8 @@ class Run:
             # The deadline of a command that waits moves on with the clock: it is not to be run after at every step.
             deadline = max(deadline, self._checked + CHECK_S)
         wanted = self._sample_at if self._kill else min(self._sample_at, deadline)
+        if self._hooks.given and not self._has_begun:
+            wanted = min(wanted, now + BEGIN_CHECK_S)
         # A millisecond is the resolution of poll: rounding down would spin just before a deadline.
         return max(0.0, (wanted - now) * 1000 + 1)
 
@@ -163,6 +185,36 @@ class Run:
         elif events & select.POLLHUP:
             self._poller.unregister(capture.descriptor)
 
+    def _serve_input(self) -> None:
+        """Hand on what the command has been given, once it has begun."""
+        given = self._hooks.given
+        if self._kill is not None or not (given or self._has_begun) or not self._check_begun():
+            return
+        while given:
+            each = given.popleft()
+            if isinstance(each, Signal) and each.number == SIGINT and self._streams.terminal is not None:
+                each = Data(INTERRUPT)
+            if isinstance(each, Signal):
+                self._shell.backend.signal(self._shell.pid, each.number)
+            elif problem := self._streams.give(each):
+                self._end("failed", problem)
+                return
+        before = self._streams.input
+        is_left = before >= 0 and self._streams.write()
+        if is_left:
+            self._poller.register(before, select.POLLOUT)
+        elif before >= 0:
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(before)
+
+    def _check_begun(self) -> bool:
+        """Return whether the shell has come to the command: its streams have been opened, or the turn has been taken."""
+        if not self._has_begun and self._streams.terminal is not None:
+            self._has_begun = _waits_in(self._go.fileno()) == 0
+        elif not self._has_begun:
+            self._has_begun = any(capture.was_opened() for capture in self._streams.captures)
+        return self._has_begun
+
     def _read_report(self) -> None:
         """Take the shell's report if there is one; a line of another turn is none of ours."""
         with contextlib.suppress(BlockingIOError):
@@ -173,15 +225,18 @@ class Run:
         for line in lines:
             name, _, status = line.partition(b" ")
             is_ours = name == self._name.encode() and _CODE.fullmatch(status) is not None
-            if is_ours and self._kill is None and self._ending is None:
+            if is_ours and self._kill is None and self._ending is None and self._streams.terminal is not None:
+                # The shell has the terminal, and would end with it at any later moment.
+                self._end("succeeded", "", int(status))
+            elif is_ours and self._kill is None and self._ending is None:
                 self._ending = Ending("succeeded", int(status), "", self.meter.over())
 
-    def _end(self, status: Status, reason: str) -> None:
+    def _end(self, status: Status, reason: str, exit_code: int | None = None) -> None:
         """Have the command's processes killed, unless that is under way."""
         if self._kill is None and self._ending is None:
-            self._kill = (status, reason)
-            self._on_ending()
-            if self._takes_back():
+            self._kill = (status, exit_code, reason)
+            self._hooks.on_ending()
+            if self._takes_back() or status == "succeeded":
                 self._session.await_saving()
             self._session.remember_folder()
             self._shell.backend.kill(GRACE_S)
@@ -192,14 +247,15 @@ class Run:
         A command can write its own turn there once more, to be waited for; but then its streams are open.
         """
         is_unseen = self._go.read(LONGEST_REPORT) == f"{self._name}\n".encode()
+        has_begun = not is_unseen or self._check_begun()
         self._go.close()
-        return is_unseen and not any(capture.was_opened() for capture in self._captures)
+        return not has_begun
 
     def _take(self, event: Event) -> None:
         match event:
             case Exited(shell=pid, code=code) if pid == self._shell.pid:
                 self._session.lose_shell()
-                if not any(capture.was_opened() for capture in self._captures):
+                if self._kill is None and not self._check_begun():
                     self._not_begun()
                     return
                 # The report may have come after the poll read `done` and before it read the backend.
@@ -209,11 +265,11 @@ class Run:
                     cpu_s = self.meter.over(event.max_rss_mb)
                     self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
             case Gone(left=left) if self._kill is not None:
-                status, reason = self._kill
+                status, exit_code, reason = self._kill
                 self._session.lose_shell()
                 note = f"; processes that cannot be killed: {', '.join(map(str, left))}" if left else ""
                 cpu_s = self.meter.over(event.max_rss_mb)
-                self._ending = Ending(status, None, reason + note, cpu_s)
+                self._ending = Ending(status, exit_code, reason + note, cpu_s)
             case HungUp(reason=reason):
                 self._read_report()
                 without = self._without_backend(reason)
@@ -229,7 +285,7 @@ class Run:
         self.meter.sample()
         self._session.lose_backend()
         if self._kill is not None:
-            return Ending(self._kill[0], None, self._kill[1], self.meter.last_s)
+            return Ending(*self._kill, self.meter.last_s)
         if loss:
             return Ending("lost", None, loss, self.meter.last_s)
         if closed:
@@ -240,15 +296,15 @@ class Run:
         waited_s = self.meter.waited_s
         execution_s = max(0.0, time.monotonic() - self._began - waited_s)
         self._session.remember_folder()
-        held = [capture.finish() for capture in self._captures]
+        held = [capture.finish() for capture in self._streams.captures]
         self._hand_on(held)
-        out, err = self._captures
+        stdout, stderr = self._streams.outputs()
         return ExecOutcome(
             status=ending.status,
             exit_code=ending.exit_code,
-            stdout=out.data,
-            stderr=err.data,
-            truncated=out.truncated or err.truncated,
+            stdout=stdout,
+            stderr=stderr,
+            truncated=any(capture.truncated for capture in self._streams.captures),
             reason="; ".join(filter(None, (ending.reason, self.meter.remark()))),
             execution_s=execution_s,
             cpu_s=ending.cpu_s,
@@ -258,10 +314,17 @@ class Run:
 
     def _hand_on(self, held: list[bool]) -> None:
         """Give streams that a background process still holds to the drain, and take fresh ones for the next command."""
-        for capture, fifo, is_held in zip(self._captures, self._session.streams, held, strict=True):
-            if is_held:
+        for capture, fifo, is_held in zip(self._streams.captures, self._session.streams, held, strict=False):
+            if is_held:  # a terminal is not
                 fifo.renew()
                 self._session.setup.drain.adopt(os.dup(capture.descriptor))
+
+
+def _waits_in(descriptor: int) -> int:
+    """Return how many bytes can be read."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, waiting)
+    return waiting[0]
 
 
 def _both_ends(path: str) -> int:

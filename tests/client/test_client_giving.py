@@ -1,0 +1,98 @@
+"""What a command is given travels as numbered control messages; what makes no sense is refused before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from tangram import Action, AsyncClient, Client, ClientClosed, InvalidAction, calls, giving
+from tangram.wire import GIVEN_BYTES
+
+PLACE = calls.Place("j", "t", "env-1")
+
+
+def given(controls: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return id, number and content of what was sent."""
+    return [(each["give"]["id"], each["give"]["number"], each["give"]["what"]) for each in controls]
+
+
+def test_messages_are_numbered_for_each_command_and_name_their_sender(peer: Any, settings: Any) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    with Client("j", settings) as client:
+        first, second = (client.submit(calls.execute(PLACE, "cat", stdin=True, session=name)) for name in "ab")
+        first.send_input(b"a")
+        second.send_input(b"b")
+        first.resize_pty(24, 80)
+        first.signal(signal.SIGINT)
+        first.close_input()
+        peer.until(lambda: len(peer.controls) == 5)
+        assert given(peer.controls) == [
+            (first.id, 1, ["data", "YQ=="]),
+            (second.id, 1, ["data", "Yg=="]),
+            (first.id, 2, ["size", 24, 80]),
+            (first.id, 3, ["signal", 2]),
+            (first.id, 4, ["end"]),
+        ]
+        assert {each["give"]["job"] for each in peer.controls} == {"j"}
+        assert all(first.id.startswith(each["give"]["client"] + "-") for each in peer.controls)
+        senders = {(each["give"]["id"], each["give"]["sender"]) for each in peer.controls}
+        assert len(senders) == 2
+
+
+def test_coroutines_give_alike(peer: Any, settings: Any) -> None:
+    peer.behave = lambda seen: peer.HOLD
+
+    async def use() -> str:
+        async with AsyncClient("j", settings) as client:
+            handle = await client.submit(calls.execute(PLACE, "cat", pty=(24, 80)))
+            await handle.send_input(b"a")
+            await handle.close_input()
+            return handle.id
+
+    task_id = asyncio.run(use())
+    peer.until(lambda: len(peer.controls) == 2)
+    assert given(peer.controls) == [(task_id, 1, ["data", "YQ=="]), (task_id, 2, ["end"])]
+
+
+def test_options_of_a_command_travel_where_they_are_asked_for() -> None:
+    assert not {"stream", "stdin", "terminal"} & set(calls.execute(PLACE, "cat").arguments)
+    asked = calls.execute(PLACE, "cat", stream=True, stdin=True, pty=(24, 80)).arguments
+    assert (asked["stream"], asked["stdin"], asked["terminal"]) == (True, True, [24, 80])
+
+
+@pytest.mark.parametrize("pty", [(24,), (24, 80, 1), "ab", (0, 80), (24, 70_000), (24.0, 80), (True, 80), 7])
+def test_a_terminal_of_no_size_is_refused(pty: Any) -> None:
+    with pytest.raises(InvalidAction):
+        calls.execute(PLACE, "cat", pty=pty)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * (GIVEN_BYTES + 1), "text"])
+def test_input_of_no_or_too_many_bytes_is_refused(data: Any) -> None:
+    with pytest.raises(InvalidAction, match="data"):
+        giving.data(data)
+
+
+@pytest.mark.parametrize("number", [0, 99, True, "INT"])
+def test_signals_that_do_not_exist_are_refused(number: Any) -> None:
+    with pytest.raises(InvalidAction, match="number"):
+        giving.signal_of(number)
+
+
+def test_the_output_of_what_could_not_be_sent_ends_with_that(peer: Any, settings: Any) -> None:
+    with Client("j", settings) as client:
+        action = Action(kind="my.task", arguments={"never": object()})
+        with pytest.raises(InvalidAction, match="cannot be sent as JSON"):
+            list(client.submit(action).output())
+
+
+def test_readers_end_with_their_client(peer: Any, settings: Any) -> None:
+    peer.behave = lambda seen: peer.HOLD
+    client = Client("j", settings)
+    output = client.submit(calls.execute(PLACE, "cat", stream=True)).output()
+    threading.Timer(0.2, client.close).start()
+    with pytest.raises(ClientClosed):
+        next(output)

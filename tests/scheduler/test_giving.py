@@ -1,0 +1,101 @@
+"""What clients give to commands reaches the node of a command that is theirs, and waits for one that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.live import giving
+from scheduler.live.transport import Received
+
+from .test_reports import Live, finished
+
+
+class Given(Live):
+    """A service with a node of one core; `sent` are the task, id and number of what goes to the node, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[str, str, int]] = []
+        line: Any = self.line
+        line.send_action = lambda node, message, header: self.sent.append(("action", message, 0))
+        line.send_control = lambda node, task, arguments: self.sent.append((task, arguments["id"], arguments["number"]))
+
+    def give(self, action_id: str, *numbers: int, data: str = "YQ==", **more: str) -> None:
+        words = {"id": action_id, "client": "c1", "job": "j1", "sender": "s", **more}
+        self.takes(*(Received(sort="control", body={"give": {**words, "number": n, "what": ["data", data]}}) for n in numbers))
+
+    def gives(self, action_id: str, *numbers: int) -> list[tuple[str, str, int]]:
+        return [("tangram.give", action_id, number) for number in numbers]
+
+
+@pytest.fixture
+def live() -> Given:
+    """Return a service with a command that runs and one that waits."""
+    live = Given()
+    live.submit("runs", "waits", client="c1", job="j1")
+    assert live.running == ["runs"]
+    live.sent.clear()
+    return live
+
+
+def test_what_is_given_to_a_running_command_goes_to_its_node(live: Given) -> None:
+    live.give("runs", 1, 2, 2)
+    assert live.sent == live.gives("runs", 1, 2, 2)
+
+
+def test_what_is_given_to_a_waiting_command_follows_it_to_its_node(live: Given) -> None:
+    live.give("waits", 1, 2)
+    assert not live.sent
+    live.told(finished("runs"))
+    live.give("waits", 3)
+    assert live.sent == [("action", "waits", 0), *live.gives("waits", 1, 2, 3)]
+
+
+def test_what_overtakes_the_submission_finds_the_command_all_the_same() -> None:
+    live = Given()
+    words = {"id": "a", "client": "c1", "job": "j1", "sender": "s", "number": 1, "what": ["end"]}
+    live.line.inbox.append(Received(sort="control", body={"give": words}))
+    live.submit("a", client="c1", job="j1")
+    assert live.sent == [("action", "a", 0), *live.gives("a", 1)]
+
+
+def test_nothing_reaches_a_command_that_has_ended_or_never_was(live: Given) -> None:
+    live.told(finished("runs"))
+    live.sent.clear()
+    live.give("runs", 1)
+    live.give("never", 1)
+    assert not live.sent
+
+
+@pytest.mark.parametrize(("who", "reaches"), [(("c1", "other"), 1), (("c2", "j1"), 1), (("c2", "other"), 0), (("", "other"), 0)])
+def test_only_the_client_or_the_job_of_a_command_reaches_it(live: Given, who: tuple[str, str], reaches: int) -> None:
+    live.give("runs", 1, client=who[0], job=who[1])
+    live.give("waits", 1, client=who[0], job=who[1])
+    live.told(finished("runs"))
+    assert [task for task, *_ in live.sent].count("tangram.give") == 2 * reaches
+
+
+def test_what_is_kept_is_bounded_and_has_no_gap(live: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving, "MOST_BYTES", 3000)
+    for number, size in ((1, 1000), (2, 2000), (3, 4)):
+        live.give("waits", number, data="x" * size)
+    live.told(finished("runs"))
+    assert live.sent == [("action", "waits", 0), *live.gives("waits", 1)]
+
+
+def test_what_is_kept_goes_with_a_command_that_is_cancelled(live: Given) -> None:
+    live.give("waits", 1)
+    live.takes(Received(sort="control", body={"cancel": {"ids": ["waits"]}}))
+    assert not live.service._executor.giving._kept and live.service._executor.giving._size == 0
+
+
+WRONG: list[dict[str, object]] = [{"what": []}, {"what": ["data", "x" * 200_000]}, {"number": 0}, {"id": ""}, {"sender": "s" * 65}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_makes_no_sense_is_dropped(live: Given, wrong: dict[str, object]) -> None:
+    words: dict[str, object] = {"id": "runs", "client": "c1", "job": "j1", "sender": "s", "number": 1, "what": ["end"]}
+    live.takes(Received(sort="control", body={"give": words | wrong}))
+    assert not live.sent

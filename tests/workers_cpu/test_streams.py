@@ -1,0 +1,152 @@
+"""What is published of a command's output, and what becomes of it while the result store is slow or away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+
+from app.local.redis_server import RedisServer
+from tangram import Chunk, InvalidAction
+from tangram.connection import open_store
+from tangram.streams import OutputReader
+from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S
+from workers.cpu.streams import BUFFER_BYTES, ENTRY_BYTES, KEPT_BYTES, OutputStreams
+
+from .support import until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    folder = tmp_path_factory.mktemp("redis")
+    started = RedisServer(folder, log=folder / "log")
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def store(server: RedisServer) -> Iterator[Redis]:
+    with open_store(server.url, 5.0) as store:
+        store.flushall()
+        yield store
+
+
+@pytest.fixture
+def streams(store: Redis) -> Iterator[OutputStreams]:
+    streams = OutputStreams(store)
+    yield streams
+    streams.close()
+
+
+def read(store: Redis, name: str, after: str = "0") -> list[Chunk]:
+    """Return what a reader gets."""
+    return list(OutputReader(store, 5.0).read(name, after))
+
+
+def test_entries_are_bounded_expire_and_end(store: Redis, streams: OutputStreams) -> None:
+    stream = streams.open("a")
+    stream.write("stdout", b"x" * (ENTRY_BYTES + 1))
+    stream.write("stderr", b"y")
+    stream.end("succeeded")
+    chunks = read(store, "a")
+    assert [(chunk.stream, len(chunk.data)) for chunk in chunks] == [("stdout", ENTRY_BYTES), ("stdout", 1), ("stderr", 1)]
+    assert [chunk.id for chunk in chunks] == [str(ENTRY_BYTES), str(ENTRY_BYTES + 1), str(ENTRY_BYTES + 2)]
+    assert 0 < store.ttl(OUTPUT_KEY_PREFIX + "a") <= OUTPUT_TTL_S
+    # A command that printed nothing has an end, too
+    streams.open("b").end("succeeded")
+    assert read(store, "b") == []
+
+
+def test_output_that_comes_at_once_is_one_entry(store: Redis, streams: OutputStreams) -> None:
+    stream = streams.open("a")
+    with streams.changed:  # nothing is sent meanwhile
+        for _ in range(100):
+            stream.write("stdout", b"line\n")
+    stream.end("succeeded")
+    assert [chunk.data for chunk in read(store, "a")] == [b"line\n" * 100]
+
+
+def test_the_store_keeps_the_last_of_it_and_readers_learn_what_they_missed(store: Redis, streams: OutputStreams) -> None:
+    # Given a command that prints three times what is kept, at a pace at which nothing is dropped
+    stream, whole = streams.open("a"), 3 * KEPT_BYTES
+    for _ in range(whole // ENTRY_BYTES):
+        stream.write("stdout", b"x" * ENTRY_BYTES)
+        assert until(lambda: stream.waiting_bytes < BUFFER_BYTES // 2)
+    stream.write("stdout", b"last")
+    stream.end("succeeded")
+    assert until(lambda: not stream.entries)
+    # When somebody reads late
+    chunks = read(store, "a")
+    # Then it gets the last of it, and learns how much is missing
+    assert 0.8 * KEPT_BYTES < sum(len(chunk.data) for chunk in chunks) <= KEPT_BYTES
+    assert chunks[0].dropped + sum(len(chunk.data) for chunk in chunks) == whole + 4 and chunks[-1].data.endswith(b"last")
+    # And one that goes on from an id gets the rest
+    assert read(store, "a", chunks[-2].id) == chunks[-1:]
+
+
+def test_a_store_that_is_away_holds_nobody_up_and_gets_the_output_once(server: RedisServer, store: Redis) -> None:
+    with open_store(server.url, 0.2) as impatient:
+        streams = OutputStreams(impatient)
+        try:
+            stream = streams.open("a")
+            # Given a store that does not answer for longer than anybody waits for an answer
+            store.client_pause(1000, all=False)
+            began = time.monotonic()
+            for number in range(100):
+                stream.write("stdout", b"%d\n" % number)
+            # When a command prints more than is kept for it meanwhile
+            for _ in range(100):
+                stream.write("stdout", b"x" * ENTRY_BYTES)
+            stream.end("timed_out")
+            # Then it does not wait
+            assert time.monotonic() - began < 0.5
+            # And once the store answers, it has all that was kept, once, and the end
+            chunks = read(store, "a")
+            text = b"".join(chunk.data for chunk in chunks)
+            assert text.startswith(b"".join(b"%d\n" % number for number in range(100)) + b"xxx")
+            assert 0.9 * BUFFER_BYTES < len(text) <= BUFFER_BYTES
+            assert sum(chunk.dropped for chunk in chunks) + len(text) == 290 + 100 * ENTRY_BYTES
+        finally:
+            streams.close()
+
+
+def test_what_comes_after_a_gap_says_how_much_is_missing(store: Redis, streams: OutputStreams) -> None:
+    stream = streams.open("a")
+    with streams.changed:
+        stream.write("stdout", b"before")
+        stream.write("stdout", b"x" * (BUFFER_BYTES + 1))
+        stream.write("stdout", b"after")
+    stream.end("succeeded")
+    assert [(chunk.data, chunk.dropped) for chunk in read(store, "a")] == [(b"before", 0), (b"after", BUFFER_BYTES + 1)]
+
+
+def test_many_readers_share_a_thread_that_ends_with_them(store: Redis, streams: OutputStreams) -> None:
+    # Given readers of several commands that run, one of which is read twice
+    reader, names = OutputReader(store, 5.0), ["a", "a", "b", "c"]
+    found: list[tuple[str, bytes]] = []
+
+    def follow(name: str) -> None:
+        found.append((name, b"".join(chunk.data for chunk in reader.read(name))))
+
+    threads = [threading.Thread(target=follow, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    # When these print and end
+    for name in ("a", "b", "c"):
+        stream = streams.open(name)
+        stream.write("stdout", name.encode() * 3)
+        stream.end("succeeded")
+    for thread in threads:
+        thread.join(20)
+    # Then each has its own, and the thread is gone
+    assert sorted(found) == [("a", b"aaa"), ("a", b"aaa"), ("b", b"bbb"), ("c", b"ccc")]
+    assert until(lambda: reader._thread is None, 5)
+
+
+def test_a_place_to_begin_that_is_none_is_refused(store: Redis) -> None:
+    for wrong in ("$", "-1", "1-0", "x"):
+        with pytest.raises(InvalidAction, match="after"):
+            read(store, "a", wrong)

@@ -1,0 +1,233 @@
+"""What running commands print, on its way into the result store: one Redis stream for each command that asks for it.
+
+A command's thread only appends to a buffer. One thread of the worker sends what all commands have gathered, as one pipeline every
+`GATHER_S` seconds, and at once where one has ended. So no command waits for the store. `tangram.wire` has a table of the entries.
+
+| the store | then |
+|---|---|
+| answers | entries of at most `ENTRY_BYTES` are added; a key expires `OUTPUT_TTL_S` after the last one |
+| is slow or away | output gathers in the buffers; the same entries are sent again, which their ids make harmless |
+| is slower than a command prints | what exceeds `BUFFER_BYTES`, or `ALL_BUFFERS_BYTES` of all, is dropped; entries' ids tell how much |
+| is away for `PATIENCE_S` after the end of a command | the rest of its output is dropped |
+
+In the store a command keeps its last `KEPT_BYTES` of output.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from redis import Redis, RedisError, ResponseError
+
+from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S
+
+log = logging.getLogger(__name__)
+
+GATHER_S: Final = 0.02
+ENTRY_BYTES: Final = 32 * 1024
+BUFFER_BYTES: Final = 1024 * 1024
+ALL_BUFFERS_BYTES: Final = 64 * 1024 * 1024
+KEPT_BYTES: Final = 1024 * 1024
+PATIENCE_S: Final = 60.0
+
+_ENTRY_COST = 64
+"""Bytes that the store needs for an entry beside its data, about."""
+_ENTRIES_AT_ONCE = 16
+"""Entries of one command in one pipeline."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+_REPEATED = "equal or smaller"
+"""What Redis says of an entry whose id it has had."""
+END: Final = "end"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One entry of a stream, with `fields` beside the data of `name`; after it the store keeps at most `most_kept` entries.
+
+    `position` counts the bytes that were printed up to its end.
+    """
+
+    position: int
+    name: str
+    data: bytearray
+    fields: dict[str, str] = field(default_factory=dict)
+    most_kept: int = 0
+
+    @property
+    def id(self) -> str:
+        """Return its id in the store."""
+        return f"{self.position}-{int(self.name == END)}"
+
+
+class OutputStream:
+    """The output of one command; made by `OutputStreams.open`. `write` and `end` never block and never fail."""
+
+    def __init__(self, owner: OutputStreams, action_id: str) -> None:
+        self.key = OUTPUT_KEY_PREFIX + action_id
+        self.entries: deque[_Entry] = deque()
+        self.in_flight = 0
+        """How many of the first entries are being sent."""
+        self.waiting_bytes = 0
+        self.ended_at: float | None = None
+        self._owner = owner
+        self._position = 0
+        self._kept: deque[int] = deque()
+        self._kept_bytes = 0
+
+    def write(self, name: str, data: bytes) -> None:
+        """Add what the command printed on the stream `name`."""
+        with self._owner.changed:
+            if self.ended_at is not None:
+                return
+            if self.waiting_bytes + len(data) > BUFFER_BYTES or self._owner.waiting_bytes + len(data) > ALL_BUFFERS_BYTES:
+                self._position += len(data)
+                return
+            for start in range(0, len(data), ENTRY_BYTES):
+                self._append(name, data[start : start + ENTRY_BYTES])
+            self._count(len(data))
+            self._owner.note(self)
+
+    def end(self, status: str, reason: str = "", node: str = "") -> None:
+        """Say how the command has ended; nothing comes after that. `node` is where its environment was lost."""
+        with self._owner.changed:
+            if self.ended_at is None:
+                self.entries.append(_Entry(self._position, END, bytearray(status.encode()), {"reason": reason, "node": node}))
+                self._count(len(status))
+                self.ended_at = time.monotonic()
+                self._owner.note(self, at_once=True)
+
+    def take(self) -> list[_Entry]:
+        """Return the entries to be sent next; the lock must be held."""
+        taken = list(islice(self.entries, _ENTRIES_AT_ONCE))
+        for entry in taken[self.in_flight :]:
+            size = len(entry.data) + _ENTRY_COST
+            self._kept.append(size)
+            self._kept_bytes += size
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popleft()
+            entry.most_kept = len(self._kept)
+        self.in_flight = len(taken)
+        return taken
+
+    def sent(self) -> None:
+        """Forget the entries that were taken last; the lock must be held."""
+        for _ in range(self.in_flight):
+            self._count(-len(self.entries.popleft().data))
+        self.in_flight = 0
+
+    def forget(self) -> None:
+        """Forget all entries; the lock must be held."""
+        self._count(-self.waiting_bytes)
+        self.entries.clear()
+        self.in_flight = 0
+
+    def _append(self, name: str, data: bytes) -> None:
+        before, self._position = self._position, self._position + len(data)
+        last = self.entries[-1] if len(self.entries) > self.in_flight else None
+        if last is not None and last.name == name and last.position == before and len(last.data) + len(data) <= ENTRY_BYTES:
+            last.data += data
+            last.position = self._position
+        else:
+            self.entries.append(_Entry(self._position, name, bytearray(data)))
+
+    def _count(self, change: int) -> None:
+        self.waiting_bytes += change
+        self._owner.waiting_bytes += change
+
+
+class OutputStreams:
+    """The streams of all commands of a worker, and the thread that sends them."""
+
+    def __init__(self, store: Redis) -> None:
+        """Send to `store`, on one of its connections; the thread starts with the first output."""
+        self.changed = threading.Condition()
+        self.waiting_bytes = 0
+        self._store = store
+        self._waiting: dict[str, OutputStream] = {}
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._at_once = False
+
+    def open(self, action_id: str) -> OutputStream:
+        """Return the stream of a command that begins."""
+        return OutputStream(self, action_id)
+
+    def note(self, stream: OutputStream, *, at_once: bool = False) -> None:
+        """Have a stream sent that has entries, perhaps `at_once`; the lock must be held."""
+        self._at_once |= at_once
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tangram-output", daemon=True)
+            self._thread.start()
+        self._waiting[stream.key] = stream
+        self.changed.notify_all()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Send what has gathered, for at most `timeout_s` seconds, and end the thread."""
+        with self.changed:
+            thread = self._thread
+            self._closing.set()
+            self.changed.notify_all()
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self._waiting or self._closing.is_set())
+                batch = [(stream, stream.take()) for stream in self._waiting.values()]
+                self._at_once = False
+            if not batch:
+                return
+            began = time.monotonic()
+            try:
+                self._send(batch)
+            except (RedisError, OSError) as error:
+                if self._closing.is_set():
+                    return
+                if not pause_s:
+                    log.warning("the output of %d commands cannot be published yet: %s", len(batch), error)
+                self._give_up()
+                pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+                self._closing.wait(pause_s)
+            else:
+                pause_s = 0.0
+                with self.changed:
+                    self.changed.wait_for(lambda: self._at_once or self._closing.is_set(), began + GATHER_S - time.monotonic())
+
+    def _send(self, batch: list[tuple[OutputStream, list[_Entry]]]) -> None:
+        """Send entries and forget them. Raises what redis-py raises, with nothing forgotten."""
+        with self._store.pipeline(transaction=False) as pipe:
+            for stream, entries in batch:
+                for entry in entries:
+                    fields: dict[Any, Any] = {
+                        entry.name: bytes(entry.data),
+                        **{name: value for name, value in entry.fields.items() if value},
+                    }
+                    pipe.xadd(stream.key, fields, id=entry.id, maxlen=entry.most_kept, approximate=False)
+                pipe.expire(stream.key, OUTPUT_TTL_S)
+            answers = iter(pipe.execute(raise_on_error=False))
+        with self.changed:
+            for stream, entries in batch:
+                for _ in entries:
+                    answer = next(answers)
+                    if isinstance(answer, ResponseError) and _REPEATED not in str(answer):
+                        log.warning("output is dropped, the result store says: %s", answer)
+                next(answers)
+                stream.sent()
+                if not stream.entries:
+                    del self._waiting[stream.key]
+
+    def _give_up(self) -> None:
+        """Drop the output of commands that ended long ago."""
+        with self.changed:
+            for key, stream in tuple(self._waiting.items()):
+                if stream.ended_at is not None and time.monotonic() > stream.ended_at + PATIENCE_S:
+                    stream.forget()
+                    del self._waiting[key]
