@@ -226,20 +226,23 @@ def execute(
     )
 
 
-def read_file(place: Place, path: str) -> Action:
-    """Read a file of an environment; relative paths start at its working folder."""
-    return _file(place, "cpu.read_file", path, {})
+def read_file(place: Place, path: str, *, offset: int | None = None, length: int | None = None) -> Action:
+    """Read a file of an environment, or `length` bytes of it from `offset` on; relative paths start at its working folder."""
+    return _file(place, "cpu.read_file", path, _given(offset=offset, length=length))
 
 
-def write_file(place: Place, path: str, data: bytes | str, mode: int | None = None) -> Action:
-    """Write a file of an environment; text as UTF-8, `mode` are its permission bits."""
+def write_file(place: Place, path: str, data: bytes | str, mode: int | None = None, *, offset: int | None = None) -> Action:
+    """Write a file of an environment; text as UTF-8, `mode` are its permission bits.
+
+    With an `offset` the file keeps as many bytes, which it must have, and ends with `data`: so a large file is written in parts.
+    """
     if isinstance(data, str):
         data = data.encode()
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
     if mode is not None and (isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777):
         raise InvalidAction("mode", f"must be permission bits from 0 to 0o777, not {mode!r}")
-    return _file(place, "cpu.write_file", path, _given(data=bytes(data), mode=mode))
+    return _file(place, "cpu.write_file", path, _given(data=bytes(data), mode=mode, offset=offset))
 
 
 def close_environment(place: Place) -> Action:
@@ -330,6 +333,9 @@ def call(
 def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action:
     if not isinstance(path, str) or not path or "\0" in path:
         raise InvalidAction("path", f"must be a path, not {path!r}")
+    for name in ("offset", "length"):
+        if isinstance(value := more.get(name, 0), bool) or not isinstance(value, int) or value < 0:
+            raise InvalidAction(name, f"must be a number of bytes, not {value!r}")
     return Action(
         kind=kind,
         arguments={"environment": place.environment, "path": path, **more},

@@ -41,8 +41,8 @@ The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds t
 |---|---|---|
 | `cpu.open` | environment, image, memory_mb | null |
 | `cpu.exec` | environment, session, command°, variables, fence, stream, stdin, terminal | `{"exit_code", "stdout"°, "stderr"°, …}` |
-| `cpu.read_file` | environment, path | `{"data"°}` |
-| `cpu.write_file` | environment, path, data°, mode | null |
+| `cpu.read_file` | environment, path, offset, length | `{"data"°}` |
+| `cpu.write_file` | environment, path, data°, mode, offset | null |
 | `cpu.snapshot` | environment | `{"image", "node"}` |
 | `cpu.close` | environment | null |
 | `gpu.score` | service, items° | `tangram.arrays.PackedFloats`° of one list, or a list of floats°: one per item |

@@ -42,6 +42,7 @@ class Access:
             message = await receive()
             got += len(message.get("body", b"")) if message["type"] == "http.request" else 0
             if got > self._limit:
+                await _drain(receive, message, self._limit)
                 raise too_large
             return message
 
@@ -54,6 +55,7 @@ class Access:
         try:
             length = request.headers.get("content-length", "0")
             if length.isdigit() and int(length) > self._limit:
+                await _drain(receive, {"type": "http.request", "more_body": True}, 2 * self._limit)
                 raise too_large
             await self._app(scope, limited, noted)
         except TooLarge as error:
@@ -65,3 +67,10 @@ class Access:
             job = getattr(request.state, "job", "-")
             seconds = time.monotonic() - began
             access_log.info("%s %s %d %.3f s %s %s", scope["method"], scope["path"], status, seconds, job, ",".join(actions) or "-")
+
+
+async def _drain(receive: Receive, message: Message, most: int) -> None:
+    """Read at most `most` bytes of what is left of a body, since a client that is still sending does not see the answer."""
+    while message["type"] == "http.request" and message.get("more_body") and most > 0:
+        message = await receive()
+        most -= len(message.get("body", b""))

@@ -22,7 +22,20 @@ from fastapi.responses import JSONResponse, Response
 from redis import RedisError
 from starlette.exceptions import HTTPException
 
-from app.gateway import native, rock, run_code, scores, services, swerex, teachers
+from app.gateway import (
+    e2b_control,
+    e2b_files,
+    e2b_filesystem,
+    e2b_process,
+    e2b_templates,
+    native,
+    rock,
+    run_code,
+    scores,
+    services,
+    swerex,
+    teachers,
+)
 from app.gateway.access import Access
 from app.gateway.context import Gateway, GatewayOf
 from app.gateway.shape import of_http
@@ -33,6 +46,12 @@ from tangram.settings import Settings
 SHAPES: tuple[APIRouter, ...] = (
     native.router,
     run_code.router,
+    e2b_control.health_router,
+    e2b_control.router,
+    e2b_templates.router,
+    e2b_process.router,
+    e2b_filesystem.router,
+    e2b_files.router,
     swerex.router,
     rock.router,
     *services.mounted(scores.router, teachers.router),
@@ -74,9 +93,9 @@ def make_app(settings: Settings, database_url: str) -> FastAPI:
     app = FastAPI(title="ARL-Tangram gateway", version="1", lifespan=lifespan)
     app.add_middleware(Access, body_limit_bytes=settings.gateway_body_mb * 2**20)
     app.add_exception_handler(HTTPException, _answer_http)
-    app.include_router(_own)
     for shape in SHAPES:
         app.include_router(shape)
+    app.include_router(_own)
     return app
 
 

@@ -19,10 +19,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from redis import RedisError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from app.gateway.errors import BadRequest, GatewayError, InfraFailed, NotFound, TooLarge, Unauthorized, classify
+from app.gateway.errors import BadRequest, Cancelled, GatewayError, InfraFailed, NotFound, TooLarge, Unauthorized, classify
 from tangram.errors import TangramError
 
 OnError = Callable[[Request, GatewayError], Response]
@@ -43,6 +43,8 @@ def shape_router(shape: str, on_error: OnError, *, keep_422: bool = False, **opt
                     if keep_422:
                         raise
                     return on_error(request, BadRequest(_first(error)))
+                except ClientDisconnect:
+                    return on_error(request, Cancelled("the caller is gone"))
                 except HTTPException as error:
                     return on_error(request, of_http(error))
                 except (TangramError, RedisError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -103,3 +104,23 @@ def run(http: httpx.Client, environment: str) -> Callable[..., dict[str, object]
         return dict(answer.json())
 
     return command
+
+
+def options_of(served: Served, job: str) -> dict[str, str]:
+    """Return the options with which E2B's client is used for a job."""
+    return {"api_key": served.token(job), "api_url": served.url, "sandbox_url": served.url}
+
+
+@pytest.fixture(scope="package")
+def e2b_options(served: Served) -> dict[str, str]:
+    """Return the options of E2B's client for the job `e2b`."""
+    return options_of(served, "e2b")
+
+
+@pytest.fixture(scope="module")
+def e2b_sandbox(e2b_options: dict[str, str]) -> Iterator[Any]:
+    """Open a sandbox of E2B's client, with the variable GREETING."""
+    e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
+    sandbox = e2b.Sandbox.create(envs={"GREETING": "hello"}, metadata={"task": "shared"}, **e2b_options)
+    yield sandbox
+    sandbox.kill()

@@ -13,7 +13,7 @@ import pytest
 
 from app.local.processes import Command
 from app.local.stack import StackPlan
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served, free_port, options_of
 from tests.live.support import FAST_BEATS, running
 
 
@@ -91,6 +91,41 @@ def test_a_node_that_dies_is_a_failure_of_the_system_in_every_shape(pair: tuple[
         figures = http.get("/metrics").text
     for shape, number in (("native", 2), ("run_code", 1), ("swerex", 1)):
         assert f'infra_failed_total{{cause="environment_lost",shape="{shape}"}} {number}.0' in figures
+
+
+def test_a_process_of_e2b_is_joined_through_another_gateway_when_its_own_dies(pair: tuple[Served, Served]) -> None:
+    e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
+    first, second = pair
+    options = options_of(first, "tests")
+    # Given a command that runs through the first gateway
+    sandbox = e2b.Sandbox.create(**options)
+    running = sandbox.commands.run("echo ran >> ledger; until [ -e go ]; do sleep 0.05; done; cat ledger", background=True)
+    first.live.until(lambda: running_commands(first) == 1)
+    # When that is killed
+    first.live.process("gateway").kill()
+    with pytest.raises(e2b.exceptions.SandboxUnreachableException):
+        running.wait()
+    # Then the second one knows sandbox and process, and the command runs once
+    again = e2b.Sandbox.connect(sandbox.sandbox_id, **{**options, "api_url": second.url, "sandbox_url": second.url})
+    assert [one.pid for one in again.commands.list()] == [running.pid]
+    joined = again.commands.connect(running.pid)
+    again.files.write("go", "")
+    assert joined.wait().stdout == "ran\n"
+    assert again.commands.list() == []
+
+
+def test_a_node_that_dies_is_no_failure_of_a_command_of_e2b(pair: tuple[Served, Served]) -> None:
+    e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
+    first, _ = pair
+    sandbox = e2b.Sandbox.create(**options_of(first, "tests"))
+    running = sandbox.commands.run("sleep 60", background=True)
+    first.live.until(lambda: running_commands(first) == 1)
+    first.live.process("cpu-0").kill()
+    with pytest.raises(e2b.exceptions.SandboxNotRunningException):
+        running.wait()
+    assert not sandbox.is_running()
+    figures = httpx.get(f"{first.url}/metrics").text
+    assert 'infra_failed_total{cause="environment_lost",shape="e2b"}' in figures
 
 
 def test_up_serves_a_gateway_where_a_port_is_set(tmp_path: Path) -> None:

@@ -44,6 +44,18 @@ def test_writing_replaces_and_keeps_or_sets_the_mode(env: ProcessEnvironment) ->
     assert printed(env, "./run.sh") == "two\n"
 
 
+def test_files_pass_in_parts(env: ProcessEnvironment) -> None:
+    # Given a file that is written in parts, one of them twice
+    for offset, part in ((0, b"first "), (6, b"SECOND, cut"), (6, b"second "), (13, b"third")):
+        env.write_file("parts", part, offset=offset)
+    # Then it has each once, and can be read in parts
+    assert env.read_file("parts") == b"first second third"
+    assert [env.read_file("parts", at, 7) for at in (0, 7, 14, 21)] == [b"first s", b"econd t", b"hird", b""]
+    # When a part is missing, the next one is refused
+    with pytest.raises(FileUnusable, match="has 18 bytes"):
+        env.write_file("parts", b"x", offset=19)
+
+
 def test_temporary_files_can_be_read(env: ProcessEnvironment) -> None:
     # Given a file that a command made in its temporary folder; when it is read by its absolute path; then it is there
     path = printed(env, "f=$(mktemp); echo hi > $f; echo $f").strip()

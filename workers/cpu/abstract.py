@@ -240,8 +240,8 @@ class Environment(ABC):
         """Admit a command. Raises `EnvironmentGone` once closed."""
 
     @abstractmethod
-    def read_file(self, path: str) -> bytes:
-        """Return a file's bytes; a relative `path` starts at the work folder.
+    def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return a file's bytes, or at most `length` of them from `offset` on; a relative `path` starts at the work folder.
 
         Raises:
             NoSuchFile, PathIsDirectory, PathOutside, FileTooLarge, FileUnusable: as their names say.
@@ -250,8 +250,10 @@ class Environment(ABC):
         """
 
     @abstractmethod
-    def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
+    def write_file(self, path: str, data: bytes, mode: int | None = None, offset: int = 0) -> None:
         """Write a file, with the folders above it; `mode` sets its permissions, else a file that exists keeps its own.
+
+        The file keeps its first `offset` bytes, which it must have, and ends with `data`.
 
         Raises:
             PathIsDirectory, PathOutside, FileTooLarge, FileUnusable: as their names say.

@@ -16,7 +16,7 @@ FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RegularFiles(ABC):
-    """Reads and writes whole files, at most `max_bytes` in one piece."""
+    """Reads and writes files, at most `max_bytes` in one piece."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -29,27 +29,32 @@ class RegularFiles(ABC):
     def open_to_write(self, path: str) -> int:
         """Return a descriptor for writing, the folders above made where they are missing. Raises `OSError`, or ours."""
 
-    def read(self, path: str) -> bytes:
-        """Return a file's bytes; errors as in `Environment.read_file`."""
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return a file's bytes, or `length` of them from `offset` on; errors as in `Environment.read_file`."""
         check_path(path)
+        most = self._max_bytes + 1 if length is None else min(length, self._max_bytes + 1)
         try:
             with open(self.open_to_read(path), "rb") as file:
                 _check_regular(path, file.fileno())
                 # A file of /proc or one that grows may be longer than its size says.
-                data = file.read(self._max_bytes + 1)
+                file.seek(offset)
+                data = file.read(most)
         except OSError as error:
             raise _explained(path, error) from error
         self._check_size(path, len(data))
         return data
 
-    def write(self, path: str, data: bytes, mode: int | None) -> None:
-        """Write a file; errors as in `Environment.write_file`."""
+    def write(self, path: str, data: bytes, mode: int | None, offset: int = 0) -> None:
+        """Write a file from `offset` on; errors as in `Environment.write_file`."""
         check_path(path)
         self._check_size(path, len(data))
         try:
             with open(self.open_to_write(path), "wb", buffering=0) as file:
                 _check_regular(path, file.fileno())
-                file.truncate(0)
+                if (size := os.fstat(file.fileno()).st_size) < offset:
+                    raise FileUnusable(f"{path} has {size} bytes, too few to go on behind byte {offset}")
+                file.truncate(offset)
+                file.seek(offset)
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]

@@ -67,19 +67,19 @@ def close_unasked(id: str, attempt: int, reason: str) -> None:
 
 
 @app.task(name="cpu.read_file", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
-def read_file(self: PayloadTask, environment: str, path: str) -> dict[str, Any]:
-    """Read a file."""
+def read_file(self: PayloadTask, environment: str, path: str, offset: int = 0, length: int | None = None) -> dict[str, Any]:
+    """Read a file, or `length` bytes of it from `offset` on."""
     with in_environment(self):
-        data = cpu().sandbox.get(environment).read_file(path)
+        data = cpu().sandbox.get(environment).read_file(path, offset, length)
     return {"data": cpu().blobs.put(data)}
 
 
 @app.task(name="cpu.write_file", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
-def write_file(self: PayloadTask, environment: str, path: str, data: Any, mode: int | None = None) -> None:
-    """Write a file."""
+def write_file(self: PayloadTask, environment: str, path: str, data: Any, mode: int | None = None, offset: int = 0) -> None:
+    """Write a file, from `offset` on."""
     content = cpu().blobs.get(data)
     with in_environment(self):
-        cpu().sandbox.get(environment).write_file(path, content, mode)
+        cpu().sandbox.get(environment).write_file(path, content, mode, offset)
 
 
 @app.task(name="cpu.snapshot", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]

@@ -25,10 +25,10 @@ from workers.cpu.shell.session import Session, SessionSetup
 class FileAccess(Protocol):
     """Reads and writes the files of one environment; errors as in `Environment.read_file` and `write_file`."""
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, offset: int, length: int | None) -> bytes:
         """Return a file's bytes."""
 
-    def write(self, path: str, data: bytes, mode: int | None) -> None:
+    def write(self, path: str, data: bytes, mode: int | None, offset: int) -> None:
         """Write a file."""
 
 
@@ -81,15 +81,15 @@ class ShellEnvironment(Environment):
         for session in sessions:
             session.sweep_if_free()
 
-    def read_file(self, path: str) -> bytes:
+    def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes; see the base class."""
         with self._or_gone():
-            return self._files.read(path)
+            return self._files.read(path, offset, length)
 
-    def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
+    def write_file(self, path: str, data: bytes, mode: int | None = None, offset: int = 0) -> None:
         """Write a file; see the base class."""
         with self._or_gone():
-            self._files.write(path, data, mode)
+            self._files.write(path, data, mode, offset)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,0 +1,176 @@
+"""What the routes of E2B's data plane share: which sandbox a request is for, and how a failure is said in the words of E2B's clients.
+
+A request names its sandbox by the header `E2b-Sandbox-Id`, or by a host name `49983-<sandbox>.<domain>`. The token that was handed out
+with the sandbox, in `X-Access-Token`, gives access to that sandbox alone.
+
+| failure | calls of `/process.Process` and `/filesystem.Filesystem` | `/files` | what the client raises |
+|---|---|---|---|
+| the sandbox is gone | 502, "… was not found" | the same | `SandboxNotRunningException` |
+| a wrong token | `unauthenticated` | 401 | `AuthenticationException` |
+| a wrong request | `invalid_argument` | 400 | `InvalidArgumentException` |
+| no such file or process | `not_found` | 404 | `FileNotFoundException`, `NotFoundException` |
+| a queue is full | `resource_exhausted` | 429 | `RateLimitException` |
+| the system failed | `unavailable` | 503 | `SandboxUnreachableException`, `SandboxException` |
+
+A program that fails is no error: its exit code says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from app.gateway.context import Gateway, gateway_of
+from app.gateway.errors import BadRequest, Cancelled, GatewayError, InfraFailed, NotFound, Overloaded, TooLarge, Unauthorized, classify
+from app.gateway.records import Record, Records
+from app.gateway.sessions import Caller
+from tangram.errors import StackUnreachable, TangramError
+
+ENVD_VERSION = "0.5.7"
+"""The version of E2B's own agent whose calls are served here; clients leave out what came later."""
+
+GONE = "The sandbox was not found"
+"""Clients look for the last three words."""
+
+STATUS_OF = {
+    "invalid_argument": 400,
+    "unauthenticated": 401,
+    "not_found": 404,
+    "already_exists": 409,
+    "resource_exhausted": 429,
+    "canceled": 499,
+    "internal": 500,
+    "unimplemented": 501,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+"""The HTTP status of each code of the Connect protocol."""
+
+_ending: set[asyncio.Task[None]] = set()
+_HOST = re.compile(r"49983-(env-[0-9a-f]+)\.")
+
+
+class RpcError(GatewayError):
+    """Raised for a call that fails with a code of the Connect protocol."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """Keep the code, a key of `STATUS_OF`, and a message of one line."""
+        super().__init__(message)
+        self.code = code
+        self.status = STATUS_OF[code]
+
+
+class SandboxGone(RpcError):
+    """Raised when the sandbox was never there for this caller, or is there no longer."""
+
+    def __init__(self) -> None:
+        """Say so in the words that clients look for."""
+        super().__init__("unavailable", GONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A sandbox and for whom it is used."""
+
+    record: Record
+    caller: Caller
+    gateway: Gateway
+
+
+def rpc_error(error: GatewayError) -> RpcError:
+    """Return a failure with the code that clients understand."""
+    text = str(error)
+    match error:
+        case RpcError():
+            return error
+        case NotFound():
+            return SandboxGone()
+        case InfraFailed():
+            return SandboxGone() if is_lost(error) else RpcError("unavailable", text)
+        case BadRequest():
+            return RpcError("invalid_argument", text)
+        case Unauthorized():
+            return RpcError("unauthenticated", text)
+        case Overloaded() | TooLarge():
+            return RpcError("resource_exhausted", text)
+        case Cancelled():
+            return RpcError("canceled", text)
+    return RpcError("internal", text)
+
+
+def data_errors(request: Request, error: GatewayError) -> JSONResponse:
+    """Answer a call of the data plane that has failed."""
+    known = rpc_error(error)
+    if is_lost(error) and (sandbox := getattr(request.state, "sandbox", None)) is not None:
+        end_lost(sandbox)
+    if isinstance(known, SandboxGone):
+        return JSONResponse({"code": 502, "message": GONE, "sandboxId": sandbox_id_of(request)}, 502)
+    status = error.status if isinstance(error, TooLarge) else known.status
+    code = status if request.url.path == "/files" else known.code
+    return JSONResponse({"code": code, "message": str(known)}, status, dict(error.headers))
+
+
+def is_lost(error: GatewayError) -> bool:
+    """Say whether a failure means that the sandbox has ended by itself, with its node or its container."""
+    return isinstance(error, InfraFailed) and error.cause == "environment_lost"
+
+
+def end_lost(sandbox: Sandbox) -> None:
+    """Have a sandbox that has ended by itself closed, so that it is known to be gone; does not wait for that."""
+
+    async def close() -> None:
+        with suppress(TangramError):  # somebody else has closed it, or its lease will
+            await sandbox.gateway.environments.close(sandbox.caller, sandbox.record.id)
+
+    task = asyncio.create_task(close())
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
+
+
+def sandbox_id_of(request: Request) -> str:
+    """Return the id of the sandbox that a request is for; empty where it names none."""
+    named = request.headers.get("e2b-sandbox-id")
+    if named is None and (host := _HOST.match(request.headers.get("host", ""))):
+        named = host[1]
+    return named or ""
+
+
+async def find_sandbox(request: Request) -> Sandbox:
+    """Return the sandbox that a request is for, whoever asks: its token is still to be checked. Raises `SandboxGone`."""
+    gateway = await gateway_of(request)
+    wanted = sandbox_id_of(request)
+    if not wanted:
+        raise RpcError("invalid_argument", "the header E2b-Sandbox-Id is to name the sandbox")
+    record = await Records(gateway.store).read(wanted)
+    if record is None or record.state != "open":
+        raise SandboxGone()
+    try:
+        caller = await gateway.sessions.caller(record.job)
+    except StackUnreachable as error:
+        raise classify(error) from error
+    return Sandbox(record, caller, gateway)
+
+
+async def sandbox_of(request: Request) -> Sandbox:
+    """Return the sandbox that a request is for, by its token. Raises `SandboxGone` and `Unauthorized`."""
+    sandbox = await find_sandbox(request)
+    if not secrets.compare_digest(request.headers.get("x-access-token", "").encode(), sandbox.record.access_token.encode()):
+        raise Unauthorized("X-Access-Token is not the token of this sandbox")
+    admit(request, sandbox)
+    return sandbox
+
+
+def admit(request: Request, sandbox: Sandbox) -> None:
+    """Note whose request it is, once that is known."""
+    request.state.job, request.state.sandbox = sandbox.record.job, sandbox
+
+
+SandboxOf = Annotated[Sandbox, Depends(sandbox_of)]

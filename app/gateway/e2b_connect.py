@@ -1,0 +1,84 @@
+"""The Connect protocol with JSON, as far as E2B's clients use it.
+
+A streamed message is an envelope: one byte of flags, the length in four bytes, big-endian, and the message. The last envelope of an answer
+has the flag `END` and says whether the call has failed. Requests name their time limit in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from app.gateway.e2b import RpcError
+
+STREAM_TYPE = "application/connect+json"
+"""Content type of streams."""
+
+END = 0b10
+_COMPRESSED = 0b01
+_HEAD = struct.Struct(">BI")
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
+    """Return a message as it travels in a stream."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    return _HEAD.pack(flags, len(data)) + data
+
+
+def end_of_stream(error: RpcError | None = None) -> bytes:
+    """Return the last envelope of an answer."""
+    return envelope({} if error is None else {"error": {"code": error.code, "message": str(error)}}, END)
+
+
+async def envelopes(request: Request) -> AsyncIterator[bytes]:
+    """Yield the messages of a streamed request as they come. Raises `RpcError` for what is no envelope."""
+    held = bytearray()
+    async for part in request.stream():
+        held += part
+        while len(held) >= _HEAD.size:
+            flags, length = _HEAD.unpack_from(held)
+            if flags & _COMPRESSED:
+                raise RpcError("unimplemented", "compressed messages are not served here")
+            if len(held) < _HEAD.size + length:
+                break
+            message = bytes(held[_HEAD.size : _HEAD.size + length])
+            del held[: _HEAD.size + length]
+            yield message
+    if held:
+        raise RpcError("invalid_argument", "the last message of the request is cut")
+
+
+async def only_message(request: Request) -> bytes:
+    """Return the one message of a request, which is streamed or not. Raises `RpcError`."""
+    if not request.headers.get("content-type", "").startswith(STREAM_TYPE):
+        return await request.body()
+    messages = [message async for message in envelopes(request)]
+    if len(messages) != 1:
+        raise RpcError("invalid_argument", f"the request must have one message, not {len(messages)}")
+    return messages[0]
+
+
+def parsed(kind: type[M], raw: bytes) -> M:
+    """Return a message as a value. Raises `RpcError`."""
+    try:
+        return kind.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RpcError("invalid_argument", f"{'.'.join(str(step) for step in first['loc'])}: {first['msg']}") from None
+
+
+def limit_of(request: Request) -> float | None:
+    """Return the time limit of a call, seconds; None where it has none. Raises `RpcError`."""
+    named = request.headers.get("connect-timeout-ms")
+    if named is None:
+        return None
+    if not named.isascii() or not named.isdigit() or len(named) > 10:
+        raise RpcError("invalid_argument", f"Connect-Timeout-Ms: not a number of milliseconds: {named[:40]!r}")
+    return int(named) / 1000

@@ -1,0 +1,184 @@
+"""E2B's `/filesystem.Filesystem`: folders and what is known of files, each call a short command in the sandbox.
+
+The commands are POSIX shell with `find` and `stat`, as GNU and BusyBox have them. They run where the next command would: in the first
+session that is free. Relative paths begin at the work folder, `~` is `$HOME`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+import stat
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request
+from pydantic import BaseModel, Field
+
+from app.gateway import calls
+from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
+from app.gateway.e2b_connect import limit_of, parsed
+from app.gateway.e2b_table import Table
+from app.gateway.shape import shape_router
+from tangram.calls import execute
+from tangram.results import ExecResult
+
+LIMIT_S = 60.0
+"""Longest time of one call, seconds, unless its client names a shorter one."""
+
+_INVALID, _MISSING, _EXISTS = 40, 44, 49
+_CODES = {_INVALID: "invalid_argument", _MISSING: "not_found", _EXISTS: "already_exists"}
+_RECORD, _FIELD = "\x1e", "\x1f"
+_FORMAT = _RECORD + _FIELD.join(("%f", "%s", "%Y", "%U", "%G", "%A", "%n"))
+
+_PRELUDE = f"""
+fail() {{ printf '%s\\n' "$2" >&2; exit "$1"; }}
+whole() {{ case $1 in "~") p=$HOME ;; "~/"*) p=$HOME/${{1#"~/"}} ;; /*) p=$1 ;; *) p=$(pwd)/$1 ;; esac; }}
+there() {{ [ -e "$1" ] || [ -L "$1" ] || fail {_MISSING} "path $1 does not exist"; }}
+links='for f; do printf "{_RECORD}L{_FIELD}%s{_FIELD}%s" "$f" "$(readlink "$f")"; done'
+show() {{ stat -c '{_FORMAT}' -- "$1" || exit; [ ! -L "$1" ] || sh -c "$links" sh "$1"; }}
+"""
+
+_STAT = _PRELUDE + 'whole "$1"; there "$p"; show "$p"'
+
+_LIST = f"""{_PRELUDE}
+whole "$1"; there "$p"
+[ -d "$p" ] || fail {_INVALID} "path $p is no directory"
+find "$p/." -mindepth 1 -maxdepth "$2" -exec stat -c '{_FORMAT}' -- {{}} + || exit
+find "$p/." -mindepth 1 -maxdepth "$2" -type l -exec sh -c "$links" sh {{}} +
+"""
+
+_MAKE = f"""{_PRELUDE}
+whole "$1"
+[ ! -d "$p" ] || fail {_EXISTS} "directory $p exists already"
+[ ! -e "$p" ] || fail {_INVALID} "path $p exists and is no directory"
+mkdir -p -- "$p" && show "$p"
+"""
+
+_MOVE = f"""{_PRELUDE}
+whole "$1"; from=$p; there "$from"
+whole "$2"
+[ ! -d "$p" ] || fail {_INVALID} "path $p is a directory"
+folder=${{p%/*}}; mkdir -p -- "${{folder:-/}}" && mv -f -- "$from" "$p" && show "$p"
+"""
+
+_REMOVE = _PRELUDE + 'whole "$1"; rm -rf -- "$p"'
+
+router = shape_router("e2b", data_errors, prefix="/filesystem.Filesystem", tags=["e2b"])
+
+
+class PathMessage(BaseModel):
+    """A message that names a path."""
+
+    path: str = Field(min_length=1)
+
+
+class ListMessage(PathMessage):
+    """Which folder to list, and how deep; 0 is 1."""
+
+    depth: int = Field(1, ge=0)
+
+
+class MoveMessage(BaseModel):
+    """What to move where."""
+
+    source: str = Field(min_length=1)
+    destination: str = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    text: str
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return what was shown of files, by path."""
+        entries: dict[str, dict[str, Any]] = {}
+        for record in self.text.split(_RECORD)[1:]:
+            first, *fields = record.removesuffix("\n").split(_FIELD)
+            if first == "L":
+                entries[posixpath.normpath(fields[0])]["symlinkTarget"] = fields[1]
+            else:
+                entry = _entry(first, *fields)
+                entries[entry["path"]] = entry
+        return [entries[path] for path in sorted(entries)]
+
+
+@router.post("/Stat")
+async def stat_path(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Say what is at a path."""
+    message = parsed(PathMessage, await request.body())
+    return {"entry": (await _run(request, sandbox, _STAT, message.path)).entries()[0]}
+
+
+@router.post("/ListDir")
+async def list_folder(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Say what is in a folder, by path."""
+    message = parsed(ListMessage, await request.body())
+    return {"entries": (await _run(request, sandbox, _LIST, message.path, str(message.depth or 1))).entries()}
+
+
+@router.post("/MakeDir")
+async def make_folder(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Make a folder, and those above it."""
+    message = parsed(PathMessage, await request.body())
+    return {"entry": (await _run(request, sandbox, _MAKE, message.path)).entries()[0]}
+
+
+@router.post("/Move")
+async def move(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Give a file or a folder another path."""
+    message = parsed(MoveMessage, await request.body())
+    return {"entry": (await _run(request, sandbox, _MOVE, message.source, message.destination)).entries()[0]}
+
+
+@router.post("/Remove")
+async def remove(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Remove a file or a folder with all that is in it; one that is not there is removed."""
+    message = parsed(PathMessage, await request.body())
+    await _run(request, sandbox, _REMOVE, message.path)
+    return {}
+
+
+@router.post("/{method}", include_in_schema=False)
+async def not_served(method: str) -> None:
+    """Refuse watching."""
+    raise RpcError("unimplemented", f"filesystem.Filesystem/{method} is not served here: list the folder instead of watching it")
+
+
+async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> _Outcome:
+    """Run a script in the sandbox. Raises `RpcError` with the code that it says."""
+    limit_s = min(limit_of(request) or LIMIT_S, LIMIT_S)
+    async with Table(sandbox.gateway.store, sandbox.record.id).unlisted_session() as session:
+        action = execute(
+            sandbox.record.place,
+            shlex.join(["sh", "-c", script, "sh", *words]),
+            session=session,
+            timeout_s=limit_s,
+            action_class="e2b-filesystem",
+        )
+        result: ExecResult = await calls.run(sandbox.caller, action)
+    if result.exit_code is None:
+        raise RpcError("deadline_exceeded", f"the call was ended after {limit_s:g} s")
+    if result.exit_code != 0:
+        problem = result.stderr.strip().splitlines()
+        raise RpcError(_CODES.get(result.exit_code, "internal"), problem[-1] if problem else f"exit status {result.exit_code}")
+    if result.truncated:
+        raise RpcError("resource_exhausted", "the folder has more entries than the output limit of the nodes lets through")
+    return _Outcome(result.stdout)
+
+
+def _entry(mode: str, size: str, changed_at: str, owner: str, group: str, permissions: str, path: str) -> dict[str, Any]:
+    bits, path = int(mode, 16), posixpath.normpath(path)
+    kind = "DIRECTORY" if stat.S_ISDIR(bits) else "SYMLINK" if stat.S_ISLNK(bits) else "FILE"
+    return {
+        "name": posixpath.basename(path),
+        "type": f"FILE_TYPE_{kind}",
+        "path": path,
+        "size": size,
+        "mode": stat.S_IMODE(bits),
+        "permissions": permissions,
+        "owner": owner,
+        "group": group,
+        "modifiedTime": datetime.fromtimestamp(int(changed_at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    } | ({"isSymlink": True} if kind == "SYMLINK" else {})

@@ -1,0 +1,249 @@
+"""E2B's `/process.Process`: commands of a sandbox, each one an action.
+
+The time limit of `Start` is that of the action, its wait in the queue included. A command whose connection breaks goes on until then, and
+can be joined with `Connect` by its number, through any copy of the gateway, and given input and signals.
+
+A command runs as the sandbox's own user, whoever the request names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import signal
+import time
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from app.gateway import calls
+from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
+from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, envelopes, limit_of, only_message, parsed
+from app.gateway.e2b_messages import (
+    Input,
+    InputMessage,
+    SelectMessage,
+    Selector,
+    SignalMessage,
+    StartMessage,
+    StreamInputMessage,
+    UpdateMessage,
+)
+from app.gateway.e2b_output import end_of, stream
+from app.gateway.e2b_table import Process, Program, Table
+from app.gateway.shape import shape_router
+from tangram import giving
+from tangram.action import Action, command_class
+from tangram.calls import execute
+from tangram.errors import TangramError
+from tangram.handles import Handle
+from tangram.wire import GIVEN_BYTES
+
+UNLIMITED_S = 24 * 3600.0
+"""Longest time that a command without a limit may run, seconds. Its sandbox's lease is over sooner."""
+
+_SUBMIT_S = 60.0
+"""Seconds until an action that was submitted is in the journal at the latest."""
+
+_running: set[asyncio.Task[None]] = set()
+router = shape_router("e2b", data_errors, prefix="/process.Process", tags=["e2b"])
+
+
+@router.post("/Start")
+async def start(request: Request, sandbox: SandboxOf) -> StreamingResponse:
+    """Run a program and stream what becomes of it."""
+    message = parsed(StartMessage, await only_message(request))
+    limit_s, now = limit_of(request), time.time()
+    program = Program(
+        **message.process.model_dump(),
+        tag=message.tag,
+        stdin=message.stdin,
+        terminal=None if message.pty is None else (message.pty.size.rows, message.pty.size.cols),
+        started_at=now,
+        ends_at=None if limit_s is None else now + limit_s,
+    )
+    action = _action(sandbox, program, "main")  # what is wrong with it is said before anything is written
+    table = Table(sandbox.gateway.store, sandbox.record.id)
+    process = await table.add(program)
+    try:
+        action = _action(sandbox, program, process.session_name)
+        handle = calls.submit(sandbox.caller, await calls.put_aside(sandbox.caller, action), key=process.key)
+    except TangramError:
+        await table.remove(process)
+        raise
+    running = asyncio.create_task(_attend(handle, process, table))
+    _running.add(running)
+    running.add_done_callback(_running.discard)
+    return stream(request, sandbox, process, handle, running)
+
+
+@router.post("/Connect")
+async def connect(request: Request, sandbox: SandboxOf) -> StreamingResponse:
+    """Stream what becomes of a process that runs; a time limit ends the stream, not the process."""
+    process = await _find(sandbox, parsed(SelectMessage, await only_message(request)).process)
+    action = _action(sandbox, process.program, process.session_name)
+    handle = calls.submit(sandbox.caller, action, key=process.key)
+    return stream(request, sandbox, process, handle, None)
+
+
+@router.post("/List")
+async def list_processes(sandbox: SandboxOf) -> dict[str, Any]:
+    """Return the processes that run."""
+    table = Table(sandbox.gateway.store, sandbox.record.id)
+    running = [process for process in await table.all() if await _is_alive(sandbox, process, table)]
+    return {"processes": [_shown(process) for process in running]}
+
+
+@router.post("/SendSignal")
+async def send_signal(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Send SIGTERM to a process, or end it with all that it has started."""
+    message = parsed(SignalMessage, await request.body())
+    process = await _find(sandbox, message.process)
+    if message.signal in ("SIGNAL_SIGTERM", signal.SIGTERM):
+        await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
+        return {}
+    await Table(sandbox.gateway.store, sandbox.record.id).note_killed(process)
+    sandbox.caller.session.cancel_task(_task_id(sandbox, process))
+    return {}
+
+
+@router.post("/SendInput")
+async def send_input(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Give a process input."""
+    message = parsed(InputMessage, await request.body())
+    await _send(sandbox, await _find_reader(sandbox, message.process), message.input)
+    return {}
+
+
+@router.post("/StreamInput")
+async def stream_input(request: Request, sandbox: SandboxOf) -> Response:
+    """Give a process input as it comes; the first message names the process."""
+    process: Process | None = None
+    async for raw in envelopes(request):
+        message = parsed(StreamInputMessage, raw)
+        if message.start is not None:
+            process = await _find_reader(sandbox, message.start.process)
+        if message.data is not None:
+            if process is None:
+                raise RpcError("invalid_argument", "the first message is to name the process")
+            await _send(sandbox, process, message.data.input)
+    return Response(envelope({}) + end_of_stream(), media_type=STREAM_TYPE)
+
+
+@router.post("/CloseStdin")
+async def close_stdin(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """End the input of a process."""
+    process = await _find_reader(sandbox, parsed(SelectMessage, await request.body()).process)
+    await _give(sandbox, process, giving.end())
+    return {}
+
+
+@router.post("/Update")
+async def update(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
+    """Give the terminal of a process another size."""
+    message = parsed(UpdateMessage, await request.body())
+    process = await _find(sandbox, message.process)
+    if process.program.terminal is None:
+        raise RpcError("invalid_argument", f"process {process.pid} has no terminal")
+    if message.pty is not None:
+        await _give(sandbox, process, giving.size(message.pty.size.rows, message.pty.size.cols))
+    return {}
+
+
+@router.post("/{method}", include_in_schema=False)
+async def not_served(method: str) -> None:
+    """Refuse other methods."""
+    raise RpcError("unimplemented", f"process.Process/{method} is not served here")
+
+
+def _action(sandbox: Sandbox, program: Program, session: str) -> Action:
+    """Return the action that runs a program in a session of its sandbox."""
+    left_s = UNLIMITED_S if program.ends_at is None else max(program.ends_at - program.started_at, 0.001)
+    line = shlex.join([program.cmd, *program.args])
+    if program.cwd:
+        line = f"( cd -- {_folder(program.cwd)} && exec {line} )"
+    # Clients wrap commands in a login shell.
+    inner = program.args[-1] if len(program.args) > 1 and program.args[-2] == "-c" else line
+    return execute(
+        sandbox.record.place,
+        line,
+        session=session,
+        timeout_s=left_s,
+        queue_timeout_s=None if program.ends_at is None else left_s,
+        variables={**sandbox.record.variables, **program.envs},
+        action_class=command_class(inner),
+        stream=True,
+        stdin=program.stdin,
+        pty=program.terminal,
+    )
+
+
+def _folder(path: str) -> str:
+    home, slash, rest = path.partition("/")
+    return f'"$HOME"{shlex.quote(slash + rest) if slash else ""}' if home == "~" else shlex.quote(path)
+
+
+async def _attend(handle: Handle[Any], process: Process, table: Table) -> None:
+    """Wait for the end of a process, which is at its time limit at the latest, and take its number back."""
+    ended = end_of(handle)
+    try:
+        limit_s = None if process.program.ends_at is None else process.program.ends_at - time.time()
+        await asyncio.wait([ended], timeout=limit_s)
+        if not ended.done():
+            handle.cancel()
+            await ended
+    finally:
+        await table.remove(process)
+
+
+async def _find(sandbox: Sandbox, selector: Selector) -> Process:
+    """Return a process that runs. Raises `RpcError`."""
+    table = Table(sandbox.gateway.store, sandbox.record.id)
+    if selector.tag:
+        process = next((one for one in await table.all() if one.program.tag == selector.tag), None)
+    else:
+        process = await table.find(selector.pid)
+    if process is None or not await _is_alive(sandbox, process, table):
+        raise RpcError("not_found", f"process with {f'tag {selector.tag}' if selector.tag else f'pid {selector.pid}'} not found")
+    return process
+
+
+async def _find_reader(sandbox: Sandbox, selector: Selector) -> Process:
+    """Return a process that runs and reads input. Raises `RpcError`."""
+    process = await _find(sandbox, selector)
+    if not process.program.stdin and process.program.terminal is None:
+        raise RpcError("invalid_argument", f"process {process.pid} was started without stdin")
+    return process
+
+
+async def _send(sandbox: Sandbox, process: Process, given: Input) -> None:
+    data = given.stdin + given.pty
+    for at in range(0, len(data), GIVEN_BYTES):
+        await _give(sandbox, process, giving.data(data[at : at + GIVEN_BYTES]))
+
+
+async def _give(sandbox: Sandbox, process: Process, what: giving.What) -> None:
+    """Give a process something, in the order of the calls; return once the broker has it. Raises `StackUnreachable`."""
+    await asyncio.wrap_future(sandbox.caller.session.give(_task_id(sandbox, process), what).sent)
+
+
+async def _is_alive(sandbox: Sandbox, process: Process, table: Table) -> bool:
+    """Say whether a process runs; one whose copy of the gateway has died without noting its end is removed."""
+    if time.time() - process.program.started_at < _SUBMIT_S:
+        return True
+    known = await sandbox.gateway.journal.action(_task_id(sandbox, process))
+    if known is not None and known.status in ("waiting", "running"):
+        return True
+    await table.remove(process)
+    return False
+
+
+def _task_id(sandbox: Sandbox, process: Process) -> str:
+    return sandbox.caller.task_id("cpu.exec", sandbox.record.id, process.key)
+
+
+def _shown(process: Process) -> dict[str, Any]:
+    program = process.program
+    config = {"cmd": program.cmd, "args": program.args, "envs": program.envs} | ({"cwd": program.cwd} if program.cwd else {})
+    return {"pid": process.pid, "config": config} | ({"tag": program.tag} if program.tag else {})

@@ -1,0 +1,134 @@
+"""The processes of a sandbox as all copies of the gateway know them: small numbers for commands that run, and where each runs.
+
+Every command has a shell session to itself: the first one that is free. So commands that follow one another share a session. Commands that
+run at the same time have one each.
+
+| key | holds |
+|---|---|
+| `tangram-gw-e2b-<sandbox>` | hash, kept for `KEPT_S` beyond its last use |
+| … `last` | the last number that was given to a process |
+| … `session:<n>` | the number of the process that has session n |
+| … `process:<number>` | its session, a space, and the process as JSON |
+| … `killed:<number>` | there where somebody has killed the process |
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import cast
+
+from pydantic import BaseModel
+from redis.asyncio import Redis
+
+from app.gateway.records import KEPT_S
+
+_ADD = """
+local number = redis.call('HINCRBY', KEYS[1], 'last', 1)
+local session = 0
+while redis.call('HSETNX', KEYS[1], 'session:' .. session, number) == 0 do session = session + 1 end
+if ARGV[1] ~= '' then redis.call('HSET', KEYS[1], 'process:' .. number, session .. ' ' .. ARGV[1]) end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return {number, session}
+"""
+"""KEYS: the hash. ARGV: the process, empty for one that is not to be listed; the seconds to keep the hash."""
+
+_REMOVE = """
+redis.call('HDEL', KEYS[1], 'process:' .. ARGV[1])
+local session = 'session:' .. ARGV[2]
+if redis.call('HGET', KEYS[1], session) == ARGV[1] then redis.call('HDEL', KEYS[1], session) end
+"""
+"""KEYS: the hash. ARGV: the number of the process, and of its session."""
+
+
+class Program(BaseModel):
+    """What a process runs; times are seconds since the epoch, `ends_at` is when it is ended at the latest.
+
+    `terminal` are the rows and columns of its terminal, if it has one.
+    """
+
+    cmd: str
+    args: list[str] = []
+    envs: dict[str, str] = {}
+    cwd: str | None = None
+    tag: str | None = None
+    stdin: bool = False
+    terminal: tuple[int, int] | None = None
+    started_at: float
+    ends_at: float | None = None
+
+
+class Process(BaseModel):
+    """A process: its number, the session that it has, and what it runs."""
+
+    pid: int
+    session: int
+    program: Program
+
+    @property
+    def session_name(self) -> str:
+        """The name of its shell session."""
+        return session_name(self.session)
+
+    @property
+    def key(self) -> str:
+        """The idempotency key of its action."""
+        return f"e2b-process-{self.pid}"
+
+
+def session_name(session: int) -> str:
+    """Return the name of a session; the first one is that which all shapes use."""
+    return "main" if session == 0 else f"e2b-{session}"
+
+
+class Table:
+    """The processes of one sandbox. Every method raises what redis-py raises."""
+
+    def __init__(self, store: Redis, sandbox: str) -> None:
+        """Keep them in `store`."""
+        self._store = store
+        self._key = f"tangram-gw-e2b-{sandbox}"
+        self._add = store.register_script(_ADD)
+        self._remove = store.register_script(_REMOVE)
+
+    async def add(self, program: Program) -> Process:
+        """Give a number and a session to what is to run."""
+        pid, session = await self._add(keys=[self._key], args=[program.model_dump_json(exclude_defaults=True), KEPT_S])
+        return Process(pid=pid, session=session, program=program)
+
+    async def remove(self, process: Process) -> None:
+        """Take the number and the session of a process back."""
+        await self._remove(keys=[self._key], args=[process.pid, process.session])
+
+    @asynccontextmanager
+    async def unlisted_session(self) -> AsyncIterator[str]:
+        """Hold a session for something that is no process; its name."""
+        number, session = await self._add(keys=[self._key], args=["", KEPT_S])
+        try:
+            yield session_name(session)
+        finally:
+            await self._remove(keys=[self._key], args=[number, session])
+
+    async def find(self, pid: int) -> Process | None:
+        """Return a process; None where no such process runs."""
+        raw = await cast(Awaitable[bytes | None], self._store.hget(self._key, f"process:{pid}"))
+        return None if raw is None else _process(pid, raw)
+
+    async def note_killed(self, process: Process) -> None:
+        """Note that somebody kills a process."""
+        await self._store.hset(self._key, f"killed:{process.pid}", 1)
+
+    async def was_killed(self, process: Process) -> bool:
+        """Say whether somebody has killed a process."""
+        return bool(await self._store.hexists(self._key, f"killed:{process.pid}"))
+
+    async def all(self) -> list[Process]:
+        """Return the processes that run, by number."""
+        raws = await cast(Awaitable[dict[bytes, bytes]], self._store.hgetall(self._key))
+        found = [(name.decode().partition(":"), raw) for name, raw in raws.items()]
+        return sorted((_process(int(pid), raw) for (kind, _, pid), raw in found if kind == "process"), key=lambda one: one.pid)
+
+
+def _process(pid: int, raw: bytes) -> Process:
+    session, _, program = raw.partition(b" ")
+    return Process(pid=pid, session=int(session), program=Program.model_validate_json(program))

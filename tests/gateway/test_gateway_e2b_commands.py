@@ -1,0 +1,192 @@
+"""Commands: E2B's client, unchanged, against a whole stack."""
+
+from __future__ import annotations
+
+import base64
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import Served
+
+e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
+
+
+@pytest.fixture
+def e2b_headers(e2b_sandbox: e2b.Sandbox) -> dict[str, str]:
+    """Return what the client sends with every call to the sandbox."""
+    return {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
+
+
+def test_a_command_gives_its_output(e2b_sandbox: e2b.Sandbox) -> None:
+    out: list[str] = []
+    err: list[str] = []
+    done = e2b_sandbox.commands.run(
+        "echo $GREETING $MORE; echo oops >&2", envs={"MORE": "more"}, on_stdout=out.append, on_stderr=err.append
+    )
+    assert (done.stdout, done.stderr, done.exit_code, done.error) == ("hello more\n", "oops\n", 0, None)
+    assert ("".join(out), "".join(err)) == (done.stdout, done.stderr)
+
+
+def test_a_command_that_fails_is_no_failure_of_the_system(e2b_sandbox: e2b.Sandbox) -> None:
+    with pytest.raises(e2b.CommandExitException) as failed:
+        e2b_sandbox.commands.run("echo partly; exit 7")
+    assert (failed.value.exit_code, failed.value.stdout) == (7, "partly\n")
+
+
+def test_a_command_runs_in_the_folder_that_is_named(e2b_sandbox: e2b.Sandbox) -> None:
+    e2b_sandbox.files.make_dir("some dir")
+    assert e2b_sandbox.commands.run("pwd", cwd="some dir").stdout.endswith("/some dir\n")
+    assert e2b_sandbox.commands.run("pwd", cwd="~", user="root").stdout == e2b_sandbox.commands.run("echo $HOME").stdout
+
+
+def test_commands_share_nothing_but_files(e2b_sandbox: e2b.Sandbox) -> None:
+    e2b_sandbox.commands.run("export LEFT=1; cd /; touch ~/left")
+    assert e2b_sandbox.commands.run("echo [$LEFT]; ls ~/left | wc -l").stdout == "[]\n1\n"
+
+
+def test_output_comes_while_a_command_runs(e2b_sandbox: e2b.Sandbox) -> None:
+    # Given a command that waits for an answer to what it has printed
+    seen: list[str] = []
+
+    def answer(text: str) -> None:
+        seen.append(text)
+        e2b_sandbox.files.write(f"answer-{len(seen)}", "")
+
+    command = "for n in 1 2 3; do echo $n; until [ -e answer-$n ]; do sleep 0.02; done; done; echo done >&2"
+    done = e2b_sandbox.commands.run(command, on_stdout=answer, timeout=30)
+    assert seen == ["1\n", "2\n", "3\n"] and (done.stdout, done.stderr) == ("1\n2\n3\n", "done\n")
+
+
+def test_a_stream_that_is_joined_late_has_everything(e2b_sandbox: e2b.Sandbox) -> None:
+    running = e2b_sandbox.commands.run("echo begun; until [ -e joined ]; do sleep 0.02; done; echo over", background=True)
+    assert next(iter(running))[0] == "begun\n"
+    running.disconnect()
+    joined = e2b_sandbox.commands.connect(running.pid)
+    e2b_sandbox.files.write("joined", "")
+    assert joined.wait().stdout == "begun\nover\n"
+
+
+def test_output_of_many_bytes_comes_whole(e2b_sandbox: e2b.Sandbox) -> None:
+    done = e2b_sandbox.commands.run("head -c 700000 /dev/zero | tr '\\0' x; printf 'ä€𝄞'")
+    assert done.stdout == "x" * 700000 + "ä€𝄞"
+
+
+def test_a_command_ends_at_its_timeout(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+    with pytest.raises(e2b.TimeoutException):
+        e2b_sandbox.commands.run("echo begun; sleep 60", timeout=1)
+    query = f"SELECT status FROM actions WHERE kind = 'cpu.exec' AND environment = '{e2b_sandbox.sandbox_id}' AND status = 'running'"
+    served.live.until(lambda: served.live.rows(query) == [])
+    served.live.until(lambda: e2b_sandbox.commands.list() == [])
+
+
+def test_commands_of_one_sandbox_run_at_the_same_time(e2b_sandbox: e2b.Sandbox) -> None:
+    waiting = e2b_sandbox.commands.run("until [ -e go ]; do sleep 0.05; done; echo gone", background=True)
+    e2b_sandbox.commands.run("touch go")
+    assert waiting.wait().stdout == "gone\n"
+
+
+def test_a_background_command_is_listed_joined_and_killed(e2b_sandbox: e2b.Sandbox) -> None:
+    running = e2b_sandbox.commands.run("echo begun; sleep 60", background=True, envs={"A": "b"}, cwd="/")
+    (listed,) = e2b_sandbox.commands.list()
+    assert (listed.pid, listed.cmd, listed.args, listed.envs, listed.cwd) == (
+        running.pid,
+        "/bin/bash",
+        ["-l", "-c", "echo begun; sleep 60"],
+        {"A": "b"},
+        "/",
+    )
+    # When its stream is left it goes on, and can be joined
+    running.disconnect()
+    joined = e2b_sandbox.commands.connect(running.pid)
+    assert e2b_sandbox.commands.kill(running.pid)
+    with pytest.raises(e2b.CommandExitException) as killed:
+        joined.wait()
+    assert (killed.value.exit_code, killed.value.error) == (-1, "signal: killed")
+    assert not e2b_sandbox.commands.kill(running.pid)
+    with pytest.raises(e2b.NotFoundException):
+        e2b_sandbox.commands.connect(running.pid)
+    assert e2b_sandbox.commands.list() == []
+
+
+def test_a_command_whose_connection_is_cut_runs_once_and_to_its_end(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+    running = e2b_sandbox.commands.run("until [ -e on ]; do sleep 0.05; done; echo ran >> ledger", background=True)
+    running.disconnect()
+    e2b_sandbox.commands.run("touch on")
+    served.live.until(lambda: e2b_sandbox.files.exists("ledger"))
+    served.live.until(lambda: e2b_sandbox.commands.list() == [])
+    assert e2b_sandbox.files.read("ledger") == "ran\n"
+
+
+def test_a_command_reads_what_it_is_sent(e2b_sandbox: e2b.Sandbox) -> None:
+    running = e2b_sandbox.commands.run("cat; echo over >&2", background=True, stdin=True)
+    running.send_stdin("one\n")
+    e2b_sandbox.commands.send_stdin(running.pid, b"two\n")
+    e2b_sandbox.commands.stream_input(running.pid, iter(["three\n", b"x" * 200_000]))
+    running.close_stdin()
+    done = running.wait()
+    assert (done.stdout, done.stderr) == ("one\ntwo\nthree\n" + "x" * 200_000, "over\n")
+    # Without `stdin` there is nothing to read, and nothing can be sent
+    assert e2b_sandbox.commands.run("cat").stdout == ""
+    deaf = e2b_sandbox.commands.run("sleep 60", background=True)
+    for call in (lambda: deaf.send_stdin("x"), deaf.close_stdin, lambda: e2b_sandbox.commands.stream_input(deaf.pid, ["x"])):
+        with pytest.raises(e2b.InvalidArgumentException, match="without stdin"):
+            call()
+    assert deaf.kill()
+
+
+def test_a_command_handles_a_signal(e2b_sandbox: e2b.Sandbox, e2b_headers: dict[str, str]) -> None:
+    command = "trap 'echo caught; exit 5' TERM; echo ready; while true; do sleep 0.05; done"
+    running = e2b_sandbox.commands.run(command, background=True)
+    assert next(iter(running))[0] == "ready\n"
+    url = e2b_sandbox.envd_api_url
+    message = {"process": {"pid": running.pid}, "signal": "SIGNAL_SIGTERM"}
+    assert httpx.post(f"{url}/process.Process/SendSignal", json=message, headers=e2b_headers).json() == {}
+    with pytest.raises(e2b.CommandExitException) as ended:
+        running.wait()
+    assert (ended.value.exit_code, ended.value.stdout) == (5, "ready\ncaught\n")
+
+
+def test_a_terminal_is_one(e2b_sandbox: e2b.Sandbox) -> None:
+    shown = bytearray()
+    terminal = e2b_sandbox.pty.create(e2b.PtySize(rows=20, cols=70), envs={"PS1": "> "}, timeout=60)
+    e2b_sandbox.pty.send_stdin(terminal.pid, b"stty size; tty >/dev/null && echo is-$((40 + 2))\n")
+    for _, _, data in terminal:
+        shown += data or b""
+        if b"is-42" in shown:
+            break
+    assert b"20 70" in shown
+    e2b_sandbox.pty.resize(terminal.pid, e2b.PtySize(rows=30, cols=90))
+    e2b_sandbox.pty.stream_input(terminal.pid, [b"stty size\n", b"exit 3\n"])
+    with pytest.raises(e2b.CommandExitException) as ended:
+        terminal.wait(on_pty=shown.extend)
+    assert ended.value.exit_code == 3 and b"30 90" in shown
+    killed = e2b_sandbox.pty.create(e2b.PtySize(rows=20, cols=70))
+    assert e2b_sandbox.pty.kill(killed.pid)
+
+
+def test_a_stream_shows_signs_of_life_while_a_command_is_silent(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+    headers = {
+        "E2b-Sandbox-Id": e2b_sandbox.sandbox_id,
+        "X-Access-Token": e2b_sandbox._envd_access_token,
+        "Authorization": f"Basic {base64.b64encode(b'root:').decode()}",
+        "Content-Type": "application/connect+json",
+        "Keepalive-Ping-Interval": "1",
+    }
+    message = b'{"process": {"cmd": "/bin/sh", "args": ["-c", "sleep 1.5"]}}'
+    request = bytes([0]) + len(message).to_bytes(4, "big") + message
+    answer = httpx.post(f"{served.url}/process.Process/Start", headers=headers, content=request, timeout=30)
+    assert answer.headers["content-type"] == "application/connect+json"
+    names = [name for name in ("start", "keepalive", "end") if f'"{name}":'.encode() in answer.content]
+    assert names == ["start", "keepalive", "end"]
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0\0\0\2{", b"\0\0\0\0\2{}", b"\1\0\0\0\2{}", b"\0\0\0\0\2[]"])
+def test_what_is_no_message_is_refused(served: Served, e2b_sandbox: e2b.Sandbox, body: bytes) -> None:
+    headers = {
+        "E2b-Sandbox-Id": e2b_sandbox.sandbox_id,
+        "X-Access-Token": e2b_sandbox._envd_access_token,
+        "Content-Type": "application/connect+json",
+    }
+    answer = httpx.post(f"{served.url}/process.Process/Start", headers=headers, content=body)
+    assert answer.json()["code"] in ("invalid_argument", "unimplemented") and answer.status_code in (400, 501)
