@@ -124,6 +124,8 @@ def test_messages_that_come_twice_or_out_of_order_give_input_once_and_in_order(c
 def test_a_command_takes_nothing_from_other_jobs(client: Client, live: Live) -> None:
     with client.open(trajectory="t") as env, live.client("strangers") as stranger, live.client("tests") as colleague:
         handle = env.submit("cat", stdin=True)
+        # What others give to a command that the scheduler does not know yet is dropped.
+        live.until(lambda: live.rows(f"select 1 from actions where id = '{handle.id}'"))
         for other, words in ((stranger, b"strange\n"), (colleague, b"known\n")):
             Handle(handle.id, handle.future, other._session).send_input(words)
         Handle(handle.id, handle.future, colleague._session).close_input()
