@@ -16,7 +16,7 @@ VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
 	@echo "make test    run all tests that need no engine"
-	@echo "make test-around  run the tests of the benchmarks, of the gateway and of other systems' clients and classes"
+	@echo "make test-around  run the tests of benchmarks, gateway, other systems' clients and classes, made-up vLLM servers"
 	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
 	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
@@ -53,19 +53,22 @@ ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # One more at once than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
 
-# What is built around the core: benchmarks, the gateway with other systems' clients, classes for other frameworks.
-AROUND := $(wildcard tests/bench tests/bench_live tests/gateway tests/integrations)
+# What is built around the core: benchmarks, the gateway with other systems' clients, classes for other frameworks, and servers of
+# vLLM as the worker sees them.
+AROUND := tests/bench tests/bench_live tests/gateway tests/integrations tests/vllm
+# What test-docker runs.
+DOCKER := tests/containers tests/deployment
 
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND:%=--ignore=%) --ignore=tests/containers --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(patsubst %,--ignore=%,$(AROUND) $(DOCKER)) $(AT_ONCE) $(BESIDE)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone $(ALONE)
 
 test-around: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) $(AT_ONCE) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
 
 test-docker: $(STAMP)
-	@$(BIN)/python -m pytest tests/containers tests/deployment -n auto --maxprocesses 4 $(BESIDE)
+	@$(BIN)/python -m pytest $(DOCKER) -n auto --maxprocesses 4 $(BESIDE)
 
 # pip picks CUDA builds of what is removed again: beside torch for CPU they fail at import, and text models do not need them.
 $(VLLM_STAMP): constraints-vllm.txt

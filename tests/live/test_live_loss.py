@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -307,6 +309,21 @@ def test_tries_are_counted_over_a_restart_of_the_scheduler(own_stack: Callable[.
         assert live.rows(f"select attempts from actions where id = '{handle.id}'") == [(2,)]
 
 
+def suspend_between_transactions(live: Live, scheduler: psutil.Process) -> None:
+    """Freeze a scheduler that does not hold the lock of SQLite: nobody else could write as long as it is frozen."""
+    path = live.stack.state_dir / "tangram.sqlite"
+    for _ in range(1000):
+        scheduler.suspend()
+        with closing(sqlite3.connect(path, timeout=0.0)) as journal:
+            try:
+                journal.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                scheduler.resume()
+        time.sleep(0.01)
+    raise AssertionError("the scheduler holds the lock of its journal all the time")
+
+
 def test_a_standby_takes_over(own_stack: Callable[..., Live], tmp_path: Path) -> None:
     # Given a scheduler that leads, and one that stands by
     live = own_stack(include=INCLUDE)
@@ -320,7 +337,7 @@ def test_a_standby_takes_over(own_stack: Callable[..., Live], tmp_path: Path) ->
         live.until(lambda: words(path))
         # When the first is frozen, so that it holds its connections but lets its lease run out
         first = live.process("scheduler")
-        first.suspend()
+        suspend_between_transactions(live, first)
         waiting = env.submit("cat file")
         # Then the other goes on with what runs and what waits
         assert waiting.result(30).stdout == "kept\n"
