@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from app.services_file import ServiceConfig
+from workers.gpu.device_memory import CpuMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.engine import VllmEngine
 
@@ -41,7 +42,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def started(**table: Any) -> VllmEngine:
         vllm = {"python": ENVIRONMENT / "bin" / "python", "args": ["--max-model-len", "512"], **table.pop("vllm", {})}
         config = ServiceConfig.model_validate({"engine": "vllm", "memory_mb": 3000.0, **table, "vllm": vllm})
-        engine = VllmEngine("asked", config, tmp_path)
+        engine = VllmEngine("asked", config, tmp_path, CpuMemory())
         engines.append(engine)
         engine.start(CPU)
         return engine
