@@ -16,7 +16,7 @@ VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
 help:
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
 	@echo "make test    run all tests that need no engine"
-	@echo "make test-around  run the tests of benchmarks, gateway, other systems' clients and classes, made-up vLLM servers"
+	@echo "make test-around  run the tests of benchmarks, gateway, other systems' clients and classes, many services"
 	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
 	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
@@ -53,9 +53,10 @@ ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # One more at once than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
 
-# What is built around the core: benchmarks, the gateway with other systems' clients, classes for other frameworks, and servers of
-# vLLM as the worker sees them.
+# What is built around the core: benchmarks, the gateway with other systems' clients, classes for other frameworks, servers of
+# vLLM as the worker sees them, and what many services on few GPUs are worth.
 AROUND := tests/bench tests/bench_live tests/gateway tests/integrations tests/vllm
+AROUND += tests/live/test_live_teachers.py tests/scheduler/test_gpu_worth.py
 # What test-docker runs.
 DOCKER := tests/containers tests/deployment
 
