@@ -1,7 +1,7 @@
 """SandboxFusion's shape: `/run_code`, `/run_jupyter`, `/v1/ping`.
 
-Each call has an environment of its own: it is opened with the call's files, a command compiles where the language needs that, a command
-runs the code, files are fetched, and the environment is closed without the caller waiting for it. The first command is submitted together
+Each call has an environment of its own, which is opened with the call's files. A command compiles where the language needs that. Another
+one runs the code, and files are fetched. The caller does not wait for the environment to close. The first command is submitted together
 with the opening, so that an interpreted language costs one wait.
 
 | what happens | the answer |

@@ -1,13 +1,17 @@
-"""Tiny models, made once for all tests of this area."""
+"""What the tests of GPU workers share: tiny models, CPU devices, a machine with NVML."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from workers.gpu import devices as devices_here
+from workers.gpu import nvml
 from workers.gpu.devices import Device
 
 
@@ -36,3 +40,19 @@ def until() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.001)
 
     return wait
+
+
+@pytest.fixture
+def with_nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ModuleType], None]]:
+    """Return a function that makes this a machine with a driver and the given binding of NVML, and without torch."""
+
+    def use(binding: ModuleType) -> None:
+        monkeypatch.setattr(devices_here, "DRIVER_FILES", (__file__,))
+        monkeypatch.setitem(sys.modules, "pynvml", binding)
+        monkeypatch.setitem(sys.modules, "torch", None)
+        for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+            monkeypatch.delenv(variable, raising=False)
+        nvml.library.cache_clear()
+
+    yield use
+    nvml.library.cache_clear()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from workers.gpu import devices as devices_here
-from workers.gpu import nvml
 from workers.gpu.device_memory import NvmlMemory
 from workers.gpu.devices import Device, discover
 from workers.gpu.engines.vllm.command import visible
@@ -84,17 +82,11 @@ class FakeTorch(ModuleType):
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+def fake(with_nvml: Callable[[ModuleType], None]) -> FakeNvml:
     """Have a machine with a driver and NVML, and without torch."""
     module = FakeNvml()
-    monkeypatch.setattr(devices_here, "DRIVER_FILES", (__file__,))
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(variable, raising=False)
-    nvml.library.cache_clear()
-    yield module
-    nvml.library.cache_clear()
+    with_nvml(module)
+    return module
 
 
 def on_mig(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +107,7 @@ def test_a_mig_device_that_is_named_is_the_cell_and_its_servers_are_given_its_wh
 
     assert devices == [Device("cuda:0 (H100 MIG 2g.20gb)", "cuda", PART_MB, "cuda:0", "MIG-e1f")]
     assert visible({"CUDA_VISIBLE_DEVICES": said}, devices) == ["MIG-e1f"]
-    assert NvmlMemory().used_mb(devices[0]) is not None
+    assert NvmlMemory().used_mb(devices[0]) == NvmlMemory().total_mb(devices[0]) - 7.0
 
 
 def test_without_nvml_the_name_of_a_mig_device_is_taken_as_it_is_given(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tangram.settings import Settings
-from workers.gpu import devices as devices_here
 from workers.gpu import nvml
 from workers.gpu.devices import Device, discover, visible
 from workers.gpu.errors import DeviceError
@@ -61,17 +59,11 @@ class FakeNvml(ModuleType):
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+def fake(with_nvml: Callable[[ModuleType], None]) -> FakeNvml:
     """Have a machine with a driver and NVML, and without torch."""
     module = FakeNvml()
-    monkeypatch.setattr(devices_here, "DRIVER_FILES", (__file__,))
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        monkeypatch.delenv(variable, raising=False)
-    nvml.library.cache_clear()
-    yield module
-    nvml.library.cache_clear()
+    with_nvml(module)
+    return module
 
 
 def numbers(devices: list[Device]) -> list[int]:
