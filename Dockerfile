@@ -10,7 +10,7 @@
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
-ARG EXTRAS=server,gateway,postgres,containers
+ARG EXTRAS=server,gateway,web,metrics,otel,report,postgres,containers
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS

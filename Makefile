@@ -9,14 +9,25 @@ VLLM_STAMP := $(VLLM)/.installed
 COMPOSE ?= docker compose
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet
+# The environments of clients that cannot share .venv; CLIENTS picks some of them, also for test-clients.
+CLIENTS ?= agents verifiers nemo-gym training
+# Harbor and NeMo Gym need Python 3.12. pyenv has it where no command of that name runs.
+PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12.*/bin/python3.12; do "$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-around test-docker test-vllm gpu-check gpu-wheels lint smoke bench bench-background bench-containers bench-flood bench-live bench-paper bench-quotas bench-scaling bench-shortage clean
+.PHONY: help install demo clients compatibility docs pages lint smoke pictures release clean
+.PHONY: test test-around test-clients test-docker test-vllm gpu-check gpu-wheels
+.PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
+.PHONY: bench-quotas bench-scaling bench-shortage bench-web
 
 help:
+	@echo "make install  build .venv from pinned versions; the others do so, too"
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
 	@echo "make test    run all tests that need no engine"
 	@echo "make test-around  run the tests of benchmarks, gateway, other systems' clients and classes, many services"
+	@echo "make clients  build the environments of other systems' clients, into .venv-clients; CLIENTS names some of them"
+	@echo "make test-clients  run other systems' unchanged clients, each in its environment; CLIENTS names some of these"
+	@echo "make compatibility  the same as a table; JSON=1 prints a document, OUT=docs/compatibility.md writes the page"
 	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
 	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
@@ -27,11 +38,18 @@ help:
 	@echo "make bench-background  what commands in the background get, and what that costs the others; IMAGE measures containers too"
 	@echo "make bench-containers  what containers cost and what they hold; IMAGE names one with python3"
 	@echo "make bench-flood  what a job that floods the system does to the others, simulated"
+	@echo "make bench-gateway  what the gateway adds to a call, 200 environments at once, and that it keeps nothing; CALLS=20000 for all"
 	@echo "make bench-live   the bundled rollouts live against fixed amounts and against Ray"
+	@echo "make bench-metrics  what metrics cost per action"
 	@echo "make bench-paper  the paper's experiments, simulated, into docs/benchmarks.md"
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
 	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
 	@echo "make bench-shortage  fcfs and elastic where cores or GPUs are short, simulated; TRACE names recorded rollouts"
+	@echo "make docs    the pages as a site, into site/"
+	@echo "make pages   write the pages that come from code: settings, commands"
+	@echo "make release  build the tagged version into dist/"
+	@echo "make bench-web  the live page with 10,000 running actions in a real browser: frame time, memory, cost of a look"
+	@echo "make pictures  the pictures of the live page in docs/pictures, from a stack with made-up load"
 	@echo "make clean   remove .venv and what demos left"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -39,8 +57,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "building $(VENV) (once) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch
-	@$(PIP) install -c constraints.txt -e '.[server,gateway,gpu,postgres,containers,bench,clients,dev]'
+	@$(PIP) install -c constraints.txt -e '.[server,gateway,web,metrics,otel,report,gpu,postgres,containers,bench,clients,docs,dev]'
 	@touch $@
+
+install: $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/tangram demo
@@ -53,10 +73,12 @@ ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # One more at once than there are cores, since much of it is waiting, and four at most.
 AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
 
-# What is built around the core: benchmarks, the gateway with other systems' clients, classes for other frameworks, servers of
-# vLLM as the worker sees them, and what many services on few GPUs are worth.
-AROUND := tests/bench tests/bench_live tests/gateway tests/integrations tests/vllm
-AROUND += tests/live/test_live_teachers.py tests/scheduler/test_gpu_worth.py
+# What is built around the core: benchmarks, metrics, pages in a browser, documents, the gateway with other systems' clients, classes
+# for other frameworks, servers of vLLM as the worker sees them, what elastic is worth on few cores and GPUs, and plans.
+# The files with the longest tests come first.
+AROUND := tests/planning/test_calibration_live.py tests/docs tests/report tests/gateway tests/complaints tests/live/test_live_teachers.py
+AROUND += tests/scheduler/test_cpu_worth.py tests/scheduler/test_gpu_worth.py tests/metrics tests/vllm tests/web tests/integrations
+AROUND += tests/bench tests/bench_live tests/clients tests/planning/test_plan_command.py
 # What test-docker runs.
 DOCKER := tests/containers tests/deployment
 
@@ -67,6 +89,29 @@ test: $(STAMP)
 
 test-around: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
+
+# What these files list is installed as it is. torch alone goes by what it asks for: only a build for CPU runs by itself.
+.venv-clients/%/.installed: constraints-clients-%.txt
+	@echo "building $(@D) (once, some minutes) …"
+	@test -n "$(CLIENT_PYTHON)" || { echo "$(@D) needs Python 3.12: make PYTHON312=/path/to/python3.12 clients" >&2; exit 1; }
+	@rm -rf $(@D)
+	@$(CLIENT_PYTHON) -m venv $(@D)
+	@! grep -q '^torch=' $< || $(CLIENT_PIP) install -c $< torch
+	@$(CLIENT_PIP) install --no-deps -r $<
+	@$(CLIENT_PIP) install --no-deps -e .
+	@touch $@
+.venv-clients/%/.installed: CLIENT_PYTHON = $(PYTHON312)
+.venv-clients/%/.installed: CLIENT_PIP = $(@D)/bin/python -m pip --disable-pip-version-check --quiet
+.venv-clients/training/.installed: CLIENT_PYTHON = $(PYTHON)
+
+clients: $(patsubst %,.venv-clients/%/.installed,$(CLIENTS))
+
+# On a laptop the tests of an environment that was not built are skipped; with CI set they fail.
+test-clients: $(STAMP)
+	@$(BIN)/python -m tests.clients --quiet $(CLIENTS)
+
+compatibility: $(STAMP)
+	@$(BIN)/python -m tests.clients $(if $(JSON),--json) $(if $(OUT),--out $(OUT))
 
 test-docker: $(STAMP)
 	@$(BIN)/python -m pytest $(DOCKER) -n auto --maxprocesses 4 $(BESIDE)
@@ -135,9 +180,16 @@ bench-containers: $(STAMP)
 bench-flood: $(STAMP)
 	@$(BIN)/python -m bench.flood
 
+CALLS ?= 4000
+bench-gateway: $(STAMP)
+	@$(BIN)/python -m bench.gateway --calls $(CALLS)
+
 bench-live: $(STAMP)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[compare]'
 	@$(BIN)/python -m bench.live
+
+bench-metrics: $(STAMP)
+	@$(BIN)/python -m bench.metrics
 
 bench-paper: $(STAMP)
 	@$(BIN)/python -m bench.paper
@@ -151,5 +203,25 @@ bench-scaling: $(STAMP)
 bench-shortage: $(STAMP)
 	@$(BIN)/python -m bench.shortage $(if $(TRACE),--trace '$(TRACE)')
 
+# Version, changelog, tags of images and the git tag must agree, and the tree must be clean.
+release: $(STAMP)
+	@$(BIN)/python .ci/release
+
+bench-web: $(STAMP)
+	@$(BIN)/python -m bench.web
+
+pictures: $(STAMP)
+	@$(BIN)/python -m bench.pictures
+
+# The pages that are written from code.
+pages: $(STAMP)
+	@$(BIN)/python -m app.settings_page > docs/settings.md
+	@$(BIN)/typer app.cli.main utils docs --name tangram --title Commands --output docs/reference/commands.md
+
+# Wrong links end it.
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "the pages are in site/: $(BIN)/python -m mkdocs serve shows them"
+
 clean:
-	rm -rf $(VENV) $(VLLM) $(GPU_VENV) wheels .tangram
+	rm -rf $(VENV) $(VLLM) $(GPU_VENV) .venv-clients wheels site .tangram

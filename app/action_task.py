@@ -34,9 +34,9 @@ class Call:
     """One try of an action on this node.
 
     A task's body fills in what it knows better than a stopwatch round it: `execution_s` without preparation, and without the
-    `waited_s` seconds for which it waited in the background, `cpu_s` core-seconds used, and `status` with `reason` where
-    the action ended otherwise than by a return. `answer` is what an outside API said, for the scheduler; with `waits_again`
-    it refused, and no result is stored. `grant` is what it holds now, as of the scheduler's message `stamp`, (epoch, serial).
+    `waited_s` seconds for which it waited in the background, `cpu_s` core-seconds used, and `status` with `reason` and `cause`
+    (`tangram/ends.py`) where the action ended otherwise than by a return. `answer` is what an outside API said, for the scheduler; with
+    `waits_again` it refused, and no result is stored. `grant` is what it holds now, as of the scheduler's message `stamp`, (epoch, serial).
     """
 
     id: str
@@ -46,10 +46,12 @@ class Call:
     began: float
     status: str = "succeeded"
     reason: str = ""
+    cause: str = ""
     execution_s: float | None = None
     waited_s: float = 0.0
     cpu_s: float = 0.0
     cancel_reason: str = ""
+    cancel_cause: str = ""
     answer: dict[str, Any] | None = None
     waits_again: bool = False
     stamp: tuple[int, int] = (0, 0)
@@ -116,10 +118,12 @@ class ActionTask(Task):  # type: ignore[misc]
         try:
             value = super().__call__(*args, **kwargs)
         except ActionError as error:
-            call.status, call.reason = error.status, error.reason
+            call.status, call.reason, call.cause = error.status, error.reason, error.cause
             raise
         except Exception as error:
+            # In a task of this system that is a mistake of ours; in one that users have declared it is theirs.
             call.status, call.reason = "failed", f"{type(error).__name__}: {error}"[:1000]
+            call.cause = "worker_failed" if self.payload else "error"
             raise
         finally:
             if call.execution_s is None:
@@ -146,6 +150,7 @@ class ActionTask(Task):  # type: ignore[misc]
             "status": call.status,
             "value": value,
             "reason": call.reason,
+            "cause": call.cause,
             "dop": call.grant["units"],
             "act": {"queue_s": queue_s, "overhead_s": overhead_s, "execution_s": execution_s},
         }
@@ -156,3 +161,5 @@ class PayloadTask(ActionTask):
 
     abstract = True
     payload = True
+    # Celery shows the result in its log and to Flower: the status alone, since what follows may be anybody's output or file.
+    resultrepr_maxsize = len("{'status': 'succeeded'")

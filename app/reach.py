@@ -1,13 +1,16 @@
-"""Making sure, before a process settles down to wait for messages, that there is somebody to wait for."""
+"""Making sure, before a process settles down to wait for messages, that there is somebody to wait for, and what it needs is installed."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 from redis import Redis, RedisError
 
 from tangram.connection import show
-from tangram.errors import StackUnreachable
+from tangram.errors import StackUnreachable, TangramError
 
 
 def require_broker(app: Celery, timeout_s: float) -> None:
@@ -43,3 +46,12 @@ def require_store(store: Redis, url: str) -> None:
         store.ping()
     except (RedisError, OSError) as error:
         raise StackUnreachable(f"the result store at {show(url)} cannot be reached: {error}") from None
+
+
+@contextmanager
+def needed_for_metrics() -> Iterator[None]:
+    """Import what metrics need. Raises `TangramError` where the extra is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise TangramError(f"TANGRAM_METRICS_PORT needs {error.name}: install the extra `metrics`") from error

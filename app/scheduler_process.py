@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 from celery import Celery
 from sqlalchemy import Engine
@@ -23,16 +24,21 @@ from app.journal.figures import observations
 from app.journal.leader import SCHEDULER_LEASE, Lease, holder_name
 from app.journal.retention import Pruning, Retention
 from app.journal.writing import LeaseLost, SqlJournal
-from app.reach import require_broker, require_store
+from app.reach import needed_for_metrics, require_broker, require_store
 from app.services_file import ServicesFile, load_services_file
 from scheduler.learning.durations import Observation
 from scheduler.live.descriptions import service_spec
+from scheduler.live.entries import Journal
 from scheduler.live.event_log import Setup
 from scheduler.live.service import Service
 from scheduler.model import Limits
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
+from tangram.tracing import tracer_of
+
+if TYPE_CHECKING:
+    from app.metrics.scheduler import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +79,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
     require_broker(make_app(settings), settings.connect_timeout_s)
     require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
     lease = Lease(engine, SCHEDULER_LEASE, holder_name(), settings.takeover_s)
+    metrics = _metrics(settings)
+    tracer_of(settings, "tangram-scheduler")  # what is missing is said now
     while not stop.is_set():
         epoch = _acquire(lease)
         if epoch is None:
@@ -80,7 +88,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             continue
         log.warning("this scheduler leads, epoch %d", epoch)
         try:
-            _lead(settings, engine, lease, epoch, stop)
+            _lead(settings, engine, lease, epoch, stop, metrics)
         except StackUnreachable as error:
             # It was there when this process began; one that takes over in an outage waits for its end, like one that leads.
             log.warning("cannot lead yet: %s", error)
@@ -96,7 +104,26 @@ def _acquire(lease: Lease) -> int | None:
         return None
 
 
-def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: threading.Event) -> None:
+def _metrics(settings: Settings) -> SchedulerMetrics | None:
+    """Begin to serve metrics, where there is a port for them; else their library is not even imported."""
+    if settings.metrics_port is None:
+        return None
+    with needed_for_metrics():
+        from app.metrics.scheduler import start
+    return start(settings)
+
+
+def _watched(settings: Settings, journal: Journal, metrics: SchedulerMetrics | None, epoch: int) -> Journal:
+    """Return the journal that metrics and spans see, where they are on."""
+    tracer = tracer_of(settings, "tangram-scheduler")
+    if tracer is not None:
+        from app.spans import TracedJournal
+
+        journal = TracedJournal(journal, tracer)
+    return journal if metrics is None else metrics.lead(journal, epoch)
+
+
+def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: threading.Event, metrics: SchedulerMetrics | None) -> None:
     renewal = _Renewal(lease)
     transport = event_log = None
     try:
@@ -108,11 +135,12 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
             service = Service(
                 setup.core(),
                 transport,
-                journal,
+                _watched(settings, journal, metrics, epoch),
                 epoch=epoch,
                 still_leading=renewal.still_leading,
                 orphan_s=settings.orphan_s,
                 event_log=event_log,
+                observer=metrics,
             )
             unfinished = service.recover()
             if unfinished:
@@ -126,6 +154,8 @@ def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: th
     except LeaseLost:
         log.warning("another scheduler leads; standing by")
     finally:
+        if metrics is not None:
+            metrics.stand_by()
         if transport is not None:
             transport.close()
         if event_log is not None:

@@ -1,7 +1,7 @@
 """What merging brings: calls of one service that come at the same time, computed together and one by one.
 
-`python -m bench.merging` makes the tiny teacher, lets 16 threads ask for the log-probs of one sequence of 64 ids each, again
-and again, and compares the engine, which merges what waits, with the same threads that compute each call by itself.
+`python -m bench.merging` makes the tiny teacher. 16 threads ask for the log-probs of one sequence of 64 ids each, again and again. The
+engine merges what waits. It is compared with the same threads that compute each call by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from app.tiny_models import make_tiny
 from workers.gpu.devices import discover
 from workers.gpu.engines import compute
 from workers.gpu.engines.torch_hf import TorchEngine
+from workers.gpu.items import Reading
 
 Ask = Callable[[list[list[int]]], list[list[float]]]
 
@@ -42,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def rates(engine: TorchEngine, threads: int, calls: int, length: int) -> tuple[float, float]:
     """Return calls per second of an engine that is resident: each by itself, and as the engine merges them."""
     model = engine._replicas[0].model
-    apart = _rate(lambda batch: compute.logprobs(model, batch), threads, calls, length)
+    apart = _rate(lambda batch: [said.logprobs for said in compute.logprobs(model, list(map(Reading, batch)))], threads, calls, length)
     return apart, _rate(engine.logprobs, threads, calls, length)
 
 

@@ -1,6 +1,6 @@
 """The policies by name: `elastic`, `paper`, `fcfs`, `fixed:N`, `static:N`.
 
-A policy says three things: the rules of the queues (`scheduler/model/rules.py`), and which dispatchers give out cores and GPU cells.
+A policy consists of the rules of the queues (`scheduler/model/rules.py`), a dispatcher for cores and a dispatcher for GPU cells.
 
 | policy | cores | GPU cells |
 |---|---|---|
@@ -10,7 +10,7 @@ A policy says three things: the rules of the queues (`scheduler/model/rules.py`)
 | `fixed:N` | in order, everyone on N units | on demand, likewise |
 | `static:N` | in order, within pods of N cores | each service owns an equal part of the cells |
 
-`elastic` can go without parts of it, so that the worth of each can be measured:
+Each part of `elastic` can be switched off, to measure its worth:
 
 | part | what it does |
 |---|---|
@@ -22,9 +22,9 @@ A policy says three things: the rules of the queues (`scheduler/model/rules.py`)
 | `services` | actions of a service share a swap, and get the more cells the fewer they are (gpu/elastic.py); without, as `paper` |
 | `sharing` | instances of several services may be resident on one cell, where memory allows; only with `services` |
 
-For cells and quotas, the place of an action under `elastic` is the time it came in, put forward by one *window* (`Limits.window_s`) for
-each class of priority. So nothing starves: within its job an action is overtaken only by those that come in at most one window later
-for each class that they are above it.
+For cells and quotas, `elastic` orders actions by their arrival, put forward by one *window* (`Limits.window_s`) for each class of
+priority. So no action starves. An action of a class higher by n overtakes another of its job only if it comes at most n windows
+later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from typing import Final
 from scheduler.choosing.abstract import Chooser
 from scheduler.choosing.fixed import Fixed
 from scheduler.choosing.minimum import Minimum
-from scheduler.choosing.paper import DEPTH, Paper
 from scheduler.choosing.pod import InPod
 from scheduler.cpu.elastic import ElasticCores
 from scheduler.cpu.in_order import InOrderCores
@@ -51,19 +50,22 @@ from tangram.errors import TangramError
 NAMES: Final = ("elastic", "paper", "fcfs", "fixed:N", "static:N")
 
 PARTS: Final = ("preemption", "resizing", "shrinking", "learning", "shares", "services", "sharing")
-"""What `elastic` is made of."""
+"""The parts of `elastic`."""
+
+DEPTH: Final = 16
+"""Waiting actions in `paper`'s estimate of the total completion time, as published."""
 
 MOST_UNITS: Final = 100_000
 """The largest N of a name."""
 
 
 class UnknownPolicy(TangramError, ValueError):
-    """Raised when the name of a policy is not one."""
+    """Raised when no policy has the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One way of scheduling: its name, its rules, and what makes its dispatchers."""
+    """One way of scheduling: its name, its rules, and the makers of its dispatchers."""
 
     name: str
     rules: Rules
@@ -72,12 +74,12 @@ class Policy:
 
 
 def make_policy(name: str, *, depth: int = DEPTH, without: Collection[str] = ()) -> Policy:
-    """Build the policy called `name`; `without` switches parts (`PARTS`) of `elastic` off.
+    """Build the policy called `name`. `without` lists the parts (`PARTS`) of `elastic` to switch off.
 
     Raises
     ------
     UnknownPolicy
-        When there is none of that name, N is not a whole number above 0, or a part is not one of the policy's.
+        When no policy has the name, N is not a whole number above 0, or the policy lacks a part of `without`.
 
     """
     unknown = [part for part in without if name != "elastic" or part not in PARTS]
@@ -91,7 +93,7 @@ def make_policy(name: str, *, depth: int = DEPTH, without: Collection[str] = ())
     if name == "elastic":
         return _elastic(without)
     if name == "paper":
-        return _in_order(name, Paper(depth))
+        return _in_order(name, _paper(depth))
     if name == "fcfs":
         return _in_order(name, Minimum())
     raise UnknownPolicy(f"policy {name!r} is none of {', '.join(NAMES)}")
@@ -113,8 +115,14 @@ def _elastic(without: Collection[str]) -> Policy:
         name="elastic",
         rules=rules,
         cores=lambda pool: ElasticCores(pool, shrinks=shrinks),
-        cells=ElasticCells if services else lambda pool: OnDemandCells(pool, Paper()),
+        cells=ElasticCells if services else lambda pool: OnDemandCells(pool, _paper(DEPTH)),
     )
+
+
+def _paper(depth: int) -> Chooser:
+    from scheduler.choosing.paper import Paper  # numpy makes the start of a process longer, and only this policy needs it
+
+    return Paper(depth)
 
 
 def _in_order(name: str, chooser: Chooser) -> Policy:

@@ -19,7 +19,7 @@ from tangram.errors import (
     TangramError,
 )
 from tangram.handles import AsyncHandle, Handle
-from tangram.results import Act, Chunk, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
+from tangram.results import Act, Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import ClientClosed
 from tangram.settings import Settings
 
@@ -46,6 +46,7 @@ __all__ = [
     "ExecResult",
     "Flat",
     "Handle",
+    "HttpAnswer",
     "InvalidAction",
     "Logprobs",
     "Response",

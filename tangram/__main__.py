@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 
@@ -11,8 +12,11 @@ def main() -> None:
     if importlib.util.find_spec("app.cli") is None:
         print("tangram: only the client is installed here; the command line comes with the server's source tree", file=sys.stderr)
         raise SystemExit(2)
+    # Nothing of it is garbage yet.
+    gc.disable()
     from app.cli import main as run
 
+    gc.enable()
     run()
 
 

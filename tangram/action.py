@@ -29,7 +29,7 @@ MEMORY_MB = "memory_mb"
 QUOTA_PREFIX = "quota:"
 TOKENS_PREFIX = "tokens:"
 
-CPU_KINDS = ("cpu.open", "cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.snapshot", "cpu.close")
+CPU_KINDS = ("cpu.open", "cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.request", "cpu.snapshot", "cpu.close_session", "cpu.close")
 GPU_KINDS = ("gpu.score", "gpu.logprobs", "gpu.generate")
 API_KINDS = ("api.call",)
 KINDS = CPU_KINDS + GPU_KINDS + API_KINDS
@@ -126,7 +126,8 @@ class Action:
 
     One that names no `job` belongs to that of the client that sends it, or to `DEFAULT_JOB`. `client` is the id of that client, which
     fills it in. When a client gives no sign of life any more, its actions are cancelled and its environments closed. Environments
-    that are `detached` stay until their lease is over.
+    that are `detached` stay until their lease is over. An open may name that: `lease_s` seconds after it stands the environment is closed,
+    in use or not. `owner` says for people whose environment it is.
     """
 
     kind: str
@@ -149,17 +150,19 @@ class Action:
     action_class: str | None = None
     client: str = ""
     detached: bool = False
+    lease_s: float | None = None
+    owner: str = ""
 
     def __post_init__(self) -> None:
         """Refuse wrong fields, naming the field."""
         _check_text("kind", self.kind)
-        for name in ("job", "trajectory", "client"):
+        for name in ("job", "trajectory", "client", "owner"):
             if getattr(self, name) != "":
                 _check_text(name, getattr(self, name))
         for name in ("environment", "session", "service", "action_class"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
-        for name in ("timeout_s", "queue_timeout_s", "output_timeout_s"):
+        for name in ("timeout_s", "queue_timeout_s", "output_timeout_s", "lease_s"):
             _check_seconds(name, getattr(self, name), above_zero=True)
         _check_seconds("work_s", self.work_s, above_zero=False)
         if not isinstance(self.priority, int) or isinstance(self.priority, bool) or not 0 <= self.priority <= HIGHEST_PRIORITY:
@@ -181,8 +184,9 @@ class Action:
 
     def _check_place(self) -> None:
         """Refuse what contradicts where the action runs: on cells of a service, or in an environment, or anywhere."""
-        if self.detached and self.kind != "cpu.open":
-            raise InvalidAction("detached", "only an environment can be, when it is opened")
+        for name in ("detached", "lease_s", "owner"):
+            if getattr(self, name) and self.kind != "cpu.open":
+                raise InvalidAction(name, "is only for an environment, when it is opened")
         on_cells = self.kind.startswith("gpu.") or CELLS in self.cost.amounts
         if self.kind.startswith("gpu.") and self.service is None:
             raise InvalidAction("service", f"{self.kind} needs the name of a service")

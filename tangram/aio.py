@@ -18,7 +18,8 @@ from tangram.action import Action
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import AsyncHandle
-from tangram.results import Chunk, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
+from tangram.requests import Headers
+from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
 
@@ -42,6 +43,8 @@ class AsyncClient:
         memory_mb: int | None = None,
         requires: Iterable[str] = (),
         detached: bool = False,
+        lease_s: float | None = None,
+        owner: str = "",
         **limits: Unpack[Limits],
     ) -> AsyncEnvironment:
         """Open an environment of `trajectory`; see `Client.open`."""
@@ -53,6 +56,8 @@ class AsyncClient:
             memory_mb=memory_mb,
             requires=requires,
             detached=detached,
+            lease_s=lease_s,
+            owner=owner,
             **limits,
         )
         session = await self._connected()
@@ -64,12 +69,15 @@ class AsyncClient:
         scores: Scores = await self._run(calls.score(self.job, service, items, options))
         return scores
 
-    async def logprobs(self, service: str, token_ids: Iterable[Iterable[int]], **options: Unpack[ServiceOptions]) -> Logprobs:
+    async def logprobs(
+        self, service: str, token_ids: Iterable[Iterable[int]], *, top_k: int | None = None, **options: Unpack[ServiceOptions]
+    ) -> Logprobs:
         """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats.
 
-        A sequence may be a list, an `array.array`, a numpy array or a row of one.
+        A sequence may be a list, an `array.array`, a numpy array or a row of one. With `top_k`, 0 to 128, the result also has the rank of
+        each id, and the `top_k` most likely ids of each position.
         """
-        logprobs: Logprobs = await self._run(calls.logprobs(self.job, service, token_ids, options))
+        logprobs: Logprobs = await self._run(calls.logprobs(self.job, service, token_ids, options, top_k=top_k))
         return logprobs
 
     async def generate(
@@ -186,10 +194,28 @@ class AsyncEnvironment:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         await self._session.submit(calls.write_file(self._place, path, data, mode))
 
+    async def request(
+        self,
+        port: int,
+        path: str = "/",
+        method: str = "GET",
+        headers: Headers | None = None,
+        body: bytes | str | None = None,
+        **limits: Unpack[Limits],
+    ) -> HttpAnswer:
+        """Have a server that runs in the environment answer a request; see `Environment.request`."""
+        action = calls.request(self._place, port, path, method=method, headers=headers, body=body, **limits)
+        answer: HttpAnswer = await self._session.submit(action)
+        return answer
+
     async def snapshot(self) -> Snapshot:
         """Keep the files as they are now; see `Environment.snapshot`."""
         snapshot: Snapshot = await self._session.submit(calls.snapshot(self._place))
         return snapshot
+
+    async def close_session(self, session: str) -> None:
+        """End the processes of a shell session; see `Environment.close_session`."""
+        await self._session.submit(calls.close_session(self._place, session))
 
     async def close(self) -> None:
         """End its processes and throw its files away. Idempotent."""

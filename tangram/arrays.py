@@ -20,9 +20,11 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from tangram.errors import TangramError
+
+T = TypeVar("T")
 
 FloatType = Literal["float32", "float64"]
 
@@ -47,6 +49,19 @@ class PackedInts(TypedDict):
     dtype: Literal["int32"]
     data: str
     offsets: list[int]
+
+
+class PackedRanked(TypedDict):
+    """Log-probs of given ids, their ranks, and the most likely ids at their positions.
+
+    Lists i of `logprobs` and `ranks` are as long as each other. Lists i of `top_ids` and `top_logprobs` have as many numbers for each
+    position, the positions one after the other.
+    """
+
+    logprobs: PackedFloats
+    ranks: PackedInts
+    top_ids: PackedInts
+    top_logprobs: PackedFloats
 
 
 class ArrayError(TangramError, ValueError):
@@ -100,6 +115,14 @@ def pack_ints(lists: Iterable[Iterable[int]]) -> PackedInts:
 def unpack_ints(packed: Mapping[str, object]) -> list[list[int]]:
     """Return the lists that `pack_ints` was given. Raises `ArrayError` for anything else."""
     return _unpacked(packed, ("int32",))
+
+
+def by_position(values: Sequence[T], positions: int) -> list[Sequence[T]]:
+    """Cut a list of as many numbers for each position into one for each. Raises `ArrayError` where that does not come out even."""
+    if len(values) % positions if positions else values:
+        raise ArrayError(f"offsets: {len(values)} numbers are not as many for each of {positions} positions")
+    each = len(values) // positions if positions else 0
+    return [values[place * each : (place + 1) * each] for place in range(positions)]
 
 
 class _Wrong(ValueError):

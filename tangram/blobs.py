@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import threading
 import time
@@ -17,11 +18,11 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from redis import ConnectionError as RedisConnectionError
-from redis import Redis
+from redis import Redis, RedisError
 from redis import TimeoutError as RedisTimeoutError
 
 from tangram.errors import ActionFailed
-from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S
+from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, SHARED_BLOB_KEY_PREFIX
 
 _REFERENCE = "$blob"
 _PAUSE_S = 0.1
@@ -35,6 +36,12 @@ def keys_of(arguments: Iterable[object]) -> list[str]:
     return [key for key in found if isinstance(key, str) and key.startswith(BLOB_KEY_PREFIX)]
 
 
+def own(keys: Iterable[object]) -> list[str]:
+    """Return those keys of blobs that belong to one action, so that nobody asks for them once that has ended."""
+    texts = (key for key in keys if isinstance(key, str))
+    return [key for key in texts if key.startswith(BLOB_KEY_PREFIX) and not key.startswith(SHARED_BLOB_KEY_PREFIX)]
+
+
 class Blobs:
     """Puts large values into Redis and gets them back; safe for use by many threads.
 
@@ -43,9 +50,19 @@ class Blobs:
     """
 
     def __init__(
-        self, store: Redis, threshold_bytes: int = BLOB_THRESHOLD_BYTES, ttl_s: float = BLOB_TTL_S, *, patience_s: float = 0.0
+        self,
+        store: Redis,
+        threshold_bytes: int = BLOB_THRESHOLD_BYTES,
+        ttl_s: float = BLOB_TTL_S,
+        *,
+        patience_s: float = 0.0,
+        prefix: str = BLOB_KEY_PREFIX,
     ) -> None:
-        """Use `store`; values above `threshold_bytes` become blobs that live for `ttl_s`."""
+        """Use `store`; values above `threshold_bytes` become blobs that live for `ttl_s`.
+
+        With `SHARED_BLOB_KEY_PREFIX` as their `prefix`, several actions may refer to one.
+        """
+        self._prefix = prefix
         self.store = store
         self._patience_s = patience_s
         self._closing = threading.Event()
@@ -65,11 +82,17 @@ class Blobs:
         if isinstance(value, Mapping):
             return self._fetch(value)
         if not isinstance(value, str):
-            raise ActionFailed(f"expected base64 text or a blob reference, not {type(value).__name__}")
+            raise ActionFailed(f"expected base64 text or a blob reference, not {type(value).__name__}", "result_lost")
         try:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ActionFailed(f"data is not base64: {error}") from None
+            raise ActionFailed(f"data is not base64: {error}", "result_lost") from None
+
+    def drop(self, *values: object) -> None:
+        """Forget what `put` was given, which nobody asks for again. It expires anyway where the store does not answer."""
+        if keys := own(keys_of(values)):
+            with contextlib.suppress(RedisError):
+                self.store.unlink(*keys)
 
     def put_text(self, text: str) -> str | dict[str, Any]:
         """Return the wire form of `text`: the text itself, or a reference. Lone surrogates are replaced in blobs."""
@@ -83,7 +106,7 @@ class Blobs:
         if isinstance(value, str):
             return value
         if not isinstance(value, Mapping):
-            raise ActionFailed(f"expected text or a blob reference, not {type(value).__name__}")
+            raise ActionFailed(f"expected text or a blob reference, not {type(value).__name__}", "result_lost")
         return self._fetch(value).decode("utf-8", "replace")
 
     def put_json(self, value: Any) -> Any:
@@ -98,25 +121,26 @@ class Blobs:
         try:
             return json.loads(self._fetch(value))
         except ValueError as error:
-            raise ActionFailed(f"a blob does not hold JSON: {error}") from None
+            raise ActionFailed(f"a blob does not hold JSON: {error}", "result_lost") from None
 
     def _large(self, data: bytes) -> bool:
         return len(data) > self._threshold_bytes
 
     def _keep(self, data: bytes) -> dict[str, Any]:
-        key = BLOB_KEY_PREFIX + uuid4().hex
+        key = self._prefix + uuid4().hex
         self._ask(lambda: self.store.set(key, data, px=self._ttl_ms))
         return {_REFERENCE: key, "bytes": len(data)}
 
     def _fetch(self, reference: Mapping[str, Any]) -> bytes:
         key = reference.get(_REFERENCE)
         if not isinstance(key, str) or not key.startswith(BLOB_KEY_PREFIX):
-            raise ActionFailed(f"not a blob reference: {str(dict(reference))[:80]}")
+            raise ActionFailed(f"not a blob reference: {str(dict(reference))[:80]}", "result_lost")
         data = self._ask(lambda: self.store.get(key))
         if data is None:
-            raise ActionFailed(f"a large value ({reference.get('bytes')} bytes) is no longer in the result store: it has expired")
+            problem = f"a large value ({reference.get('bytes')} bytes) is no longer in the result store: it has expired"
+            raise ActionFailed(problem, "result_lost")
         if not isinstance(data, bytes):
-            raise ActionFailed("blobs need a Redis client without decode_responses")
+            raise ActionFailed("blobs need a Redis client without decode_responses", "result_lost")
         return data
 
     def _ask(self, command: Callable[[], T]) -> T:

@@ -6,27 +6,25 @@ through. Names and shapes of the arguments are those in `tangram.wire`.
 
 from __future__ import annotations
 
-import json as json_module
-import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack
 
 from tangram import giving
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost, command_class
+from tangram.arguments import UNWRITABLE, iterable, listed, present, process_variables, request_body, whole_number
 from tangram.arrays import ArrayError, pack_ints
 from tangram.elasticity import make_curve
 from tangram.errors import InvalidAction
+from tangram.requests import Headers, request_arguments
 from tangram.results import Snapshot
-from tangram.wire import node_label
+from tangram.wire import MOST_TOP_K, node_label
 
 Conversation = Sequence[Mapping[str, str]]
 """Messages, each with `role` and `content`, for the model's chat template."""
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
-"""What no shell can be given: NUL, and halves of surrogate pairs, which have no UTF-8 form. Models write both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +131,9 @@ def open_environment(
     memory_mb: int | None = None,
     requires: Iterable[str] = (),
     detached: bool = False,
-    timeout_s: float | None = None,
-    queue_timeout_s: float | None = None,
-    priority: int | None = None,
+    lease_s: float | None = None,
+    owner: str = "",
+    **limits: Unpack[Limits],
 ) -> Action:
     """Open a fresh environment, under an id made up here; from a `snapshot` it has the files of that, on the same node."""
     if snapshot is not None:
@@ -145,28 +143,24 @@ def open_environment(
     environment = f"env-{secrets.token_hex(8)}"
     return Action(
         kind="cpu.open",
-        arguments=_given(environment=environment, image=image, memory_mb=memory_mb),
+        arguments=present(environment=environment, image=image, memory_mb=memory_mb),
         cost=Cost({MEMORY_MB: (memory_mb,)} if memory_mb is not None else {}),
         job=job,
         trajectory=trajectory,
         environment=environment,
         requires=requires if isinstance(requires, str) else tuple(requires),  # type: ignore[arg-type]  # refused by Action
         detached=detached,
-        timeout_s=timeout_s,
-        queue_timeout_s=queue_timeout_s,
-        priority=_priority(priority),
+        lease_s=lease_s,
+        owner=owner,
+        timeout_s=limits.get("timeout_s"),
+        queue_timeout_s=limits.get("queue_timeout_s"),
+        priority=_priority(limits.get("priority")),
     )
 
 
 def snapshot(place: Place) -> Action:
     """Keep the files of an environment as they are now, for environments to be opened from."""
-    return Action(
-        kind="cpu.snapshot",
-        arguments={"environment": place.environment},
-        job=place.job,
-        trajectory=place.trajectory,
-        environment=place.environment,
-    )
+    return _of_environment("cpu.snapshot", place)
 
 
 def execute(
@@ -192,18 +186,18 @@ def execute(
     pty: tuple[int, int] | None = None,
 ) -> Action:
     """Run a shell command in an environment; options as in `ExecOptions`."""
-    if not isinstance(command, str) or not command.strip() or _UNWRITABLE.search(command):
+    if not isinstance(command, str) or not command.strip() or UNWRITABLE.search(command):
         raise InvalidAction("command", "must be a command line")
     cost = Cost.of(cores=units)
     if parallel_fraction is None and efficiency is None and len(cost.amounts[CORES]) > 1:
         parallel_fraction = HOPED_PARALLEL_FRACTION
     return Action(
         kind="cpu.exec",
-        arguments=_given(
+        arguments=present(
             environment=place.environment,
             session=session,
             command=command,
-            variables=_variables(variables),
+            variables=process_variables(variables),
             fence=fence or None,
             stream=stream or None,
             stdin=stdin or None,
@@ -228,7 +222,7 @@ def execute(
 
 def read_file(place: Place, path: str, *, offset: int | None = None, length: int | None = None) -> Action:
     """Read a file of an environment, or `length` bytes of it from `offset` on; relative paths start at its working folder."""
-    return _file(place, "cpu.read_file", path, _given(offset=offset, length=length))
+    return _file(place, "cpu.read_file", path, present(offset=offset, length=length))
 
 
 def write_file(place: Place, path: str, data: bytes | str, mode: int | None = None, *, offset: int | None = None) -> Action:
@@ -242,34 +236,72 @@ def write_file(place: Place, path: str, data: bytes | str, mode: int | None = No
         raise InvalidAction("data", f"must be bytes or text, not {type(data).__name__}")
     if mode is not None and (isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o777):
         raise InvalidAction("mode", f"must be permission bits from 0 to 0o777, not {mode!r}")
-    return _file(place, "cpu.write_file", path, _given(data=bytes(data), mode=mode, offset=offset))
+    return _file(place, "cpu.write_file", path, present(data=bytes(data), mode=mode, offset=offset))
+
+
+def request(
+    place: Place,
+    port: int,
+    path: str = "/",
+    *,
+    method: str = "GET",
+    headers: Headers | None = None,
+    body: bytes | str | None = None,
+    **limits: Unpack[Limits],
+) -> Action:
+    """Have a server that runs in an environment answer an HTTP request, on one core."""
+    arguments = request_arguments(port, path, method, headers, body)
+    action = _of_environment("cpu.request", place, **arguments)
+    return replace(
+        action,
+        cost=Cost.of(cores=1),
+        timeout_s=limits.get("timeout_s"),
+        queue_timeout_s=limits.get("queue_timeout_s"),
+        priority=_priority(limits.get("priority")),
+        action_class=f"{method} :{port}",
+    )
 
 
 def close_environment(place: Place) -> Action:
     """Close an environment: its processes end, its files are gone."""
+    return _of_environment("cpu.close", place, idempotent=True)
+
+
+def close_session(place: Place, session: str, *, idle_only: bool = False) -> Action:
+    """Close a shell session once what was submitted to it has ended; with `idle_only` one stays in which a program runs on."""
+    return _of_environment("cpu.close_session", place, session=session, idle_only=idle_only or None, idempotent=True)
+
+
+def _of_environment(kind: str, place: Place, *, idempotent: bool = False, session: str | None = None, **more: Any) -> Action:
     return Action(
-        kind="cpu.close",
-        arguments={"environment": place.environment},
+        kind=kind,
+        arguments=present(environment=place.environment, session=session, **more),
         job=place.job,
         trajectory=place.trajectory,
         environment=place.environment,
-        idempotent=True,
+        session=session,
+        idempotent=idempotent,
     )
 
 
 def score(job: str, service: str, items: Sequence[Any], options: ServiceOptions) -> Action:
     """Have a reward model score `items`, one score each."""
-    return _invoke(job, "gpu.score", service, {"items": _listed("items", items)}, **options)
+    return _invoke(job, "gpu.score", service, {"items": listed("items", items)}, **options)
 
 
-def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options: ServiceOptions) -> Action:
-    """Have a teacher give the log-probabilities of sequences of token ids: lists, arrays, or rows of one array."""
-    sequences = [_iterable(f"token_ids[{index}]", ids) for index, ids in enumerate(_iterable("token_ids", token_ids))]
+def logprobs(job: str, service: str, token_ids: Iterable[Iterable[int]], options: ServiceOptions, *, top_k: int | None = None) -> Action:
+    """Have a teacher give the log-probabilities of sequences of token ids: lists, arrays, or rows of one array.
+
+    With `top_k` it gives the ranks of the ids, too, and the `top_k` most likely ids of each position.
+    """
+    if top_k is not None:
+        whole_number("top_k", top_k, MOST_TOP_K)
+    sequences = [iterable(f"token_ids[{index}]", ids) for index, ids in enumerate(iterable("token_ids", token_ids))]
     try:
         packed = pack_ints(sequences)
     except ArrayError as error:
         raise InvalidAction(f"token_ids[{error.index}]", error.problem) from None
-    return _invoke(job, "gpu.logprobs", service, {"token_ids": packed}, **options)
+    return _invoke(job, "gpu.logprobs", service, present(token_ids=packed, top_k=top_k), **options)
 
 
 def generate(
@@ -282,7 +314,7 @@ def generate(
     options: ServiceOptions,
 ) -> Action:
     """Have a model, e.g. a judge, continue `prompts`."""
-    arguments = _given(prompts=_listed("prompts", prompts), max_tokens=max_tokens, temperature=temperature, seed=seed)
+    arguments = present(prompts=listed("prompts", prompts), max_tokens=max_tokens, temperature=temperature, seed=seed)
     return _invoke(job, "gpu.generate", service, arguments, **options)
 
 
@@ -317,7 +349,7 @@ def call(
     given = dict(headers or {})
     return Action(
         kind="api.call",
-        arguments=_given(quota=quota, method=method, url=url, body=_body(body, json, given), headers=given or None),
+        arguments=present(quota=quota, method=method, url=url, body=request_body(body, json, given), headers=given or None),
         cost=Cost({QUOTA_PREFIX + quota: (1,)} | ({TOKENS_PREFIX + quota: (tokens,)} if tokens else {})),
         job=job,
         trajectory=trajectory,
@@ -336,14 +368,7 @@ def _file(place: Place, kind: str, path: str, more: Mapping[str, Any]) -> Action
     for name in ("offset", "length"):
         if isinstance(value := more.get(name, 0), bool) or not isinstance(value, int) or value < 0:
             raise InvalidAction(name, f"must be a number of bytes, not {value!r}")
-    return Action(
-        kind=kind,
-        arguments={"environment": place.environment, "path": path, **more},
-        job=place.job,
-        trajectory=place.trajectory,
-        environment=place.environment,
-        idempotent=kind == "cpu.read_file",
-    )
+    return _of_environment(kind, place, idempotent=kind == "cpu.read_file", path=path, **more)
 
 
 def _invoke(
@@ -378,42 +403,6 @@ def _invoke(
         idempotent=idempotent,
         action_class=action_class,
     )
-
-
-def _body(body: bytes | str | None, json_body: Any, headers: dict[str, str]) -> bytes | None:
-    """Return the bytes of a request; a JSON body also sets the content type."""
-    if json_body is None:
-        return body.encode() if isinstance(body, str) else body
-    if body is not None:
-        raise InvalidAction("body", "give either body or json, not both")
-    if not any(name.lower() == "content-type" for name in headers):
-        headers["Content-Type"] = "application/json"
-    try:
-        return json_module.dumps(json_body).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidAction("json", str(error)) from None
-
-
-def _variables(variables: Mapping[str, str] | None) -> dict[str, str] | None:
-    for name, value in (variables or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or _UNWRITABLE.search(name + value):
-            raise InvalidAction("variables", f"must be names and texts, not {name!r}: {value!r}")
-    return dict(variables) if variables else None
-
-
-def _listed(name: str, values: Iterable[Any]) -> list[Any]:
-    return list(_iterable(name, values))
-
-
-def _iterable(name: str, values: Iterable[Any]) -> Iterable[Any]:
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise InvalidAction(name, f"must be a list, not {type(values).__name__}")
-    return values
-
-
-def _given(**arguments: Any) -> dict[str, Any]:
-    """Leave out what was not given."""
-    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _priority(priority: int | None) -> int:

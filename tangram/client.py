@@ -16,7 +16,8 @@ from tangram.action import Action
 from tangram.calls import CallOptions, Conversation, ExecOptions, Limits, Place, ServiceOptions
 from tangram.errors import TangramError
 from tangram.handles import Handle
-from tangram.results import Chunk, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
+from tangram.requests import Headers
+from tangram.results import Chunk, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
 from tangram.session import CLOSE_WAIT_S, Session
 from tangram.settings import Settings
 
@@ -56,13 +57,16 @@ class Client:
         memory_mb: int | None = None,
         requires: Iterable[str] = (),
         detached: bool = False,
+        lease_s: float | None = None,
+        owner: str = "",
         **limits: Unpack[Limits],
     ) -> Environment:
         """Open an environment of `trajectory` and wait until it is there.
 
         `memory_mb` is reserved for it as long as it is open; `requires` are labels that its node must have. From a
         `snapshot` it has the files of that, and is opened on the same node. One that is `detached` is not closed when this process
-        dies: it stands until its lease is over, for another client to use.
+        dies: it stands until its lease is over, for another client to use. It is closed `lease_s` seconds after it stands, in use or
+        not; without a lease, once it was unused for `TANGRAM_LEASE_S`. `owner` tells operators whose it is: host and process by default.
         It must stand within `timeout_s` seconds of its start on the node, which include fetching its image.
         """
         action = calls.open_environment(
@@ -73,6 +77,8 @@ class Client:
             memory_mb=memory_mb,
             requires=requires,
             detached=detached,
+            lease_s=lease_s,
+            owner=owner,
             **limits,
         )
         self._session.open_environment(action).result()
@@ -83,12 +89,15 @@ class Client:
         scores: Scores = self._run(calls.score(self.job, service, items, options))
         return scores
 
-    def logprobs(self, service: str, token_ids: Iterable[Iterable[int]], **options: Unpack[ServiceOptions]) -> Logprobs:
+    def logprobs(
+        self, service: str, token_ids: Iterable[Iterable[int]], *, top_k: int | None = None, **options: Unpack[ServiceOptions]
+    ) -> Logprobs:
         """Return a teacher's log-probabilities: for each sequence of n token ids n-1 floats.
 
-        A sequence may be a list, an `array.array`, a numpy array or a row of one.
+        A sequence may be a list, an `array.array`, a numpy array or a row of one. With `top_k`, 0 to 128, the result also has the rank of
+        each id, and the `top_k` most likely ids of each position.
         """
-        logprobs: Logprobs = self._run(calls.logprobs(self.job, service, token_ids, options))
+        logprobs: Logprobs = self._run(calls.logprobs(self.job, service, token_ids, options, top_k=top_k))
         return logprobs
 
     def generate(
@@ -201,6 +210,25 @@ class Environment:
         """Write a file, its parent folders too; text as UTF-8, `mode` are permission bits."""
         self._session.submit(calls.write_file(self._place, path, data, mode)).result()
 
+    def request(
+        self,
+        port: int,
+        path: str = "/",
+        method: str = "GET",
+        headers: Headers | None = None,
+        body: bytes | str | None = None,
+        **limits: Unpack[Limits],
+    ) -> HttpAnswer:
+        """Have a server that runs in the environment answer an HTTP request, and return the answer, whatever its status.
+
+        The server listens on 127.0.0.1 or on all addresses there. What commands left running has the core of the request meanwhile.
+        Raises `ActionFailed` with the cause `no_answer` where nothing listens, or what answers does not speak HTTP, and `ActionTimedOut`
+        where the answer does not end within `timeout_s`.
+        """
+        action = calls.request(self._place, port, path, method=method, headers=headers, body=body, **limits)
+        answer: HttpAnswer = self._session.submit(action).result()
+        return answer
+
     def snapshot(self) -> Snapshot:
         """Keep the files as they are now, so that other environments can be opened from them: one prepared state for a group.
 
@@ -208,6 +236,13 @@ class Environment:
         """
         snapshot: Snapshot = self._session.submit(calls.snapshot(self._place)).result()
         return snapshot
+
+    def close_session(self, session: str) -> None:
+        """End the processes of a shell session once what was submitted to it has ended, and forget its state; files stay.
+
+        A session of that name can be used again, and begins afresh. Nothing happens where there is none.
+        """
+        self._session.submit(calls.close_session(self._place, session)).result()
 
     def close(self) -> None:
         """End its processes and throw its files away. Idempotent."""

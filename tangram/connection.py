@@ -133,7 +133,8 @@ def _read_stack_file(path: Path) -> Addresses:
         found = _StackFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise StackUnreachable(
-            f"no stack is running in {path.parent}: start one with `tangram up`, or set TANGRAM_BROKER_URL and TANGRAM_RESULT_URL"
+            f"no stack is running in {path.parent}: start one with `tangram up`, or set TANGRAM_STATE_DIR to the folder of one that runs, "
+            "or TANGRAM_BROKER_URL and TANGRAM_RESULT_URL to a deployment's"
         ) from None
     except OSError as error:
         raise StackUnreachable(f"{path} cannot be read: {error.strerror}") from None

@@ -2,14 +2,15 @@
 
 | status in the store | becomes |
 |---|---|
-| `SUCCESS`, built-in kind | the payload's value as `ExecResult`, `bytes`, `None`, `Scores`, `Logprobs`, `Texts` or `Response` |
+| `SUCCESS`, built-in kind | the payload's value: `ExecResult`, `bytes`, `HttpAnswer`, `None`, `Scores`, `Logprobs`, `Texts` or `Response` |
 | `SUCCESS`, any other task | the task's plain value |
 | `FAILURE` of a class in `tangram.errors` | that error |
-| `FAILURE` of any other class | `ActionFailed("Class: message")` |
+| `FAILURE` of any other class | `ActionFailed("Class: message")`: a worker's fault for a built-in kind, else the program's |
 | `REVOKED` | `ActionCancelled` |
 | anything else | nothing yet: the action goes on |
 
-Nothing read here is trusted: what does not have the shape of `tangram.wire` ends as `ActionFailed`, never as another error.
+Nothing read here is trusted: what does not have the shape of `tangram.wire` ends as `ActionFailed`, never as another error; its cause is
+`result_lost`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from kombu.utils.json import loads
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tangram.action import KINDS
-from tangram.arrays import ArrayError, unpack_floats
+from tangram.arrays import ArrayError, by_position, unpack_floats, unpack_ints
 from tangram.blobs import Blobs
+from tangram.ends import CAUSES, USUAL
 from tangram.errors import BY_STATUS, ActionCancelled, ActionError, ActionFailed, ActionRefused, EnvironmentLost
-from tangram.results import Act, ExecResult, Logprobs, Response, Scores, Snapshot, Texts
+from tangram.results import Act, ExecResult, HttpAnswer, Logprobs, Response, Scores, Snapshot, Texts
 
-_OF_TWO_PARTS: dict[str, type[EnvironmentLost] | type[ActionRefused]] = {"EnvironmentLost": EnvironmentLost, "ActionRefused": ActionRefused}
-_ERRORS = {error.__name__: error for error in (*BY_STATUS.values(), EnvironmentLost, ActionRefused)}
+_OF_MORE_PARTS: dict[str, type[EnvironmentLost] | type[ActionRefused]] = {
+    "EnvironmentLost": EnvironmentLost,
+    "ActionRefused": ActionRefused,
+}
+_ERRORS: dict[str, type[ActionError]] = {error.__name__: error for error in (*BY_STATUS.values(), EnvironmentLost, ActionRefused)}
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MaybeBlob = str | dict[str, Any]
 
@@ -46,6 +51,7 @@ class _Payload(BaseModel):
     status: Literal["succeeded", "timed_out"]
     value: Any = None
     reason: str = ""
+    cause: str = ""
     dop: int
     act: _Times
 
@@ -74,6 +80,14 @@ class _Snapshot(BaseModel):
     node: str
 
 
+class _HttpAnswer(BaseModel):
+    """The value of `cpu.request`."""
+
+    status: int
+    headers: Any
+    body: _MaybeBlob
+
+
 class _Answer(BaseModel):
     """The value of `api.call`."""
 
@@ -87,6 +101,7 @@ class _Answer(BaseModel):
 
 _FLOATS = TypeAdapter(list[float])
 _STRINGS = TypeAdapter(list[str])
+_PAIRS = TypeAdapter(tuple[tuple[str, str], ...])
 
 
 class Meta(BaseModel):
@@ -107,7 +122,7 @@ def read_meta(raw: bytes) -> Meta:
         return Meta.model_validate(loads(raw))
     except Exception as error:
         # kombu's JSON runs decoders by type name, each of which raises as it likes.
-        raise ActionFailed(f"its result is unreadable: {_first_line(error)}") from None
+        raise ActionFailed(f"its result is unreadable: {_first_line(error)}", "result_lost") from None
 
 
 def decode(kind: str, meta: Meta, submitted: float, blobs: Blobs) -> Any:
@@ -119,22 +134,29 @@ def decode(kind: str, meta: Meta, submitted: float, blobs: Blobs) -> Any:
         The way in which the action ended, if not with a value.
 
     """
-    stored = stored_value(meta)
+    stored = stored_value(kind, meta)
     if kind not in KINDS:
         return stored
     try:
         payload = _Payload.model_validate(stored)
         return _DECODERS[kind](payload, lambda: _act(payload, submitted), blobs)
     except (ValidationError, ArrayError) as error:
-        raise ActionFailed(f"the result of {kind} is unreadable: {_first_line(error)}") from None
+        raise ActionFailed(f"the result of {kind} is unreadable: {_first_line(error)}", "result_lost") from None
 
 
-def stored_value(meta: Meta) -> Any:
-    """Return what a task that has ended returned, as it is stored. Raises the `ActionError` that says how it ended otherwise."""
+def drop_parts(meta: Meta, blobs: Blobs) -> None:
+    """Forget the large parts of a result, which nobody asks for again."""
+    value = meta.result.get("value") if isinstance(meta.result, Mapping) else None
+    if isinstance(value, Mapping):
+        blobs.drop(value, *value.values())
+
+
+def stored_value(kind: str, meta: Meta) -> Any:
+    """Return what a task of `kind` that has ended returned, as stored. Raises the `ActionError` that says how it ended otherwise."""
     if meta.status == "REVOKED":
         raise ActionCancelled(_failure_text(meta.result) or "revoked")
     if meta.status == "FAILURE":
-        raise _failure(meta.result)
+        raise _failure(kind, meta.result)
     return meta.result
 
 
@@ -161,6 +183,7 @@ def _exec(payload: _Payload, act: _Timer, blobs: Blobs) -> ExecResult:
         dop=payload.dop,
         act=act(),
         reason=payload.reason,
+        cause=payload.cause if payload.cause in CAUSES else USUAL[payload.status],
         cpu_s=value.cpu_s,
         max_rss_mb=value.max_rss_mb,
     )
@@ -168,6 +191,12 @@ def _exec(payload: _Payload, act: _Timer, blobs: Blobs) -> ExecResult:
 
 def _read_file(payload: _Payload, act: _Timer, blobs: Blobs) -> bytes:
     return blobs.get(_File.model_validate(payload.value).data)
+
+
+def _http_answer(payload: _Payload, act: _Timer, blobs: Blobs) -> HttpAnswer:
+    value = _HttpAnswer.model_validate(payload.value)
+    headers, body = _PAIRS.validate_python(blobs.get_json(value.headers)), blobs.get(value.body)
+    return HttpAnswer(status=value.status, headers=headers, body=body, dop=payload.dop, act=act())
 
 
 def _snapshot(payload: _Payload, act: _Timer, blobs: Blobs) -> Snapshot:
@@ -194,8 +223,22 @@ def _one_list(packed: Mapping[str, object]) -> list[float]:
 
 
 def _logprobs(payload: _Payload, act: _Timer, blobs: Blobs) -> Logprobs:
-    logprobs = Logprobs(unpack_floats(blobs.get_json(payload.value)))
+    value = blobs.get_json(payload.value)
+    logprobs = _ranked(value) if isinstance(value, Mapping) and "ranks" in value else Logprobs(unpack_floats(value))
     logprobs.act, logprobs.dop = act(), payload.dop
+    return logprobs
+
+
+def _ranked(value: Mapping[str, Any]) -> Logprobs:
+    """Read log-probs that come with ranks and the most likely ids."""
+    logprobs = Logprobs(unpack_floats(value.get("logprobs", {})))
+    ranks, top_ids = unpack_ints(value["ranks"]), unpack_ints(value.get("top_ids", {}))
+    top_logprobs, lengths = unpack_floats(value.get("top_logprobs", {})), [len(one) for one in logprobs]
+    if not [len(one) for one in ranks] == lengths or not len(top_ids) == len(top_logprobs) == len(lengths):
+        raise ArrayError("offsets: ranks and most likely ids are not those of the log-probs")
+    logprobs.ranks = ranks
+    logprobs.top_ids = [by_position(ids, length) for ids, length in zip(top_ids, lengths, strict=True)]
+    logprobs.top_logprobs = [by_position(values, length) for values, length in zip(top_logprobs, lengths, strict=True)]
     return logprobs
 
 
@@ -216,7 +259,9 @@ _DECODERS: dict[str, Callable[[_Payload, _Timer, Blobs], Any]] = {
     "cpu.exec": _exec,
     "cpu.read_file": _read_file,
     "cpu.write_file": _nothing,
+    "cpu.request": _http_answer,
     "cpu.snapshot": _snapshot,
+    "cpu.close_session": _nothing,
     "cpu.close": _nothing,
     "gpu.score": _scores,
     "gpu.logprobs": _logprobs,
@@ -225,16 +270,19 @@ _DECODERS: dict[str, Callable[[_Payload, _Timer, Blobs], Any]] = {
 }
 
 
-def _failure(result: object) -> ActionError:
-    """Rebuild the error that a failed task stored: by class name, from its reason."""
+def _failure(kind: str, result: object) -> ActionError:
+    """Rebuild the error that a failed task stored: by class name, from its arguments."""
     name = result.get("exc_type") if isinstance(result, Mapping) else None
     if not isinstance(name, str):
-        return ActionFailed(f"failed without a readable error: {str(result)[:200]}")
+        return ActionFailed(f"failed without a readable error: {str(result)[:200]}", "result_lost")
     parts = _failure_parts(result)
-    if name in _OF_TWO_PARTS and len(parts) == 2:
-        return _OF_TWO_PARTS[name](*parts)
-    text, known = ", ".join(parts), _ERRORS.get(name)
-    return known(text) if known else ActionFailed(f"{name}: {text}" if text else name)
+    known, of_more = _ERRORS.get(name), _OF_MORE_PARTS.get(name)
+    if of_more is not None and len(parts) in (2, 3):
+        return of_more(*(parts if parts[-1] in CAUSES else parts[:2]))
+    if known is not None and len(parts) == 2 and parts[1] in CAUSES:
+        return known(parts[0], parts[1])
+    text = ", ".join(parts)
+    return known(text) if known else ActionFailed(f"{name}: {text}" if text else name, "worker_failed" if kind in KINDS else "error")
 
 
 def _failure_text(result: object) -> str:

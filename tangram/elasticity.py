@@ -18,11 +18,11 @@ from pydantic import PlainSerializer, PlainValidator
 
 from tangram.errors import InvalidAction
 
-LARGEST_AMOUNT: Final = 1 << 60
-"""Largest amount of any resource: beyond it, durations would leave the range of a float."""
+LARGEST_AMOUNT: Final = (1 << 31) - 1
+"""Largest amount of any resource: what a column `INTEGER` of the journal holds. As memory, it is 2 PB."""
 
 LEAST_EFFICIENCY: Final = 1e-6
-"""Smallest efficiency of a table, for the same reason."""
+"""Smallest efficiency of a table: durations must stay in the range of a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Table:
         """Refuse efficiencies outside 0..1, and amounts that are wrong or named twice."""
         for units, value in self.efficiency:
             if not _is_amount(units):
-                raise InvalidAction("efficiency", f"units must be whole and from 1 to 2^60, not {shown(units)}")
+                raise InvalidAction("efficiency", f"units must be whole and from 1 to {LARGEST_AMOUNT}, not {shown(units)}")
             if not _finite(value) or not LEAST_EFFICIENCY <= value <= 1.0:
                 raise InvalidAction("efficiency", f"E({units}) must be from {LEAST_EFFICIENCY:g} to 1, not {shown(value)}")
         object.__setattr__(self, "efficiency", tuple(sorted(self.efficiency)))
@@ -131,7 +131,7 @@ def check_units(units: object, name: str = "units") -> None:
         raise InvalidAction(name, "must name at least one amount")
     for amount in units:
         if not _is_amount(amount):
-            raise InvalidAction(name, f"amounts must be whole and from 1 to 2^60, not {shown(amount)}")
+            raise InvalidAction(name, f"amounts must be whole and from 1 to {LARGEST_AMOUNT}, not {shown(amount)}")
     if any(later <= earlier for earlier, later in pairwise(units)):
         raise InvalidAction(name, f"amounts must be ascending and distinct, not {shown(list(units))}")
 

@@ -3,19 +3,32 @@
 Two families. `InvalidAction` and its kin are raised before anything was sent: the caller's words were
 wrong. `ActionError` and its kin say how an action that was sent has ended; they travel through the Celery
 result backend by class name, so each can be rebuilt from its arguments, which are strings.
+
+Each has a `cause` and a `fault`, which are words of `tangram/ends.py`.
 """
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
+from tangram.ends import Fault, cause_of, fault_of
+
 
 class TangramError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project; `cause` says why, in one word, where that is known."""
+
+    cause: str = ""
+
+    @property
+    def fault(self) -> Fault:
+        """Whose fault it is, as far as the cause is known: the program's, the infrastructure's or the caller's."""
+        return fault_of(self.cause)
 
 
 class InvalidAction(TangramError, ValueError):
     """Raised when an action is described wrongly; the message starts with the field's name."""
+
+    cause = "bad_input"
 
     def __init__(self, field: str, problem: str = "") -> None:
         """Name the `field` and the `problem` with it."""
@@ -25,6 +38,8 @@ class InvalidAction(TangramError, ValueError):
 
 class StackUnreachable(TangramError, ConnectionError):
     """Raised when the broker or the result store cannot be reached."""
+
+    cause = "stack_unreachable"
 
 
 class ResultNotReady(TangramError, TimeoutError):
@@ -36,12 +51,23 @@ class ActionError(TangramError):
 
     status = "failed"
 
-    def __init__(self, reason: str = "") -> None:
-        """Keep the `reason`, one sentence for a person."""
+    def __init__(self, reason: str = "", cause: str = "") -> None:
+        """Keep the `reason`, one sentence for a person, and the `cause`; without one it is the usual cause of such an end."""
         if type(self) is ActionError:
             raise TypeError("ActionError is abstract: raise the way the action ended")
-        super().__init__(reason)
+        # Celery and pickle rebuild an error from its arguments.
+        super().__init__(*([reason, cause] if cause else [reason]))
         self.reason = reason
+        self.cause = cause_of(self.status, cause)
+
+    @property
+    def names_its_cause(self) -> bool:
+        """Whether whoever raised it said why."""
+        return len(self.args) > 1 and self.args[-1] == self.cause
+
+    def __str__(self) -> str:
+        """Return the reason."""
+        return self.reason
 
 
 class ActionFailed(ActionError):
@@ -56,16 +82,11 @@ class ActionRefused(ActionFailed):
     Nothing is wrong with the system: the same action would end so again.
     """
 
-    def __init__(self, reason: str = "", problem: str = "") -> None:
+    def __init__(self, reason: str = "", problem: str = "", cause: str = "bad_input") -> None:
         """Keep the `reason`, one sentence for a person, and the name of the `problem`: `NoSuchFile`, `BadInput` and so on."""
-        super().__init__(reason)
+        super().__init__(reason, cause)
         self.problem = problem
-        # Celery and pickle rebuild an error from its arguments.
-        self.args = (reason, problem)
-
-    def __str__(self) -> str:
-        """Return the reason."""
-        return self.reason
+        self.args = (reason, problem, cause)
 
 
 class ActionTimedOut(ActionError, TimeoutError):
@@ -98,16 +119,11 @@ class EnvironmentLost(ActionLost):
     Its files and processes are gone, so no action on it can run again: open another environment and start the rollout anew.
     """
 
-    def __init__(self, reason: str = "", node: str = "") -> None:
+    def __init__(self, reason: str = "", node: str = "", cause: str = "environment_lost") -> None:
         """Keep the `reason`, one sentence for a person, and the name of the `node` that the environment stood on."""
-        super().__init__(reason)
+        super().__init__(reason, cause)
         self.node = node
-        # Celery and pickle rebuild an error from its arguments.
-        self.args = (reason, node)
-
-    def __str__(self) -> str:
-        """Return the reason."""
-        return self.reason
+        self.args = (reason, node, cause)
 
 
 BY_STATUS: dict[str, type[ActionError]] = {

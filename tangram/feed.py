@@ -29,7 +29,7 @@ from redis.client import PubSub
 
 from tangram.connection import OUTAGE_LIMIT_S
 from tangram.errors import StackUnreachable
-from tangram.inbox import Inbox
+from tangram.inbox import Inbox, firm_future
 from tangram.life_signs import SIGN_S, give_sign
 from tangram.wire import RESULT_KEY_PREFIX
 
@@ -56,7 +56,7 @@ class Feed:
         self._stopping = threading.Event()
         self._down_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="tangram-feed", daemon=True)
-        self.ready: Future[None] = Future()
+        self.ready: Future[None] = firm_future()
         """Done once the subscription is confirmed; fails with `StackUnreachable` if it is not in time."""
 
     def start(self) -> None:

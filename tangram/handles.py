@@ -32,7 +32,7 @@ class Remote(Protocol):
     def streams(self) -> OutputReader:
         """What reads the output of commands."""
 
-    def cancel_task(self, task_id: str) -> None:
+    def cancel_task(self, task_id: str) -> Control:
         """Ask for the end of an action."""
 
     def give(self, task_id: str, what: What) -> Control:

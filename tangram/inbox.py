@@ -6,8 +6,8 @@
 | leaves with a value or an error | `deliver`, its final result arrived |
 | leaves with an error | `fail`: its message could not be sent, or the client is closed |
 
-Each future is resolved exactly once, by whoever takes its entry out. Results of some size, and those kept in blobs, are
-decoded on two threads of their own, so that one large result does not hold up the thousand small ones behind it.
+Each future is resolved exactly once, by whoever takes its entry out. Two further threads decode large results and those that are
+kept in blobs. So one large result does not hold up the thousand small ones behind it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 from redis import RedisError
 
 from tangram.blobs import Blobs
-from tangram.decode import Meta, decode, read_meta
+from tangram.decode import Meta, decode, drop_parts, read_meta
 from tangram.errors import ActionFailed, StackUnreachable, TangramError
+from tangram.tracing import ActionSpan
 from tangram.wire import BLOB_THRESHOLD_BYTES
 
 _DECODERS = 2
@@ -32,13 +33,22 @@ _THREADS = "tangram-decode"
 _log = logging.getLogger(__name__)
 
 
+def firm_future() -> Future[Any]:
+    """Return a future that counts as running from the start: cancelling what waits for it never cancels the future itself."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One action that has not ended; `submitted` is on the monotonic clock."""
+    """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result."""
 
     kind: str
     submitted: float
     future: Future[Any]
+    again: bool
+    span: ActionSpan | None = None
 
 
 class Inbox:
@@ -50,14 +60,15 @@ class Inbox:
         self._waiting: dict[str, _Entry] = {}
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix=_THREADS)
 
-    def expect(self, task_id: str, kind: str) -> Future[Any]:
-        """Wait for the result of a task that is about to be submitted.
+    def expect(self, task_id: str, kind: str, span: ActionSpan | None = None, *, again: bool = False) -> Future[Any]:
+        """Wait for the result of a task that is about to be submitted; its `span`, where there is one, is told.
 
-        The future counts as running from the start: cancelling what waits for it never cancels the future itself.
+        Large parts of the result leave the store once they are here, unless it may be asked for `again`, by whoever knows the task's id.
         """
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        self._waiting[task_id] = _Entry(kind, time.monotonic(), future)
+        future = firm_future()
+        self._waiting[task_id] = _Entry(kind, time.monotonic(), future, again, span)
+        if span is not None:
+            future.add_done_callback(span.ended)
         return future
 
     def waiting_for(self, task_id: str) -> Future[Any] | None:
@@ -85,6 +96,8 @@ class Inbox:
         entry = self._waiting.pop(task_id, None)
         if entry is None:
             return False
+        if entry.span is not None:
+            entry.span.arrived()
         if len(raw) > BLOB_THRESHOLD_BYTES or b'"$blob"' in raw:
             self._decode_beside(entry, meta)
         else:
@@ -124,6 +137,8 @@ class Inbox:
             entry.future.set_exception(StackUnreachable(f"a large result could not be fetched: {error}"))
         except Exception as error:
             _log.exception("decoding a result of %s", entry.kind)
-            entry.future.set_exception(ActionFailed(f"its result is unreadable: {error}"))
+            entry.future.set_exception(ActionFailed(f"its result is unreadable: {error}", "result_lost"))
         else:
             entry.future.set_result(value)
+            if not entry.again:
+                drop_parts(meta, self._blobs)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import reprlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -33,16 +32,14 @@ from tangram.action import KINDS, Action
 from tangram.blobs import Blobs, keys_of
 from tangram.connection import show
 from tangram.errors import InvalidAction, StackUnreachable
-from tangram.inbox import Inbox
+from tangram.inbox import Inbox, firm_future
+from tangram.shown import shown
+from tangram.tracing import ActionSpan
 from tangram.wire import ACTION_HEADER, CONTROL, INGRESS, RESULT_KEY_PREFIX
 
 _BATCH = 256
 _PAUSE_S = 0.1
 _PAUSES = {"interval_start": _PAUSE_S, "interval_step": _PAUSE_S, "interval_max": 1.0}
-_SHOWN = ("environment", "command", "path", "service", "quota", "method")
-"""Arguments that Flower may see, cut short; none of them is large, and none is where people put keys and tokens."""
-_ARRAYS = ("token_ids",)
-"""Arguments that are packed numbers."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +56,7 @@ class Submission:
     once: bool = False
     submitted_at: float = field(default_factory=time.time)
     packed: dict[str, Any] | None = None
+    span: ActionSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Control:
 
     body: Mapping[str, Any]
     task_ids: tuple[str, ...] = ()
-    sent: Future[None] = field(default_factory=Future)
+    sent: Future[None] = field(default_factory=firm_future)
 
 
 class _Stop:
@@ -93,7 +91,7 @@ class Publisher:
         self._connection: Connection | None = None
         self._producer: Producer | None = None
         self._thread = threading.Thread(target=self._run, name="tangram-publish", daemon=True)
-        self.ready: Future[None] = Future()
+        self.ready: Future[None] = firm_future()
         """Done once the broker answered; fails with `StackUnreachable` if it did not in time."""
 
     def start(self) -> None:
@@ -150,10 +148,7 @@ class Publisher:
         while True:
             try:
                 self._publish(batch)
-                for message in batch:
-                    if isinstance(message, Control):
-                        message.sent.set_result(None)
-                return
+                break
             except Exception as error:
                 # Transports raise what they like when a connection breaks; the deadline bounds what is tried in vain.
                 self._disconnect()
@@ -162,28 +157,37 @@ class Publisher:
                     return
                 _log.warning("sending again after: %s", error)
                 self._stopping.wait(_PAUSE_S)
+        # Outside of the `try`: nothing that goes wrong from here on is a reason to send the batch again.
+        for message in batch:
+            if isinstance(message, Control):
+                message.sent.set_result(None)
+            elif message.span is not None:
+                message.span.sent()
 
     def _publish(self, batch: Sequence[Submission | Control]) -> None:
         producer = self._producer or self._connect()
+        ended = self._ended([message.task_id for message in batch if isinstance(message, Submission) and message.once])
         with producer.batch():
             for message in batch:
                 if isinstance(message, Control):
                     producer.publish(dict(message.body), exchange="", routing_key=CONTROL.name, serializer="json")
                     continue
-                if message.once and self._has_ended(message.task_id):
+                if message.task_id in ended:
                     continue
                 try:
                     self._publish_action(producer, message)
                 except (EncodeError, TypeError, ValueError) as error:
                     self._inbox.fail(message.task_id, InvalidAction("arguments", f"cannot be sent as JSON: {error}"))
 
-    def _has_ended(self, task_id: str) -> bool:
-        """Hand on the result of a task that was sent before and has ended; say whether there is one."""
+    def _ended(self, task_ids: list[str]) -> set[str]:
+        """Hand on the results of those tasks that were sent before and have ended; return their ids."""
+        if not task_ids:
+            return set()
         try:
-            raw = self._store.get(RESULT_KEY_PREFIX + task_id)
+            raws: list[Any] = self._store.mget([RESULT_KEY_PREFIX + task_id for task_id in task_ids])
         except RedisError as error:
             raise StackUnreachable(f"the result store is unreachable: {error}") from error
-        return isinstance(raw, bytes) and self._inbox.deliver(task_id, raw)
+        return {one for one, raw in zip(task_ids, raws, strict=True) if isinstance(raw, bytes) and self._inbox.deliver(one, raw)}
 
     def _publish_action(self, producer: Producer, message: Submission) -> None:
         """Send one Celery task message.
@@ -194,14 +198,13 @@ class Publisher:
         action = message.action
         if message.packed is None:
             message.packed = self.pack(action)
-        shown = {name: message.packed[name] for name in _SHOWN if name in message.packed}
         task = self._app.amqp.create_task_message(
-            message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=reprlib.repr(shown), ignore_result=False
+            message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=shown(action), ignore_result=False
         )
         described = {**action.to_header(), "client": self._client_id, "submitted_at": message.submitted_at}
         if keys := keys_of(message.packed.values()):
             described["blobs"] = keys
-        header = {ACTION_HEADER: described}
+        header = {ACTION_HEADER: described, **(message.span.headers if message.span is not None else {})}
         self._app.amqp.send_task_message(producer, action.kind, task, queue=INGRESS, headers=header, declare=[], retry=False)
 
     def pack(self, action: Action) -> dict[str, Any]:
@@ -209,16 +212,16 @@ class Publisher:
         if action.kind not in KINDS:
             return dict(action.arguments)
         try:
-            return {name: self._pack_value(name, value) for name, value in action.arguments.items()}
+            return {name: self._pack_value(value) for name, value in action.arguments.items()}
         except RedisError as error:
             raise StackUnreachable(f"the result store is unreachable: {error}") from error
 
-    def _pack_value(self, name: str, value: Any) -> Any:
+    def _pack_value(self, value: Any) -> Any:
         if isinstance(value, (bytes, bytearray, memoryview)):
             return self._blobs.put(bytes(value))
         if isinstance(value, str):
             return self._blobs.put_text(value)
-        return self._blobs.put_json(value) if isinstance(value, (list, tuple)) or name in _ARRAYS else value
+        return self._blobs.put_json(value) if isinstance(value, (list, tuple, dict)) else value
 
     def _connect(self) -> Producer:
         connection = self._app.connection_for_write()

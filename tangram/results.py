@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from tangram.ends import Fault, fault_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,8 @@ class ExecResult:
 
     `status` is `succeeded` when the command ran to its end, whatever its `exit_code`; `timed_out` when it was
     killed at a timeout: then `exit_code` is None and the output is what had been printed so far.
-    `cpu_s` are core-seconds used. `truncated` says that output beyond the cap was dropped.
+    `cpu_s` are core-seconds used. `truncated` says that output beyond the cap was dropped. `cause` is a word of `tangram/ends.py`, such as
+    `exit`, `timeout` or `out_of_memory`; it is empty where the command ended with exit code 0.
     """
 
     status: str
@@ -43,8 +46,14 @@ class ExecResult:
     dop: int
     act: Act
     reason: str = ""
+    cause: str = ""
     cpu_s: float = 0.0
     max_rss_mb: float = 0.0
+
+    @property
+    def fault(self) -> Fault:
+        """Whose fault it is that the command did not end well; empty where it did."""
+        return fault_of(self.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +86,19 @@ class Scores(list[float]):
 
 
 class Logprobs(list[list[float]]):
-    """Log-probabilities of a teacher: for n token ids n-1 floats, a list per sequence; carries `act` and `dop`."""
+    """Log-probabilities of a teacher: for n token ids n-1 floats, a list per sequence; carries `act` and `dop`.
+
+    Where `top_k` was asked for, it also carries the following for each of these floats. Otherwise they are empty.
+    """
 
     act: Act
     dop: int
+    ranks: Sequence[Sequence[int]] = ()
+    """By sequence and position: how many ids are more likely there than the given one, and 1."""
+    top_ids: Sequence[Sequence[Sequence[int]]] = ()
+    """By sequence and position: the `top_k` most likely ids, the most likely first; all ids where the vocabulary is smaller."""
+    top_logprobs: Sequence[Sequence[Sequence[float]]] = ()
+    """The log-probabilities of `top_ids`."""
 
 
 class Texts(list[str]):
@@ -88,6 +106,33 @@ class Texts(list[str]):
 
     act: Act
     dop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer:
+    """The answer of a server that runs in an environment, whatever its `status`; redirects are not followed.
+
+    `headers` are pairs of names, in lower case, and values, as they came; `body` are the bytes as received, which may be compressed.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    act: Act
+    dop: int = 1
+
+    def header(self, name: str, default: str = "") -> str:
+        """Return the first header of a name, in whatever case."""
+        return next((value for known, value in self.headers if known == name.lower()), default)
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8, undecodable bytes replaced."""
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """Parse the body as JSON. Raises `ValueError` where it is none."""
+        return json.loads(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import socket
 import threading
 import weakref
 from concurrent.futures import Future
@@ -35,6 +36,7 @@ from tangram.inbox import Inbox
 from tangram.publisher import Control, Publisher, Submission
 from tangram.settings import Settings
 from tangram.streams import OutputReader
+from tangram.tracing import ActionSpan, tracer_of
 
 CLOSE_WAIT_S = 10.0
 """How long leaving a client's context waits for its environments to be gone."""
@@ -61,12 +63,15 @@ class Session:
             When `job` is no valid name.
         StackUnreachable
             When there is no stack to connect to.
+        TangramError
+            When spans are asked for and OpenTelemetry is not installed.
 
         """
         Action.from_header({"kind": "check", "job": job})
         settings = settings or Settings()
         addresses = find_addresses(settings)
         self.job = job
+        self._tracer = tracer_of(settings, "tangram-client")
         self.start_limit_s = settings.connect_timeout_s + _START_SLACK_S
         self.client_id = client_id or secrets.token_hex(8)
         self._ids = (f"{self.client_id}-{n:08x}" for n in itertools.count(1))
@@ -101,6 +106,11 @@ class Session:
                 self.stop(0.0)
                 raise problem
 
+    @property
+    def in_use(self) -> bool:
+        """Whether an action has no result yet, or the output of a command is read."""
+        return bool(self._inbox.waiting()) or self.streams.in_use
+
     def submit(self, action: Action, task_id: str | None = None) -> Handle[Any]:
         """Send `action` on its way and return a handle on it. An action that names no job gets that of the client.
 
@@ -134,6 +144,8 @@ class Session:
     def open_environment(self, action: Action) -> Handle[Any]:
         """Submit a `cpu.open` whose environment is closed with the client, unless it is detached or could not be opened."""
         place = calls.place_of(action)
+        if not action.owner:
+            action = replace(action, owner=f"{socket.gethostname()[:200]}:{os.getpid()}")
         with self._lock:
             self._check_open()
             if not action.detached:
@@ -163,10 +175,33 @@ class Session:
         """Return once the broker knows. Raises `StackUnreachable`."""
         self._publisher.wait_for(control)
 
-    def cancel_task(self, task_id: str) -> None:
-        """Ask for the end of one action, which fails if that cannot be sent. Does nothing once the client is closed."""
-        if not self._closed:
-            self._publisher.send(Control({"cancel": {"ids": [task_id]}}, task_ids=(task_id,)))
+    def renew_lease(self, place: calls.Place, lease_s: float) -> Control:
+        """Have the lease of an environment end `lease_s` seconds from now; `wait_for` what this returns. Raises `ClientClosed`."""
+        with self._lock:
+            self._check_open()
+            control = Control({"renew": {"environment": place.environment, "job": place.job, "lease_s": lease_s}})
+            self._publisher.send(control)
+            return control
+
+    def drain(self, node: str, *, draining: bool) -> Control:
+        """Have a node drained, or be so no more; `wait_for` what this returns. Raises `ClientClosed`."""
+        with self._lock:
+            self._check_open()
+            control = Control({"drain": {"node": node, "draining": draining}})
+            self._publisher.send(control)
+            return control
+
+    def cancel_task(self, task_id: str) -> Control:
+        """Ask for the end of one action, which fails if that cannot be sent; `wait_for` what this returns.
+
+        Once the client is closed nothing is sent, and waiting raises `ClientClosed`.
+        """
+        control = Control({"cancel": {"ids": [task_id]}}, task_ids=(task_id,))
+        if self._closed:
+            control.sent.set_exception(ClientClosed("the client is closed: open another one"))
+        else:
+            self._publisher.send(control)
+        return control
 
     def give(self, task_id: str, what: What) -> Control:
         """Give a running command something (`tangram.giving`); `wait_for` what this returns. Raises `ClientClosed`."""
@@ -201,7 +236,9 @@ class Session:
         if future is not None and task_id is not None:
             return Handle(task_id, future, self)
         submission = Submission(task_id or next(self._ids), action, once=task_id is not None)
-        future = self._inbox.expect(submission.task_id, action.kind)
+        if self._tracer is not None:
+            submission.span = ActionSpan(self._tracer, submission.task_id, action)
+        future = self._inbox.expect(submission.task_id, action.kind, submission.span, again=submission.once)
         self._publisher.send(submission)
         return Handle(submission.task_id, future, self)
 

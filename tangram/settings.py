@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -71,7 +71,9 @@ class Settings(BaseSettings):
     queue_limit: int = Field(default=100_000, ge=1, description="Waiting actions allowed per job; beyond it they are rejected at once.")
     beat_s: float = Field(default=1.0, gt=0, description="Interval of a worker's beats; three missed ones and the node is lost.")
     takeover_s: float = Field(default=5.0, gt=0, description="Silence of the active scheduler after which a standby takes over.")
-    lease_s: float = Field(default=3600.0, gt=0, description="An environment without any action for this long is closed.")
+    lease_s: float = Field(
+        default=3600.0, gt=0, description="An environment without any action for this long is closed, unless it has a lease of its own."
+    )
     orphan_s: float = Field(
         default=60.0,
         ge=0,
@@ -97,6 +99,11 @@ class Settings(BaseSettings):
     )
     isolation: Literal["auto", "bubblewrap", "none"] = Field(
         default="auto", description="How the process sandbox sets commands apart: bubblewrap, none, or auto, the first where it works."
+    )
+    disk_floor_mb: int = Field(
+        default=512,
+        ge=0,
+        description="Free disk below which a CPU worker opens no environment, MiB; 0 never refuses. Those that stand go on.",
     )
     image: str | None = Field(default=None, description="Docker image of environments that name none.")
     image_pull: Literal["missing", "always", "never"] = Field(
@@ -144,6 +151,25 @@ class Settings(BaseSettings):
     gateway_languages: Path | None = Field(
         default=None, description="TOML file of languages for the gateway's `/run_code`, added to those that it comes with."
     )
+
+    web_port: int | None = Field(
+        default=None, ge=1, le=65535, description="Port of 127.0.0.1 at which `tangram up` serves the live page; by default it does not."
+    )
+    web_token: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="Token with which a person may cancel actions and close environments on the live page; without one it is read-only.",
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Port at which each process serves its figures for Prometheus at `/metrics`; by default none does. The processes of "
+        "`tangram up` take this port and those after it.",
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="Address at which figures for Prometheus are served.")
+    metrics_jobs: int = Field(default=50, ge=1, description="Jobs that figures for Prometheus tell apart; further ones count as `other`.")
+    otel: bool = Field(default=False, description="Send OpenTelemetry spans of actions; `OTEL_EXPORTER_OTLP_ENDPOINT` says where to.")
 
     node_name: str | None = Field(default=None, description="Name of this worker's node; by default host name and kind.")
     cores: int | None = Field(default=None, ge=1, description="Cores that a CPU worker offers; by default those of its affinity mask.")

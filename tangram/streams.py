@@ -4,7 +4,8 @@ A worker publishes the output of a command as a Redis stream (`tangram.wire`). T
 
 | what comes | then |
 |---|---|
-| an entry with output | it waits for its reader; a reader that leaves `_MOST_WAITING` lying is not read for meanwhile |
+| an entry with output | it waits for its reader; a reader that leaves `_MOST_WAITING_BYTES` lying is not read for meanwhile |
+| `READ_STEP_BYTES` more for a reader | the worker is told, which holds a command back whose output is not read |
 | the entry that says how the command has ended | its readers end, with the action's error where it ended without a result |
 | nothing, for `_GRACE_S` after the action's result was stored | the same: its worker is dead, or it never ran |
 | no answer, for `OUTAGE_LIMIT_S` | all readers end with `StackUnreachable`; trying goes on with the next one |
@@ -31,13 +32,14 @@ from tangram.connection import OUTAGE_LIMIT_S
 from tangram.decode import read_meta, stored_value
 from tangram.errors import BY_STATUS, ActionError, ActionFailed, EnvironmentLost, InvalidAction, StackUnreachable, TangramError
 from tangram.results import Chunk
-from tangram.wire import OUTPUT_KEY_PREFIX, RESULT_KEY_PREFIX
+from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S, READ_KEY_PREFIX, RESULT_KEY_PREFIX
 
 _BLOCK_S, _SHORT_BLOCK_S = 1.0, 0.05
 _GRACE_S = 1.0
 _CHECK_S = 0.5
 """How often the results of actions are looked for whose output is read."""
-_MOST_WAITING = 256
+READ_STEP_BYTES = 128 * 1024
+_MOST_WAITING_BYTES = 512 * 1024
 _ENTRIES_AT_ONCE = 64
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _WAKE_PREFIX = OUTPUT_KEY_PREFIX + "wake-"
@@ -54,11 +56,21 @@ class Reading:
     def __init__(self, task_id: str, after: int, wake: Callable[[], None], result: Future[Any] | None) -> None:
         self.task_id, self.after, self.wake, self.result = task_id, after, wake, result
         self.chunks: deque[Chunk] = deque()
+        self.came_bytes = self.taken_bytes = 0
+        """What was put into `chunks` by the thread, and taken out by the reader, so far."""
+        self.told = after
+        """Up to where the worker knows that output has been read."""
         self.ended = False
         self.error: TangramError | None = None
         self.end_seen_at: float | None = None
         """When the result was found, on the monotonic clock, or the last output after that."""
         self.end_found: TangramError | None = None
+
+    def take(self) -> Chunk:
+        """Return the next chunk, of which there is one."""
+        chunk = self.chunks.popleft()
+        self.taken_bytes += len(chunk.data)
+        return chunk
 
     def end(self, error: TangramError | None = None) -> None:
         """Let the reader know that nothing more comes."""
@@ -81,6 +93,11 @@ class OutputReader:
         self._next_check = 0.0
         self._closed: Callable[[], TangramError] | None = None
 
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody reads."""
+        return bool(self._readings)
+
     def read(self, task_id: str, after: str = "0", result: Future[Any] | None = None) -> Iterator[Chunk]:
         """Yield the output of a command as it comes, from behind the chunk with the id `after`; see `Handle.output`."""
         arrived = threading.Event()
@@ -90,7 +107,7 @@ class OutputReader:
                 arrived.wait()
                 arrived.clear()
                 while reading.chunks:
-                    yield reading.chunks.popleft()
+                    yield reading.take()
         finally:
             self._close(reading)
         if reading.error is not None:
@@ -112,7 +129,7 @@ class OutputReader:
                 await arrived.wait()
                 arrived.clear()
                 while reading.chunks:
-                    yield reading.chunks.popleft()
+                    yield reading.take()
         finally:
             self._close(reading)
         if reading.error is not None:
@@ -181,7 +198,7 @@ class OutputReader:
         wanted: dict[str, list[Reading]] = {}
         is_full = False
         for reading in readings:
-            if len(reading.chunks) < _MOST_WAITING:
+            if reading.came_bytes - reading.taken_bytes < _MOST_WAITING_BYTES:
                 wanted.setdefault(OUTPUT_KEY_PREFIX + reading.task_id, []).append(reading)
             else:
                 is_full = True
@@ -201,9 +218,21 @@ class OutputReader:
                         _take(reading, number, fields)
             for reading in wanted[key]:
                 reading.wake()
+        self._tell([reading for reading in readings if reading.after >= reading.told + READ_STEP_BYTES and not reading.ended])
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_S
             self._look_for_ends([reading for reading in readings if not reading.ended])
+
+    def _tell(self, readings: list[Reading]) -> None:
+        """Tell the workers how far output has been read."""
+        if not readings:
+            return
+        with self._store.pipeline(transaction=False) as pipe:
+            for reading in readings:
+                pipe.set(READ_KEY_PREFIX + reading.task_id, reading.after, ex=OUTPUT_TTL_S)
+            pipe.execute()
+        for reading in readings:
+            reading.told = reading.after
 
     def _look_for_ends(self, readings: list[Reading]) -> None:
         """End those whose action has a result, and whose stream has been silent since."""
@@ -230,19 +259,20 @@ def _take(reading: Reading, number: int, fields: dict[bytes, bytes]) -> None:
     for name in ("stdout", "stderr"):
         if (data := fields.get(name.encode())) is not None:
             reading.chunks.append(Chunk(name, data, str(number), number - len(data) - reading.after))
+            reading.came_bytes += len(data)
     if (status := fields.get(b"end")) is not None:
         if number > reading.after:
             reading.chunks.append(Chunk("stdout", b"", str(number), number - reading.after))
-        reason, node = (fields.get(name, b"").decode("utf-8", "replace") for name in (b"reason", b"node"))
-        reading.end(_error_of(status.decode(), reason, node))
+        reason, node, cause = (fields.get(name, b"").decode("utf-8", "replace") for name in (b"reason", b"node", b"cause"))
+        reading.end(_error_of(status.decode(), reason, node, cause))
     reading.after = number
 
 
-def _error_of(status: str, reason: str, node: str) -> ActionError | None:
+def _error_of(status: str, reason: str, node: str, cause: str) -> ActionError | None:
     """Return the error of an action that has ended so; None where it has a result."""
     if status in _WITH_RESULT:
         return None
-    return EnvironmentLost(reason, node) if node else BY_STATUS.get(status, ActionFailed)(reason)
+    return EnvironmentLost(reason, node, cause or "environment_lost") if node else BY_STATUS.get(status, ActionFailed)(reason, cause)
 
 
 def _note_result(reading: Reading, raw: bytes) -> None:
@@ -251,7 +281,7 @@ def _note_result(reading: Reading, raw: bytes) -> None:
         meta = read_meta(raw)
         if not meta.final:
             return
-        stored_value(meta)
+        stored_value("cpu.exec", meta)
     except TangramError as error:
         reading.end_found = error
     reading.end_seen_at = time.monotonic()

@@ -5,7 +5,7 @@
 | `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header`, `client`, `submitted_at`, `blobs`) |
 | `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and control tasks, see below |
 | `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown, service |
-| `scheduler.control` | trainer, CLI → scheduler | `{"cancel": {...}}` and questions about status |
+| `scheduler.control` | trainer, CLI, live page → scheduler | `{"cancel": {...}}`, `{"renew": …}`, `{"give": …}`, `{"drain": …}` |
 
 All four are plain durable queues on the default exchange (`direct_queue`), declared alike by everyone, so that Redis
 and RabbitMQ route to them by name alone. A publisher whose connection broke sends what it had in hand once more:
@@ -13,6 +13,10 @@ a message may arrive twice, and its task id says so.
 
 A cancel names tasks, one trajectory of a job, or a whole job:
 `{"cancel": {"ids": [id, ...]}}`, `{"cancel": {"trajectory": name, "job": name}}`, `{"cancel": {"job": name}}`.
+
+The lease of an environment is renewed, to end so many seconds from now, by `{"renew": {"environment": id, "job": name, "lease_s": 600}}`.
+
+A node is drained, or put back into service, by `{"drain": {"node": name, "draining": true}}`.
 
 What a command is given names its task, and client and job of the sender, one of which must be the command's own:
 `{"give": {"id", "client", "job", "sender", "number", "what"}}`. `sender` is made up by whoever sends, for this command alone, and `number`
@@ -24,7 +28,7 @@ A control task is a Celery task of the worker's own, whose result nobody reads:
 | control task | arguments | meaning |
 |---|---|---|
 | `tangram.regrant` | epoch, serial, grants: list of `WireRegrant` | running commands have other cores, or go to the background |
-| `tangram.stop` | id, attempt, reason | a running action ends |
+| `tangram.stop` | id, attempt, reason, cause | a running action ends |
 | `tangram.tell` | id, attempt | the worker reports the end of the action again, or that it never came |
 | `tangram.give` | id, sender, number, what | a running command is given input, a signal, a size of its terminal |
 | `tangram.restore` | service, cell_ids, evict | an instance of a service is restored |
@@ -43,10 +47,12 @@ The report `used` has `id`, `attempt` and `background_cpu_s`: the core-seconds t
 | `cpu.exec` | environment, session, command°, variables, fence, stream, stdin, terminal | `{"exit_code", "stdout"°, "stderr"°, …}` |
 | `cpu.read_file` | environment, path, offset, length | `{"data"°}` |
 | `cpu.write_file` | environment, path, data°, mode, offset | null |
+| `cpu.request` | environment, port, method, path, headers°: list of pairs, body° | `{"status", "headers"°, "body"°}` |
 | `cpu.snapshot` | environment | `{"image", "node"}` |
+| `cpu.close_session` | environment, session, idle_only | null |
 | `cpu.close` | environment | null |
 | `gpu.score` | service, items° | `tangram.arrays.PackedFloats`° of one list, or a list of floats°: one per item |
-| `gpu.logprobs` | service, token_ids°: `tangram.arrays.PackedInts`, or lists | `tangram.arrays.PackedFloats`° |
+| `gpu.logprobs` | service, token_ids°: `tangram.arrays.PackedInts`, or lists; top_k | `PackedFloats`°; with top_k `PackedRanked`° |
 | `gpu.generate` | service, prompts°, max_tokens, temperature, seed | list of strings° |
 | `api.call` | quota, method, url, headers, body° | `{"status_code", "headers", "body"°, "truncated"}` |
 
@@ -58,8 +64,9 @@ What a worker reports as `finished` has, of a request to an outside API, `answer
 grant said `may_wait_again`: then no result is stored, and the scheduler grants the action once more.
 
 A *payload* is the JSON result that the tasks of this system store in the Celery result backend:
-`{"status", "value", "reason", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
+`{"status", "value", "reason", "cause", "dop", "act": {"queue_s", "overhead_s", "execution_s"}}`, with status `succeeded`
 or, for commands only, `timed_out`. All other ends are Celery failures of the classes in `tangram.errors`.
+A `cause` is a word of `tangram/ends.py`, or empty; the report `finished` has it, too, and so has `tangram.stop`.
 Times on the wire are seconds since the epoch, durations seconds.
 
 A command with `stream` has a Redis stream in the result store, under `OUTPUT_KEY_PREFIX` and its task id. Output is counted in bytes, both
@@ -68,7 +75,9 @@ streams together. An entry has the id `n-0`, where n counts all that was printed
 | field | holds |
 |---|---|
 | `stdout`, `stderr` | bytes that the command printed |
-| `end` | the last entry, `n-1`: how the action has ended, one of its six ends; `reason`, and `node` where its environment was lost |
+| `end` | the last entry, `n-1`: how the action has ended, one of its six ends; `reason`, `cause`; `node` where its environment was lost |
+
+Under `READ_KEY_PREFIX` and the task id, readers say up to which n they have read. A command whose output is not read waits for that.
 """
 
 from __future__ import annotations
@@ -91,9 +100,15 @@ RESULT_KEY_PREFIX = "celery-task-meta-"
 CLIENT_KEY_PREFIX = "tangram-client-"
 CLAIM_KEY_PREFIX = "tangram-claim-"
 BLOB_KEY_PREFIX = "tangram-blob-"
+SHARED_BLOB_KEY_PREFIX = BLOB_KEY_PREFIX + "shared-"
+"""The prefix of blobs that several actions refer to. Others leave the store once their action has ended."""
 OUTPUT_KEY_PREFIX = "tangram-output-"
+READ_KEY_PREFIX = "tangram-read-"
 SCHEDULER_KEY = "tangram-scheduler"
 """Where the active scheduler shows its policy and figures, as JSON, in the result store."""
+
+LONGEST_ID = 256
+"""The most characters of an action's id, as of every name: a longer one may not fit into the journal's indexes."""
 
 BLOB_THRESHOLD_BYTES = 32 * 1024
 """Payload parts larger than this travel beside the messages, as blobs in the result store."""
@@ -103,9 +118,15 @@ CLAIM_TTL_S = 24 * 3600
 
 BLOB_TTL_S = 3600
 """A blob is kept for so long after it was made, and those of an action's arguments for as long as the action has not ended: the scheduler
-renews them."""
+renews them, and removes them then."""
 
 RESULT_TTL_S = 3600
+
+MOST_TOP_K = 128
+"""The most ids of a position that a teacher names: more would make the answer to a long sequence hundreds of megabytes."""
+
+MOST_BODY_BYTES = 64 << 20
+"""The most bytes of the body of a request to a port of an environment, and of its answer."""
 
 GIVEN_BYTES = 64 * 1024
 """The most input for a command in one message."""
@@ -128,6 +149,7 @@ class Payload(TypedDict):
     status: str
     value: Any
     reason: str
+    cause: str
     dop: int
     act: WireAct
 
@@ -203,10 +225,11 @@ class WireInstance(TypedDict):
 class WireNode(TypedDict):
     """How a worker presents itself when it joins, and what a beat repeats so that a fresh scheduler learns it.
 
-    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones, `instances` those of
-    services that are not absent. `domains`
-    are the ids of its cores as grants shall name them, by what they share, neighbours next to each other; without it they
-    are 0 to `cores` - 1, in one domain.
+    `running` are the ids of claimed actions that have not been reported finished, `environments` the open ones, `lost` the latest that
+    have ended by themselves (id, reason, cause), `instances` those of services that are not absent. `domains` are the ids of its cores as
+    grants shall name them, by what they share, neighbours next to each other; without it they are 0 to `cores` - 1, in one domain.
+    `busy_cores` is how many of them were busy, by whatever, since the beat before; it is left out where that is not measured.
+    `takes_causes` says that `tangram.stop` may name a cause; older workers do not take one.
     """
 
     name: str
@@ -219,9 +242,12 @@ class WireNode(TypedDict):
     services: dict[str, Any]
     running: list[str]
     environments: list[str]
+    lost: NotRequired[list[tuple[str, str, str]]]
     incarnation: NotRequired[str]
     instances: NotRequired[list[WireInstance]]
     domains: NotRequired[list[list[int]]]
+    busy_cores: NotRequired[float]
+    takes_causes: NotRequired[bool]
 
 
 def node_label(name: str) -> str:

@@ -11,19 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tangram.blobs import Blobs
-from tangram.errors import ActionError, ActionFailed, ActionRefused, InvalidAction, TangramError
+from tangram.errors import ActionError, ActionFailed, ActionRefused, TangramError
 from tangram.settings import Settings
-from workers.cpu.errors import (
-    FileTooLarge,
-    FileUnusable,
-    ImageMissing,
-    ImageUnsupported,
-    NoSuchFile,
-    PathIsDirectory,
-    PathOutside,
-    SnapshotUnsupported,
-)
-from workers.gpu.errors import BadInput, NotSupported
 
 if TYPE_CHECKING:
     from workers.api.requests import Requests
@@ -34,10 +23,6 @@ if TYPE_CHECKING:
     from workers.gpu.prefetch import Prefetch
 
 T = TypeVar("T")
-
-_FILES = (NoSuchFile, PathIsDirectory, PathOutside, FileTooLarge, FileUnusable)
-_CALLERS = (InvalidAction, *_FILES, ImageMissing, ImageUnsupported, SnapshotUnsupported, BadInput, NotSupported)
-"""What is wrong with an action itself."""
 
 _contexts: dict[type, object] = {}
 
@@ -103,7 +88,7 @@ def refusals() -> Iterator[None]:
         yield
     except ActionError:
         raise
-    except _CALLERS as error:
-        raise ActionRefused(str(error), type(error).__name__) from error
     except TangramError as error:
-        raise ActionFailed(str(error)) from error
+        if error.fault == "caller":
+            raise ActionRefused(str(error), type(error).__name__, error.cause) from error
+        raise ActionFailed(str(error), error.cause) from error

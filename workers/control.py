@@ -15,9 +15,9 @@ def this_node() -> Node:
 
 
 @app.task(name="tangram.stop", ignore_result=True)  # type: ignore[untyped-decorator]
-def stop(id: str, attempt: int, reason: str) -> None:
+def stop(id: str, attempt: int, reason: str, cause: str = "cancelled") -> None:
     """Stop a running action."""
-    this_node().stop(id, attempt, reason)
+    this_node().stop(id, attempt, reason, cause)
 
 
 @app.task(name="tangram.regrant", ignore_result=True)  # type: ignore[untyped-decorator]

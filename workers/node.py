@@ -115,7 +115,7 @@ class Node:
         self._calls: dict[str, Call] = {}
         self._claimed: OrderedDict[Try, None] = OrderedDict()
         self._finished: OrderedDict[Try, dict[str, Any]] = OrderedDict()
-        self._stops: OrderedDict[Try, str] = OrderedDict()
+        self._stops: OrderedDict[Try, tuple[str, str]] = OrderedDict()
         self._early: OrderedDict[Try, Early] = OrderedDict()
         self._metered: dict[str, Metered] = {}
         self._reporter = Reporter(app, self._describe, beat_s, self.used, usage_s)
@@ -212,7 +212,7 @@ class Node:
         call = Call(id=one[0], grant=grant, header=header, started_at=time.time(), began=time.perf_counter())
         with self._lock:
             self._calls[call.id] = call
-            call.cancel_reason = self._stops.pop(one, "")
+            call.cancel_reason, call.cancel_cause = self._stops.pop(one, ("", ""))
             call.stamp = (grant["epoch"], 0)
             early = self._early.pop(one, None)
             if early is not None and _is_stale(early.stamp, call.stamp):
@@ -251,17 +251,17 @@ class Node:
             if on_resize is not None and (holding.cores or holding.background):
                 on_resize(holding)
 
-    def stop(self, action_id: str, attempt: int, reason: str) -> None:
+    def stop(self, action_id: str, attempt: int, reason: str, cause: str = "cancelled") -> None:
         """Stop a running call, or the one that is about to be claimed; attempt 0 means any that runs."""
         with self._lock:
             call = self._calls.get(action_id)
             if call is None:
                 if attempt:
-                    _keep(self._stops, (action_id, attempt), reason)
+                    _keep(self._stops, (action_id, attempt), (reason, cause))
                 return
             if attempt not in (0, call.grant["attempt"]):
                 return
-            call.cancel_reason = call.cancel_reason or reason
+            call.cancel_reason, call.cancel_cause = (call.cancel_reason, call.cancel_cause) if call.cancel_reason else (reason, cause)
             on_stop = call.on_stop
         if on_stop is not None:
             on_stop(reason)
@@ -308,10 +308,10 @@ class Node:
                 _resize(call, on_resize)
 
     def still_holds(self, call: Call) -> bool:
-        """Say whether a call's result still counts: not where the scheduler took this node for lost meanwhile."""
+        """Say whether a call's result still counts: not where the scheduler took this node for lost, for its silence or another reason."""
         if self._has_left:
             return False
-        if not self._reporter.was_silent_since(call.began):
+        if not (call.cancel_reason or self._reporter.was_silent_since(call.began)):
             return True
         try:
             owner = self._store.get(f"{CLAIM_KEY_PREFIX}{call.id}:{call.grant['attempt']}")
@@ -324,14 +324,13 @@ class Node:
         """Report the end of a claimed call."""
         self._report_end(call.id, call.grant["attempt"], call)
 
-    def refuse(self, action_id: str, attempt: int, status: str, reason: str) -> None:
+    def refuse(self, action_id: str, attempt: int, status: str, reason: str, cause: str) -> None:
         """Report the end of a try that came here and is never called: nobody knows its task, or it was revoked."""
         with self._lock:
             self._arrived.pop(action_id, None)
             _keep(self._claimed, (action_id, attempt), None)
-        now = time.time()
-        call = Call(id=action_id, grant={"attempt": attempt}, header={}, started_at=now, began=0.0)  # type: ignore[typeddict-item]
-        call.status, call.reason, call.execution_s = status, reason, 0.0
+        call = Call(id=action_id, grant={"attempt": attempt}, header={}, started_at=time.time(), began=0.0)  # type: ignore[typeddict-item]
+        call.status, call.reason, call.cause, call.execution_s = status, reason, cause, 0.0
         self._report_end(action_id, attempt, call)
 
     def tell(self, action_id: str, attempt: int) -> None:
@@ -350,6 +349,7 @@ class Node:
             "attempt": attempt,
             "status": call.status,
             "reason": call.reason,
+            "cause": call.cause,
             "started_at": call.started_at,
             "execution_s": call.execution_s or 0.0,
             "waited_s": call.waited_s,
@@ -358,8 +358,9 @@ class Node:
             **({"waits_again": True} if call.waits_again else {}),
         }
         with self._lock:
-            self._calls.pop(action_id, None)
-            self._metered.pop(action_id, None)
+            if self._calls.get(action_id) is call:  # else a newer try of it runs
+                del self._calls[action_id]
+                self._metered.pop(action_id, None)
             self._stops.pop((action_id, attempt), None)
             self._early.pop((action_id, attempt), None)
             _keep(self._finished, (action_id, attempt), report)

@@ -11,11 +11,12 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +25,16 @@ from celery import signals
 
 from app.action_task import RUNTIME_ATTRIBUTE, call_of
 from app.celery import app
-from app.reach import require_broker, require_store
+from app.reach import needed_for_metrics, require_broker, require_store
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
 from tangram.connection import OUTAGE_LIMIT_S, find_addresses, open_store
 from tangram.settings import Settings
+from tangram.tracing import tracer_of
 from tangram.wire import GRANT_HEADER, WireNode, direct_queue, node_label, node_queue
 from workers.context import ApiContext, CpuContext, GpuContext, provide
 from workers.cpu.abstract import Sandbox
+from workers.cpu.busy import BusyCores
 from workers.cpu.cores import CoreMap
 from workers.cpu.giving import Giving
 from workers.cpu.streams import OutputStreams
@@ -98,19 +101,20 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
     app.conf.worker_consumer = "workers.consumer:NodeConsumer"
     _listen(node)
+    _count(settings, pool, prepared.now)
+    _trace(settings, pool)
     threads = THREADS[pool] + THREADS_PER_CORE * prepared.description["cores"]
     try:
-        app.worker_main(
-            [
-                "worker",
-                f"--hostname={node.name}@%h",
-                "--pool=threads",
-                f"--concurrency={threads}",
-                f"--loglevel={log_level}",
-                "--without-gossip",
-                "--without-mingle",
-            ]
+        worker = app.Worker(
+            hostname=f"{node.name}@{socket.gethostname()}",
+            pool_cls="threads",
+            concurrency=threads,
+            loglevel=log_level,
+            without_gossip=True,
+            without_mingle=True,
         )
+        worker.start()
+        sys.exit(worker.exitcode)
     finally:
         node.leave()
         prepared.close()
@@ -138,12 +142,14 @@ def _listen(node: Node) -> None:
         grant = message.headers.get(GRANT_HEADER)
         if grant is not None:
             reason = f"node {node.name} knows no task {name!r}: name its module with `tangram worker --include`"
-            node.refuse(id, grant["attempt"], "failed", reason)
+            node.refuse(id, grant["attempt"], "failed", reason, "impossible")
 
     def revoked(request: Any, expired: bool, **_: Any) -> None:
         grant = getattr(request, GRANT_HEADER, None)
         if grant is not None:
-            node.refuse(request.id, grant["attempt"], "cancelled", "its message expired" if expired else "revoked through Celery")
+            node.refuse(
+                request.id, grant["attempt"], "cancelled", "its message expired" if expired else "revoked through Celery", "cancelled"
+            )
 
     def leave(**_: Any) -> None:
         # A signal's handler runs in the middle of anything, perhaps of what holds the node's lock.
@@ -155,6 +161,36 @@ def _listen(node: Node) -> None:
     signals.task_postrun.connect(ran, weak=False)
     signals.task_unknown.connect(unknown, weak=False)
     signals.task_revoked.connect(revoked, weak=False)
+
+
+def _count(settings: Settings, pool: Pool, now: Callable[[], dict[str, Any]]) -> None:
+    """Have Celery tell the metrics what runs, where there is a port for them; else their library is not even imported."""
+    if settings.metrics_port is None:
+        return
+    with needed_for_metrics():
+        from app.metrics.worker import start
+    metrics = start(settings, pool)
+
+    def began(task: Any, **_: Any) -> None:
+        if task.request.get(GRANT_HEADER) is not None:
+            metrics.began(task.name)
+
+    def ended(task: Any, **_: Any) -> None:
+        if task.request.get(GRANT_HEADER) is not None:
+            metrics.ended(task.name, call_of(task))
+
+    metrics.watch(now)
+    signals.task_prerun.connect(began, weak=False)
+    signals.task_postrun.connect(ended, weak=False)
+
+
+def _trace(settings: Settings, pool: Pool) -> None:
+    """Have Celery tell the spans what runs, where they are on."""
+    tracer = tracer_of(settings, f"tangram-worker-{pool}")
+    if tracer is not None:
+        from app.spans import trace_tasks
+
+        trace_tasks(tracer)
 
 
 def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
@@ -170,6 +206,7 @@ def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
         "services": {},
         "running": [],
         "environments": [],
+        "takes_causes": True,
     }
     description.update(offers)  # type: ignore[typeddict-item]
     return description
@@ -222,8 +259,12 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     streams = OutputStreams(blobs.store)
     provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=streams, giving=Giving()))
 
+    offered = [core for domain in domains for core in domain]
+    busy = BusyCores(offered if set(offered) <= set(machine.cores) else ())
+
     def now() -> dict[str, Any]:
-        return {"environments": [environment.spec.id for environment in sandbox.environments()]}
+        standing = [environment.spec.id for environment in sandbox.environments()]
+        return {"environments": standing, "lost": [astuple(loss) for loss in sandbox.losses()], **busy.since_last()}
 
     def close() -> None:
         sandbox.close()
@@ -248,7 +289,7 @@ def _process_sandbox(base: Path, core_map: CoreMap, settings: Settings) -> tuple
     from workers.cpu.process.sandbox import ProcessSandbox
 
     try:
-        sandbox = ProcessSandbox(base, core_map=core_map, isolation=settings.isolation)
+        sandbox = ProcessSandbox(base, core_map=core_map, disk_floor_mb=settings.disk_floor_mb, isolation=settings.isolation)
     except SessionUnavailable as error:
         raise ConfigError(f"TANGRAM_ISOLATION={settings.isolation}: {error}") from error
 
@@ -289,6 +330,7 @@ def _container_sandbox(base: Path, core_map: CoreMap, node: str, settings: Setti
         image_cache_mb=settings.image_cache_mb,
         start_timeout_s=settings.container_start_s,
         starting_limit=settings.containers_starting,
+        disk_floor_mb=settings.disk_floor_mb,
         warm=settings.warm,
         limits=limits,
     )

@@ -7,16 +7,19 @@ removes it from that list when it acknowledges it. At each moment the message is
 | key | type | holds |
 |---|---|---|
 | `<queue>`, `<queue>\x06\x16<priority>` | list | waiting messages as kombu writes them, the oldest at the right |
-| `tangram-taken:<epoch>:<queue>` | list | taken by the scheduler of that epoch, not acknowledged, the oldest at the right |
+| `tangram-taken:<epoch>.<turn>:<queue>` | list | taken by the scheduler of that epoch, not acknowledged, the oldest at the right |
 | `tangram-taken` | set | the names of all such lists |
 
 The leading scheduler puts back what schedulers of other epochs have taken: when it opens, and then every `RESCUE_S`, since
 one may have slept through the end of its lease. Such a message may come twice; its task id shows it.
 
+A scheduler that connects again takes the next `turn`, and puts back what the turns before have taken. The server may not know yet that
+an earlier connection is dead, and then serves its blocking move first.
+
 The intake waits with a blocking move on each queue, on a connection of its own. When one has brought a message, a script
-moves all other messages of all queues. The order of a queue is kept. A list may hold one message more than were read from
-it: a blocking move put it there before the script ran, so it is read first, even if it has to be waited for. A message that
-a blocking move brings after the script is left for the next time.
+moves all other messages of all queues. The order of a queue is kept. A blocking move may have put a message into a
+list before the script ran, whose answer has not been read yet. The list then holds one message more than were read. That message is
+read first, even if it has to be waited for. A message that a blocking move brings after the script is left for the next time.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ from redis import Connection, ConnectionPool, Redis, RedisError
 TAKEN = "tangram-taken"
 RESCUE_S = 10.0
 REMEMBERED_EPOCHS = 20
+TURNS = 20
+"""After so many turns the names of the lists come again, so that a bad network does not make more and more of them."""
 PRIORITY_STEPS = ("\x06\x163", "\x06\x166", "\x06\x169")
 """What kombu appends to the name of a queue for messages with a priority; ours have none, a stranger's may."""
 _LOOK_S = 0.5
-_CLOSE_S = 0.05
 
 # KEYS: a queue and where to move its messages, again and again; ARGV[1]: how many of each queue at most.
 # Returns how many messages lay in each list before, then the messages, each after the name of its list.
@@ -75,14 +79,16 @@ Taken = tuple[str, bytes]
 class RedisIntake:
     """Moves messages of `queues` to lists of the scheduler `epoch`. For one thread."""
 
-    def __init__(self, pool: ConnectionPool, queues: Sequence[str], epoch: int) -> None:
-        """Connect, and take over what schedulers before this one had taken and not acknowledged.
+    def __init__(self, pool: ConnectionPool, queues: Sequence[str], epoch: int, turn: int = 0) -> None:
+        """Connect, and take over what schedulers before this one, and its own turns before, had taken and not acknowledged.
+
+        `pool` sets a time limit for answers. `turn` counts the intakes of the epoch.
 
         Raises what redis-py raises, here and in all methods; after that the object is to be closed.
         """
         self._pool = pool
         self._client: Redis = Redis(connection_pool=pool)
-        self._lists = {queue: f"{TAKEN}:{epoch}:{queue}" for queue in queues}
+        self._lists = {queue: f"{TAKEN}:{epoch}.{turn % TURNS}:{queue}" for queue in queues}
         self._take = self._client.register_script(_TAKE)
         self._rescue = self._client.register_script(_RESCUE)
         self._sources = [key for queue, taken in self._lists.items() for key in (queue, taken)]
@@ -95,8 +101,8 @@ class RedisIntake:
         self.rescued = self._put_back(())
         self._client.sadd(TAKEN, *self._lists.values())
         for queue in queues:
-            # Between two messages may lie hours, so this connection has no time limit of its own.
-            connection = pool.connection_class(**{**pool.connection_kwargs, "socket_timeout": None, "health_check_interval": 0})
+            # Between two messages may lie hours. An answer is read only when it must be on its way, within the time limit of all others.
+            connection = pool.connection_class(**{**pool.connection_kwargs, "health_check_interval": 0})
             self._waiting[queue] = connection
             connection.connect()
 
@@ -122,6 +128,9 @@ class RedisIntake:
             for (queue, name), length in zip(self._lists.items(), lengths, strict=False)
             if length > self._unacknowledged[name] and queue in self._armed
         ]
+        for queue in ready & self._armed:
+            # It is readable though it has brought nothing: that raises where the connection has ended.
+            self._waiting[queue].can_read(0)
         taken = [*moved, *zip((name.decode() for name in messages[::2]), messages[1::2], strict=True)]
         for name, _ in taken:
             self._unacknowledged[name] += 1
@@ -152,11 +161,12 @@ class RedisIntake:
                 connection.send_command("BLMOVE", queue, self._lists[queue], "RIGHT", "LEFT", 0)  # type: ignore[no-untyped-call]
                 self._armed.add(queue)
 
-    def _ready(self, timeout_s: float) -> bool:
+    def _ready(self, timeout_s: float) -> set[str]:
+        """Return the queues whose connections can be read, after waiting up to `timeout_s` for one."""
         # redis-py has no public way to wait for several connections; kombu reaches for the socket likewise.
-        sockets: list[Any] = [connection._sock for connection in self._waiting.values()]
+        sockets: dict[Any, str] = {connection._sock: queue for queue, connection in self._waiting.items()}
         readable, _, _ = select.select(sockets, [], [], timeout_s)
-        return bool(readable)
+        return {sockets[each] for each in readable}
 
     def _read(self, queue: str) -> Taken:
         self._armed.discard(queue)

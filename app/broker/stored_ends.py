@@ -21,9 +21,9 @@ def stored_end(action_id: str, kind: str, raw: object) -> StoredEnd | None:
         meta = read_meta(raw)
         if not meta.final:
             return None
-        stored = stored_value(meta)
+        stored = stored_value(kind, meta)
     except ActionError as error:
-        return StoredEnd(id=action_id, status=_ENDS[error.status], reason=error.reason)
+        return StoredEnd(id=action_id, status=_ENDS[error.status], reason=error.reason, cause=error.cause)
     if kind not in KINDS or not isinstance(stored, Mapping):
         return StoredEnd(id=action_id, status="succeeded")
     act, value = stored.get("act"), stored.get("value")
@@ -31,6 +31,7 @@ def stored_end(action_id: str, kind: str, raw: object) -> StoredEnd | None:
         id=action_id,
         status="timed_out" if stored.get("status") == "timed_out" else "succeeded",
         reason=str(stored.get("reason", "")),
+        cause=str(stored.get("cause", "")),
         execution_s=_seconds(act, "execution_s"),
         cpu_s=_seconds(value, "cpu_s"),
     )

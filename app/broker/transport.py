@@ -1,7 +1,7 @@
 """The scheduler's end of the broker: kombu for messages, Celery's backend for results without a worker.
 
-A message that is handed on keeps its body and all its headers and properties, byte for byte, so that for Celery it
-is the same task: `AsyncResult(id)`, chains and Flower go on working.
+A message that is handed on keeps its body, its properties and its headers. Only the headers that Celery's tools show are written anew. For
+Celery it is the same task: `AsyncResult(id)`, chains and Flower go on working.
 
 | the broker is | receiving | sending |
 |---|---|---|
@@ -35,11 +35,13 @@ from redis import RedisError
 from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
 from app.broker.redis_intake import RedisIntake
 from app.broker.stored_ends import stored_end
+from app.shown import SHOWN_TTL_S
 from scheduler.live.transport import Received
 from scheduler.model.events import StoredEnd
 from tangram.connection import REDIS_SCHEMES, open_store
 from tangram.errors import BY_STATUS, ActionFailed, EnvironmentLost, StackUnreachable
 from tangram.life_signs import silences
+from tangram.shown import with_grant
 from tangram.wire import (
     ACTION_HEADER,
     BLOB_TTL_S,
@@ -50,6 +52,7 @@ from tangram.wire import (
     GRANT_HEADER,
     INGRESS,
     RESULT_KEY_PREFIX,
+    RESULT_TTL_S,
     SCHEDULER_KEY,
     direct_queue,
     node_queue,
@@ -60,9 +63,10 @@ log = logging.getLogger(__name__)
 MOST_AT_ONCE = 256
 """Messages in one batch: enough that a commit is shared, few enough that the first does not wait for the last."""
 
-_SHOWN_S = 60
 _STORING_S = 0.2
 """Longest time for which results are stored at one go: the lease has to be prolonged, and other things wait, too."""
+
+_NOT_KEPT = f"it has ended, and its result is not kept any more: results are kept for {RESULT_TTL_S} s"
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _QUEUES = (INGRESS, EVENTS, CONTROL)
@@ -87,13 +91,15 @@ class KombuTransport:
         self._timeout_s = connect_timeout_s
         self._epoch = epoch
         self._outbox: list[tuple[str, bytes | str, dict[str, Any], dict[str, Any]]] = []
-        self._ends: deque[tuple[str, str, str, str, str]] = deque()
+        self._ends: deque[tuple[str, str, str, str, str, str]] = deque()
         self._disowned: list[str] = []
+        self._asked_again: list[str] = []
         self._declared: set[str] = set()
         self._intake: RedisIntake | AmqpIntake | None = None
         self._sending: Connection = app.connection_for_write()
         self._errors = _errors_of(self._sending)
         self._was_full = False
+        self._turn = 0
         self._pause_s, self._next_try, self._store_pause_until = _FIRST_PAUSE_S, 0.0, 0.0
         self.lost_connections = 0
         try:
@@ -153,6 +159,8 @@ class KombuTransport:
         """Buffer a stored message for a node, with the header `grant`."""
         kept = json.loads(message)
         headers = {**kept["headers"], GRANT_HEADER: dict(grant)}
+        if "kwargsrepr" in headers:
+            headers["kwargsrepr"] = with_grant(headers["kwargsrepr"], grant["node"], grant["units"])
         self._outbox.append((node, kept["body"], headers, kept["properties"]))
 
     def send_control(self, node: str, task: str, arguments: Mapping[str, Any]) -> None:
@@ -162,9 +170,13 @@ class KombuTransport:
         properties = {"content_type": "application/json", "content_encoding": "utf-8", **message.properties}
         self._outbox.append((node, body, message.headers, properties))
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "") -> None:
+    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "", cause: str = "") -> None:
         """Buffer the result of an action that ends without a worker."""
-        self._ends.append((action_id, message, status, reason, environment_lost_on))
+        self._ends.append((action_id, message, status, reason, environment_lost_on, cause))
+
+    def tell_lost(self, action_id: str) -> None:
+        """Buffer that an action has ended and is asked for again: where its result is not kept any more, that becomes its result."""
+        self._asked_again.append(action_id)
 
     def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
         """Return the ends of those of these actions, kinds by id, whose workers have stored a result; none while the store is away."""
@@ -203,7 +215,7 @@ class KombuTransport:
                 self._outbox.clear()
             except self._errors as error:
                 self._lose(error)
-        if (self._ends or self._disowned) and time.monotonic() >= self._store_pause_until:
+        if (self._ends or self._disowned or self._asked_again) and time.monotonic() >= self._store_pause_until:
             self._store_ends()
 
     def show(self, figures: Mapping[str, Any]) -> None:
@@ -211,7 +223,7 @@ class KombuTransport:
         if time.monotonic() < self._store_pause_until:
             return
         try:
-            self._app.backend.client.set(SCHEDULER_KEY, json.dumps(dict(figures)), ex=_SHOWN_S)
+            self._app.backend.client.set(SCHEDULER_KEY, json.dumps(dict(figures)), ex=SHOWN_TTL_S)
         except (RedisError, OSError) as error:
             self._pause_store(error)
 
@@ -230,7 +242,8 @@ class KombuTransport:
         url = str(self._app.conf.broker_read_url or self._app.conf.broker_url)
         if urlsplit(url).scheme in REDIS_SCHEMES:
             pool = open_store(url, self._timeout_s).connection_pool
-            self._intake = RedisIntake(pool, [queue.name for queue in _QUEUES], self._epoch)
+            self._intake = RedisIntake(pool, [queue.name for queue in _QUEUES], self._epoch, self._turn)
+            self._turn += 1
         else:
             connection = self._app.connection_for_read(heartbeat=HEARTBEAT_S)
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
@@ -300,15 +313,15 @@ class KombuTransport:
             _say_dropped(queue, error)
             return Received(sort=sort, tag=tag)
 
-    def keep_blobs(self, keys: Sequence[str]) -> None:
+    def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
         """Have blobs live on; see the protocol."""
         try:
             with self._app.backend.client.pipeline(transaction=False) as pipe:
                 for key in keys:
-                    pipe.expire(key, BLOB_TTL_S)
+                    pipe.expire(key, for_s)
                 pipe.execute()
         except (RedisError, OSError) as error:
-            log.warning("large arguments of %d messages are not kept: %s", len(keys), error)
+            log.warning("%d large arguments live on as they did: %s", len(keys), error)
 
     # Results of actions that end without a worker
 
@@ -326,6 +339,10 @@ class KombuTransport:
             while self._ends and time.monotonic() < until:
                 self._store(*self._ends[0])
                 self._ends.popleft()
+            # What is still to be stored above may be what is asked for.
+            while self._asked_again and not self._ends and time.monotonic() < until:
+                self._store_lost(self._asked_again[-1])
+                self._asked_again.pop()
         except self._errors as error:  # the broker's too: callbacks go out over it
             self._pause_store(error)
 
@@ -333,14 +350,15 @@ class KombuTransport:
         log.warning("the result store does not answer: %s", error)
         self._store_pause_until = time.monotonic() + _LONGEST_PAUSE_S
 
-    def _store(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str) -> None:
+    def _store(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str, cause: str) -> None:
         backend = self._app.backend
         if status == "succeeded":
             act = {"queue_s": 0.0, "overhead_s": 0.0, "execution_s": 0.0}
-            payload = {"status": status, "value": None, "reason": reason, "dop": 0, "act": act}
+            payload = {"status": status, "value": None, "reason": reason, "cause": cause, "dop": 0, "act": act}
             backend.store_result(action_id, payload, "SUCCESS")
             return
-        error = EnvironmentLost(reason, environment_lost_on) if environment_lost_on else BY_STATUS.get(status, ActionFailed)(reason)
+        lost = EnvironmentLost(reason, environment_lost_on, cause or "environment_lost") if environment_lost_on else None
+        error = lost or BY_STATUS.get(status, ActionFailed)(reason, cause)
         request = _request(message)
         try:
             backend.mark_as_failure(action_id, error, request=request)
@@ -351,6 +369,12 @@ class KombuTransport:
                 self._check_all_is_there()
             log.warning("callbacks of action %s cannot be sent: %s: %s", action_id, type(problem).__name__, problem)
             backend.store_result(action_id, error, "FAILURE")
+
+    def _store_lost(self, action_id: str) -> None:
+        backend = self._app.backend
+        if not backend.client.exists(RESULT_KEY_PREFIX + action_id):
+            # Without callbacks: those were sent when it ended.
+            backend.store_result(action_id, ActionFailed(_NOT_KEPT, "result_lost"), "FAILURE")
 
     def _check_all_is_there(self) -> None:
         """Raise one of `_errors` while the store or the broker is away."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,19 +15,28 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
+from app.cli.consoles import Figures, make_console
 from app.replay.traces import write_trace
+from app.web.words import node_state
+from scheduler.model.lifecycle import ACTION
 from scheduler.sim.trace import Trace
 
 if TYPE_CHECKING:
     # It comes with SQLAlchemy, which most commands and every worker can do without.
     from app.cli.demo import DemoResult
 
-_ACT_ROWS = ("mean_act", "p50_act", "p95_act", "p99_act", "mean_queue", "mean_execution", "mean_overhead")
+_ACT_COLUMNS = {
+    "mean_act": "mean",
+    "p50_act": "p50",
+    "p95_act": "p95",
+    "p99_act": "p99",
+    "mean_queue": "queue",
+    "mean_execution": "exec",
+    "mean_overhead": "over",
+}
 _INSTANCE_COUNTS = {
     "starts": "starts",
     "restores": "restores",
@@ -77,16 +85,17 @@ def show_summary(document: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(document)
         return
-    table = Table(title=f"policy {document['policy']}", title_justify="left")
-    table.add_column("")
+    table = Figures(
+        title=f"policy {document['policy']}: ACT and its parts, seconds", title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1)
+    )
+    table.add_column("", no_wrap=True)
+    for name in ("n", *_ACT_COLUMNS.values()):
+        table.add_column(name, justify="right", no_wrap=True)
     groups: list[tuple[str, Mapping[str, Any]]] = [("all", document), *document["by_kind"].items()]
     groups += list(document["by_job"].items()) if len(document["by_job"]) > 1 else []
-    for name, _ in groups:
-        table.add_column(name, justify="right")
-    table.add_row("actions", *(str(group["actions"]) for _, group in groups))
-    for key in _ACT_ROWS:
-        table.add_row(f"{key} s", *(f"{group[key]:.3f}" for _, group in groups))
-    console = Console()
+    for name, group in groups:
+        table.add_row(name, str(group["actions"]), *(f"{group[key]:.3f}" for key in _ACT_COLUMNS))
+    console = make_console()
     console.print(table)
     console.print(
         f"{document['trajectories']} trajectories, {document['failed']} actions not succeeded, "
@@ -99,13 +108,37 @@ def show_summary(document: Mapping[str, Any], *, as_json: bool) -> None:
         console.print(f"run {document['run']} in {document['database']}", soft_wrap=True)
 
 
+def show_comparison(documents: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
+    """Show what replays of one trace came to, a column for each policy."""
+    if as_json:
+        print_json(documents)
+        return
+    table = Figures(title="ACT and its parts, seconds", title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1))
+    table.add_column("", no_wrap=True)
+    for policy in documents:
+        table.add_column(policy, justify="right", no_wrap=True)
+    for key, name in _ACT_COLUMNS.items():
+        table.add_row(name, *(f"{document[key]:.3f}" for document in documents.values()))
+    table.add_row("floor", *(f"{document['floor_act']:.3f}" for document in documents.values()))
+    table.add_row("step", *(f"{document['step_duration']:.1f}" for document in documents.values()))
+    for key, name in (("cpu_utilisation", "cores in use"), ("gpu_utilisation", "cells in use")):
+        table.add_row(name, *(f"{document[key]:.1%}" for document in documents.values()))
+    for key, name in (("actions", "actions"), ("failed", "not succeeded"), ("resizes", "resizes"), ("restores", "restores")):
+        table.add_row(name, *(str(document[key]) for document in documents.values()))
+    console = make_console()
+    console.print(table)
+    for policy, document in documents.items():
+        if "run" in document:
+            console.print(f"{policy}: run {document['run']} in {document['database']}", soft_wrap=True)
+
+
 def show_demo(result: DemoResult, *, as_json: bool) -> None:
     """Show the demo's comparison."""
     if as_json:
         print_json(result.document)
         return
-    console = Console()
-    table = Table(title="the same recorded rollouts, replayed live under two policies", title_justify="left")
+    console = make_console()
+    table = Figures(title="the same recorded rollouts, replayed live under two policies", title_justify="left")
     table.add_column("")
     for policy in result.columns:
         table.add_column(policy, justify="right")
@@ -117,23 +150,16 @@ def show_demo(result: DemoResult, *, as_json: bool) -> None:
         console.print(line, soft_wrap=True)
 
 
-def show_state(document: Mapping[str, Any], *, as_json: bool) -> None:
-    """Show the state of a deployment."""
+def show_state(document: Mapping[str, Any], problem: str = "", *, as_json: bool) -> None:
+    """Show the state of a deployment; `problem` says why what the scheduler shows could not be read, where that is so."""
     if as_json:
         print_json(document)
         return
-    Console().print(_state(document))
+    make_console().print(_state(document, problem))
 
 
-def keep_showing(read: Callable[[], Mapping[str, Any]], interval_s: float, stop: threading.Event) -> None:
-    """Show the state again and again until `stop` is set."""
-    with Live(_state(read()), console=Console(), refresh_per_second=4) as live:
-        while not stop.wait(interval_s):
-            live.update(_state(read()))
-
-
-def _state(document: Mapping[str, Any]) -> Group:
-    tables = [_state_table(document)]
+def _state(document: Mapping[str, Any], problem: str = "") -> Group:
+    tables = [_state_table(document, problem)]
     if document["services"]:
         tables.append(_services_table(document["services"]))
     if document["set_aside"]:
@@ -141,8 +167,8 @@ def _state(document: Mapping[str, Any]) -> Group:
     return Group(*tables)
 
 
-def _set_aside_table(messages: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="set aside: messages on which schedulers failed", title_justify="left")
+def _set_aside_table(messages: Sequence[Mapping[str, Any]]) -> Figures:
+    table = Figures(title="set aside: messages on which schedulers failed", title_justify="left")
     for column in ("last failure", "message", "action", "error"):
         table.add_column(column, overflow="fold")
     for one in messages:
@@ -151,15 +177,17 @@ def _set_aside_table(messages: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:
+def _services_table(services: Sequence[Mapping[str, Any]]) -> Figures:
     """One line for each instance that is or was somewhere; a service that is nowhere has one, too."""
     caption = f"counts: {'/'.join(_INSTANCE_COUNTS.values())}"
-    table = Table(title="services", title_justify="left", caption=caption, caption_justify="left")
+    table = Figures(title="services", title_justify="left", caption=caption, caption_justify="left")
     for column in ("service", "node", "cells", "state"):
-        table.add_column(column)
-    for column in ("MiB", "in host", "running", "counts"):
+        table.add_column(column, overflow="fold")
+    for column in ("MiB", "in host", "runs", "counts"):
         table.add_column(column, justify="right")
-    table.add_column("reason")
+    reasons = any(instance["reason"] for service in services for instance in service["instances"])
+    if reasons:  # without it the table fits into 80 columns
+        table.add_column("reason", overflow="fold")
     for service in services:
         name = service["name"] if service["declared"] else f"{service['name']} (declared nowhere)"
         if not service["instances"]:
@@ -174,41 +202,50 @@ def _services_table(services: Sequence[Mapping[str, Any]]) -> Table:
                 f"{found['host_mb']:.0f}",
                 str(found["running"]),
                 "/".join(str(found[count]) for count in _INSTANCE_COUNTS),
-                found["reason"],
+                *([found["reason"]] if reasons else []),
             )
     return table
 
 
-def _state_table(document: Mapping[str, Any]) -> Table:
-    scheduler = document["scheduler"]
-    table = Table(title=_scheduler_line(scheduler), title_justify="left")
-    for column in ("node", "state", "pools", "cores", "cells", "isolation", "memory", "running", "environments", "reason"):
-        table.add_column(column)
+def _state_table(document: Mapping[str, Any], problem: str) -> Figures:
+    table = Figures(title=problem or _scheduler_line(document["scheduler"]), title_justify="left")
+    for column in ("node", "state", "pools", "cores", "cells", "isolation", "memory", "runs", "envs"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("cores", "cells", "runs", "envs"))
+    reasons = any(node["reason"] for node in document["nodes"])
+    if reasons:  # without it the table fits into 80 columns
+        table.add_column("reason", overflow="fold")
     for node in document["nodes"]:
         offers = node["description"]
         labels = offers.get("labels", ())
         table.add_row(
             node["name"],
-            node["state"],
+            node_state(node),
             ", ".join(offers.get("kinds", ())),
             str(offers.get("cores", "")),
             str(offers.get("cells", "")),
-            *(", ".join(label.removeprefix(kind) for label in labels if label.startswith(kind)) for kind in ("isolation:", "memory:")),
+            *(_label(labels, kind) for kind in ("isolation:", "memory:")),
             str(node["running"]),
             str(node["environments"]),
-            node["reason"],
+            *([node["reason"]] if reasons else []),
         )
     actions = ", ".join(f"{count} {state}" for state, count in document["actions"].items()) or "none yet"
     table.caption = f"actions: {actions}; the longest wait is {document['oldest_wait_s']:.1f} s"
+    if failed := document["infra_failed"]:
+        table.caption += f"\nfailures of ours: {', '.join(f'{count} {cause}' for cause, count in failed.items())}"
     table.caption_justify = "left"
     return table
+
+
+def _label(labels: Sequence[str], kind: str) -> str:
+    """Return what the labels of a kind say, in words."""
+    return ", ".join(label.removeprefix(kind).replace("-", " ") for label in labels if label.startswith(kind))
 
 
 def _scheduler_line(scheduler: Mapping[str, Any] | None) -> str:
     if scheduler is None:
         return "no scheduler is active"
     return (
-        f"scheduler: policy {scheduler['policy']}, epoch {scheduler['epoch']}, {scheduler['waiting']} waiting, "
+        f"scheduler: {scheduler['policy']}, epoch {scheduler['epoch']}, {scheduler['waiting']} waiting, "
         f"{scheduler['running']} running, {scheduler['decisions']} decisions, p99 {scheduler['decision_us_p99']:.0f} µs"
     )
 
@@ -220,21 +257,39 @@ def show_report(document: Mapping[str, Any], *, as_json: bool) -> None:
         return
     run = document.get("run")
     title = f"run {run['id']}: {run['policy']} on {run['trace']}" if run else f"job {document['job']}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    table.add_column("seconds", no_wrap=True)
-    for column in ("n", "bad", "ACT", "p95", "queue", "over", "exec", "CPU"):
+    table = Figures(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    # Names give way to figures where the terminal is narrow.
+    table.add_column("seconds", overflow="fold")
+    for column in ("n", "bad", "ours", "program", "ACT", "p95", "queue", "over", "exec", "CPU"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, stats in [("all", document["total"]), *document["by_kind"].items(), *document["by_job"].items()]:
         table.add_row(name, *_stats_cells(stats))
-    console = Console()
+    console = make_console()
     console.print(table)
     console.print(
-        "bad: ended otherwise than succeeded; ACT: mean, = queue + over(head) + exec(ution); CPU: core-seconds used", soft_wrap=True
+        "bad: ended otherwise than succeeded; ours: by a fault of the infrastructure; program: by the program's, which includes commands "
+        "that exited non-zero; ACT: mean, = queue + over(head) + exec(ution); CPU: core-seconds used",
+        soft_wrap=True,
     )
     console.print(
         f"core-seconds reserved: {document['total']['core_s_reserved']:.1f} by grants, {document['pod_core_s']:.1f} by pods; "
         f"used: {document['total']['core_s_used']:.1f}"
     )
+    if "comparison" in document:
+        console.print(_comparison(document))
+
+
+def _comparison(document: Mapping[str, Any]) -> Figures:
+    from app.report.comparison import comparison_table
+
+    names = tuple(f"{one['run']['policy']} ({one['run']['id']})" if "run" in one else one["job"] for one in (document, document["against"]))
+    compared = comparison_table(document["comparison"], (names[0], names[1]))
+    table = Figures(title="compared", title_justify="left", box=box.SIMPLE)
+    for place, column in enumerate(compared.columns):
+        table.add_column(column, justify="left" if place < compared.words else "right")
+    for row in compared.rows:
+        table.add_row(*row)
+    return table
 
 
 def _stats_cells(stats: Mapping[str, Any]) -> Sequence[str]:
@@ -242,7 +297,14 @@ def _stats_cells(stats: Mapping[str, Any]) -> Sequence[str]:
     total = sum(by_status.values())
     act = stats["act"]
     figures = (act["mean"], act["p95"], stats["mean_queue_s"], stats["mean_overhead_s"], stats["mean_execution_s"])
-    return (str(total), str(total - by_status.get("succeeded", 0)), *(f"{value:.3f}" for value in figures), f"{stats['core_s_used']:.1f}")
+    by_fault: Mapping[str, int] = stats["by_fault"]
+    unfinished = sum(count for status, count in by_status.items() if status not in ACTION.ends)
+    counts = (total, total - unfinished - by_status.get("succeeded", 0), by_fault.get("infrastructure", 0), by_fault.get("program", 0))
+    return (*map(str, counts), *map(_figure, figures), f"{stats['core_s_used']:.1f}")
+
+
+def _figure(value: float) -> str:
+    return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
 def write_out(trace: Trace, path: Path | None) -> None:

@@ -1,24 +1,24 @@
-"""What `status`, `top` and `report` show, read from the journal and from what the scheduler shows of itself."""
+"""What `status` and `top` show, read from the journal and from what the scheduler shows of itself."""
 
 from __future__ import annotations
 
-import json
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from redis import RedisError
 
-from app.journal.database import open_engine, require_latest, sqlite_url
-from app.journal.figures import Selection, act_report, observations
+from app.journal.database import open_engine, require_latest, snapshot, sqlite_url
+from app.journal.figures import observations
+from app.journal.overview import Document, overview, read_present
+from app.journal.recent import Recent
 from app.journal.runs import load_run
 from app.journal.status import status
+from app.shown import read_shown
 from scheduler.learning.durations import Observation
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
-from tangram.wire import SCHEDULER_KEY
 
 
 def database_of(settings: Settings) -> str:
@@ -34,42 +34,53 @@ def database_of(settings: Settings) -> str:
         return settings.database_url
     path = settings.state_dir / "tangram.sqlite"
     if not path.exists():
-        raise StackUnreachable(f"there is no journal at {path}: set TANGRAM_DATABASE_URL or TANGRAM_STATE_DIR")
+        raise StackUnreachable(
+            f"there is no journal at {path}: start a stack with `tangram up`, "
+            "or set TANGRAM_STATE_DIR or TANGRAM_DATABASE_URL to those of one that runs"
+        )
     return sqlite_url(path)
 
 
-def read_state(settings: Settings) -> dict[str, Any]:
-    """Return the state of the deployment as a JSON-able document; `scheduler` is null where none shows itself."""
+def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
+    """Return the state of the deployment as a JSON-able document, and the problem of `_shown`.
+
+    `scheduler` is null where none shows itself, or where that cannot be read.
+    """
     engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
     require_latest(engine)
     document = asdict(status(engine, time.time()))
     engine.dispose()
-    scheduler = None
-    with suppress(StackUnreachable, RedisError, OSError):
-        shown = open_store(find_addresses(settings).result_url, settings.connect_timeout_s).get(SCHEDULER_KEY)
-        scheduler = json.loads(shown) if isinstance(shown, bytes | str) else None
-    return {"scheduler": scheduler, **document}
+    scheduler, problem = _shown(settings)
+    return {"scheduler": scheduler, **document}, problem
 
 
-def read_report(settings: Settings, name: str) -> dict[str, Any]:
-    """Return the ACT figures of a run, or of a job of that name.
+class Overviews:
+    """Reads the overview of the live page again and again."""
 
-    Raises
-    ------
-    TangramError
-        When the journal knows neither.
+    def __init__(self, settings: Settings) -> None:
+        """Open the journal. Raises as `database_of`, and `DatabaseError`."""
+        self._settings = settings
+        self._engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
+        require_latest(self._engine)
+        self._recent = Recent()
 
-    """
-    engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
-    require_latest(engine)
+    def read(self) -> tuple[Document, str]:
+        """Return the overview as it is now, and the problem of `_shown`."""
+        now = time.time()
+        with snapshot(self._engine) as connection:
+            present = read_present(connection, now)
+            self._recent.read(connection, now)
+        scheduler, problem = _shown(self._settings)
+        return overview(present, self._recent, scheduler), problem
+
+
+def _shown(settings: Settings) -> tuple[dict[str, Any] | None, str]:
+    """Return what the scheduler shows of itself, and in one line why that cannot be read, where it cannot."""
     try:
-        run = load_run(engine, name)
-    except TangramError:
-        report = act_report(engine, Selection(jobs=(name,)))
-        if not report.total.by_status:
-            raise TangramError(f"the journal knows no run and no job {name!r}") from None
-        return {"job": name, **asdict(report)}
-    return {"run": asdict(run), **asdict(act_report(engine, Selection.of_run(run)))}
+        with open_store(find_addresses(settings).result_url, settings.connect_timeout_s) as store:
+            return read_shown(store), ""
+    except (StackUnreachable, RedisError, OSError) as error:
+        return None, f"the result store cannot be read: {error}"
 
 
 def read_history(settings: Settings, run: str) -> list[Observation]:

@@ -66,7 +66,8 @@ class Access:
             noted_actions.reset(token)
             job = getattr(request.state, "job", "-")
             seconds = time.monotonic() - began
-            access_log.info("%s %s %d %.3f s %s %s", scope["method"], scope["path"], status, seconds, job, ",".join(actions) or "-")
+            path = scope["raw_path"].decode("latin-1")  # percent-encoded, so that nobody can write lines of his own into the log
+            access_log.info("%s %s %d %.3f s %s %s", scope["method"], path, status, seconds, job, ",".join(actions) or "-")
 
 
 async def _drain(receive: Receive, message: Message, most: int) -> None:

@@ -6,7 +6,7 @@ result = await calls.run(caller, action, key=key, deadline_s=30, request=request
 
 | parameter | what it does |
 |---|---|
-| `key` | submitted again under the same key, by whatever process, the action runs once and both calls get its result |
+| `key` | submitted again under the same key, by whatever process, the action runs once and both calls get its result; needs `request` |
 | `deadline_s` | longest wait in the queue; then the action ends, with `Overloaded` |
 | `patience_s` | longest wait of this call; then `StillRunning`, and the action goes on: only with a `key` can it be picked up |
 | `request` | where its connection breaks, the action is cancelled; not so with a `key`, as the caller may come again |
@@ -18,20 +18,26 @@ actions are noted for the line of the access log.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 
-from app.gateway.errors import Cancelled, StillRunning, classify
-from app.gateway.sessions import Caller
+from app.gateway.errors import Cancelled, KeyReused, StillRunning, classify
+from app.gateway.sessions import Caller, digest
 from tangram.action import Action
 from tangram.errors import TangramError
 from tangram.handles import Handle
+from tangram.wire import RESULT_TTL_S
 
 LARGE = 256 * 1024
-"""Length of an argument from which on it is put into the result store on a thread, so that nobody waits behind it."""
+"""Size of an argument from which on it is put into the result store on a thread, so that nobody waits behind it."""
+
+_NUMBER_BYTES = 8
+_KEY_PREFIX = "tangram-gw-key-"
 
 noted_actions: ContextVar[list[str] | None] = ContextVar("noted_actions", default=None)
 """The ids of the actions of the call that is being served; None outside of calls."""
@@ -84,6 +90,8 @@ async def run(
         As `app.gateway.errors.classify` says of how the action ended.
 
     """
+    if key is not None and request is not None:
+        await check_key(request, caller.task_id(action.kind, action.environment or "", key))
     try:
         handle = submit(caller, await put_aside(caller, action), key=key, deadline_s=deadline_s)
     except TangramError as error:
@@ -91,11 +99,35 @@ async def run(
     return await wait(handle, cancel=key is None, patience_s=patience_s, request=request if key is None else None)
 
 
+async def check_key(request: Request, scope: str) -> None:
+    """Note which request an idempotency key stands for, within what is asked for under `scope`.
+
+    Raises `KeyReused` where that was another one before, and what redis-py raises.
+    """
+    body = await request.body()
+    hashed = await asyncio.to_thread(hashlib.sha256, body) if len(body) > LARGE else hashlib.sha256(body)
+    asked = digest(request.method, str(request.scope["raw_path"]), str(request.scope["query_string"]), hashed.hexdigest())
+    store, key = request.app.state.gateway.store, _KEY_PREFIX + scope
+    if not await store.set(key, asked, nx=True, ex=RESULT_TTL_S):
+        known = await store.getex(key, ex=RESULT_TTL_S)
+        if known is not None and known != asked.encode():
+            raise KeyReused()
+
+
 async def put_aside(caller: Caller, action: Action) -> Action:
     """Return an action whose large arguments are in the result store already. Raises as `Session.put_aside`."""
-    if any(isinstance(value, (bytes, str)) and len(value) > LARGE for value in action.arguments.values()):
+    if any(size(value) > LARGE for value in action.arguments.values()):
         return await asyncio.to_thread(caller.session.put_aside, action)
     return action
+
+
+def size(value: object) -> int:
+    """Return about how many bytes a value takes in a message."""
+    if isinstance(value, (bytes, bytearray, memoryview, str)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(size, value.values()))
+    return sum(map(size, value)) if isinstance(value, (list, tuple)) else _NUMBER_BYTES
 
 
 async def wait(handle: Handle[Any], *, cancel: bool = True, patience_s: float | None = None, request: Request | None = None) -> Any:

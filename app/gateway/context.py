@@ -9,8 +9,9 @@ async def thing(id: str, caller: CallerOf, gateway: GatewayOf) -> ...:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated
 
 from fastapi import Depends
@@ -32,6 +33,8 @@ from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 
 STORE_CONNECTIONS = 32
+
+_log = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -58,10 +61,10 @@ class Gateway:
         self.tokens = Tokens(engine)
         self.journal = Journal(engine)
         self.sessions = Sessions(settings)
-        self.environments = Environments(self.store, self.journal, self.sessions)
+        self.environments = Environments(self.store, self.journal)
         self.runs = JoinedRuns(self.store)
         self.languages = read_languages(settings.gateway_languages)
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings)
 
     async def caller(self, token: str) -> Caller:
         """Return the caller that a token stands for. Raises `Unauthorized` and `InfraFailed`."""
@@ -74,19 +77,24 @@ class Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Do what a gateway does beside its calls, and close everything afterwards."""
-        tasks = [asyncio.create_task(self.environments.end_leases()), asyncio.create_task(self.metrics.watch_loop())]
-        try:
+        async with AsyncExitStack() as closing:  # each step is made whatever became of those before
+            closing.callback(self.blob_store.close)
+            closing.push_async_callback(self.store.aclose)
+            closing.push_async_callback(self.sessions.close)
+            closing.push_async_callback(self.environments.settle)
+            closing.push_async_callback(self.runs.close)
+            self.metrics.serve(self.settings)
+            for beside in (self.sessions.close_idle(), self.metrics.watch_loop()):
+                closing.push_async_callback(_cancelled, asyncio.create_task(beside))
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(*tasks)
-            await self.runs.close()
-            await self.environments.settle()
-            await self.sessions.close()
-            await self.store.aclose()
-            self.blob_store.close()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """End a task and wait for that; why one has failed before is logged."""
+    task.cancel()
+    (end,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(end, Exception):
+        _log.error("a task of the gateway had failed", exc_info=end)
 
 
 async def gateway_of(request: Request) -> Gateway:

@@ -8,6 +8,7 @@ with the sandbox, in `X-Access-Token`, gives access to that sandbox alone.
 | the sandbox is gone | 502, "… was not found" | the same | `SandboxNotRunningException` |
 | a wrong token | `unauthenticated` | 401 | `AuthenticationException` |
 | a wrong request | `invalid_argument` | 400 | `InvalidArgumentException` |
+| a file that the sandbox's user may not change | `permission_denied` | 400 | `SandboxException` |
 | no such file or process | `not_found` | 404 | `FileNotFoundException`, `NotFoundException` |
 | a queue is full | `resource_exhausted` | 429 | `RateLimitException` |
 | the system failed | `unavailable` | 503 | `SandboxUnreachableException`, `SandboxException` |
@@ -28,10 +29,23 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from app.gateway import calls
 from app.gateway.context import Gateway, gateway_of
-from app.gateway.errors import BadRequest, Cancelled, GatewayError, InfraFailed, NotFound, Overloaded, TooLarge, Unauthorized, classify
+from app.gateway.errors import (
+    BadRequest,
+    Cancelled,
+    GatewayError,
+    InfraFailed,
+    NotFound,
+    Overloaded,
+    ProgramFailed,
+    TooLarge,
+    Unauthorized,
+    classify,
+)
 from app.gateway.records import Record, Records
 from app.gateway.sessions import Caller
+from tangram.calls import close_environment
 from tangram.errors import StackUnreachable, TangramError
 
 ENVD_VERSION = "0.5.7"
@@ -43,6 +57,7 @@ GONE = "The sandbox was not found"
 STATUS_OF = {
     "invalid_argument": 400,
     "unauthenticated": 401,
+    "permission_denied": 403,
     "not_found": 404,
     "already_exists": 409,
     "resource_exhausted": 429,
@@ -93,8 +108,10 @@ def rpc_error(error: GatewayError) -> RpcError:
             return error
         case NotFound():
             return SandboxGone()
+        case InfraFailed() | ProgramFailed() if error.environment_lost:
+            return SandboxGone()
         case InfraFailed():
-            return SandboxGone() if is_lost(error) else RpcError("unavailable", text)
+            return RpcError("unavailable", text)
         case BadRequest():
             return RpcError("invalid_argument", text)
         case Unauthorized():
@@ -109,7 +126,7 @@ def rpc_error(error: GatewayError) -> RpcError:
 def data_errors(request: Request, error: GatewayError) -> JSONResponse:
     """Answer a call of the data plane that has failed."""
     known = rpc_error(error)
-    if is_lost(error) and (sandbox := getattr(request.state, "sandbox", None)) is not None:
+    if error.environment_lost and (sandbox := getattr(request.state, "sandbox", None)) is not None:
         end_lost(sandbox)
     if isinstance(known, SandboxGone):
         return JSONResponse({"code": 502, "message": GONE, "sandboxId": sandbox_id_of(request)}, 502)
@@ -118,17 +135,12 @@ def data_errors(request: Request, error: GatewayError) -> JSONResponse:
     return JSONResponse({"code": code, "message": str(known)}, status, dict(error.headers))
 
 
-def is_lost(error: GatewayError) -> bool:
-    """Say whether a failure means that the sandbox has ended by itself, with its node or its container."""
-    return isinstance(error, InfraFailed) and error.cause == "environment_lost"
-
-
 def end_lost(sandbox: Sandbox) -> None:
-    """Have a sandbox that has ended by itself closed, so that it is known to be gone; does not wait for that."""
+    """Have a sandbox that has ended by itself closed, so that it is known to be gone; does not wait for that, and keeps its record."""
 
     async def close() -> None:
         with suppress(TangramError):  # somebody else has closed it, or its lease will
-            await sandbox.gateway.environments.close(sandbox.caller, sandbox.record.id)
+            await calls.run(sandbox.caller, close_environment(sandbox.record.place))
 
     task = asyncio.create_task(close())
     _ending.add(task)
@@ -144,7 +156,10 @@ def sandbox_id_of(request: Request) -> str:
 
 
 async def find_sandbox(request: Request) -> Sandbox:
-    """Return the sandbox that a request is for, whoever asks: its token is still to be checked. Raises `SandboxGone`."""
+    """Return the sandbox that a request is for, whoever asks: its token is still to be checked.
+
+    Raises `SandboxGone`, and `Unauthorized` where all tokens of its job were revoked.
+    """
     gateway = await gateway_of(request)
     wanted = sandbox_id_of(request)
     if not wanted:
@@ -152,6 +167,7 @@ async def find_sandbox(request: Request) -> Sandbox:
     record = await Records(gateway.store).read(wanted)
     if record is None or record.state != "open":
         raise SandboxGone()
+    await gateway.tokens.check(record.job)
     try:
         caller = await gateway.sessions.caller(record.job)
     except StackUnreachable as error:

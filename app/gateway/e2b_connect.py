@@ -21,6 +21,7 @@ STREAM_TYPE = "application/connect+json"
 
 END = 0b10
 _COMPRESSED = 0b01
+_MOST_DIGITS = 10
 _HEAD = struct.Struct(">BI")
 
 M = TypeVar("M", bound=BaseModel)
@@ -79,6 +80,12 @@ def limit_of(request: Request) -> float | None:
     named = request.headers.get("connect-timeout-ms")
     if named is None:
         return None
-    if not named.isascii() or not named.isdigit() or len(named) > 10:
+    limit_ms = whole_number(named)
+    if limit_ms is None:
         raise RpcError("invalid_argument", f"Connect-Timeout-Ms: not a number of milliseconds: {named[:40]!r}")
-    return int(named) / 1000
+    return limit_ms / 1000
+
+
+def whole_number(text: str) -> int | None:
+    """Return a whole number of a header or a URL; None where it is none in at most ten ASCII digits. `int` refuses some that are digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None

@@ -25,6 +25,7 @@ from app.gateway.e2b_templates import Templates
 from app.gateway.errors import BadRequest, GatewayError
 from app.gateway.records import Record
 from app.gateway.shape import shape_router
+from tangram.action import LONGEST_S
 
 DEFAULT_TIMEOUT_S = 300
 """Lease of a sandbox whose client names none, seconds."""
@@ -57,7 +58,7 @@ class CreateBody(BaseModel):
     """What a sandbox is to be; fields that are not listed here are ignored."""
 
     templateID: str = Field(min_length=1, max_length=512)
-    timeout: int = Field(DEFAULT_TIMEOUT_S, gt=0)
+    timeout: int = Field(DEFAULT_TIMEOUT_S, gt=0, le=int(LONGEST_S))
     metadata: dict[str, str] = {}
     envVars: dict[str, str] = {}
     autoPause: bool = False
@@ -71,13 +72,13 @@ class CreateBody(BaseModel):
 class TimeoutBody(BaseModel):
     """A new lease, seconds from now."""
 
-    timeout: int = Field(gt=0)
+    timeout: int = Field(gt=0, le=int(LONGEST_S))
 
 
 class ConnectBody(BaseModel):
     """The lease that a sandbox must have at least, seconds from now."""
 
-    timeout: int | None = Field(None, gt=0)
+    timeout: int | None = Field(None, gt=0, le=int(LONGEST_S))
 
 
 @router.post("/v2/sandboxes", status_code=201)
@@ -101,6 +102,7 @@ async def create(
         image=body.metadata.get(IMAGE_KEY, template.image),
         template=body.templateID,
         memory_mb=template.memory_mb,
+        cpus=template.cpus,
         metadata=body.metadata,
         variables=body.envVars,
         owner="e2b",
@@ -127,6 +129,7 @@ async def list_sandboxes(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[dict[str, Any]]:
     """Return a page of the job's sandboxes, the oldest first by default."""
+    after = _seconds(started_after) if started_after is not None else None
     wanted = {unquote(name): unquote(value) for name, value in parse_qsl(metadata, keep_blank_values=True)}
     found = [
         record
@@ -135,7 +138,7 @@ async def list_sandboxes(
         and "running" in state.split(",")
         and wanted.items() <= record.metadata.items()
         and (template is None or template == record.template)
-        and (started_after is None or _time(record.created_at) >= started_after.astimezone(UTC))
+        and (after is None or record.created_at >= after)
     ]
     found.sort(key=lambda record: (record.created_at, record.id), reverse=order == "desc")
     # A page begins behind the last sandbox of the one before, also where that is gone meanwhile.
@@ -168,8 +171,8 @@ async def kill(sandbox: str, caller: CallerOf, gateway: GatewayOf) -> None:
 async def connect(sandbox: str, body: ConnectBody, caller: CallerOf, gateway: GatewayOf) -> dict[str, Any]:
     """Return what a client needs to use a sandbox, and make its lease longer where it is shorter than asked for."""
     record = await gateway.environments.look(caller, sandbox)
-    if body.timeout is not None and record.ends_at is not None and record.ends_at < time.time() + body.timeout:
-        record = await gateway.environments.renew(caller, sandbox, body.timeout)
+    if body.timeout is not None:
+        record = await gateway.environments.extend(caller, sandbox, body.timeout)
     return _access(record)
 
 
@@ -212,7 +215,7 @@ async def health(request: Request) -> Response:
 
 def _access(record: Record) -> dict[str, Any]:
     """Return what a client needs to use a sandbox."""
-    return {**_identity(record), "envdAccessToken": record.access_token, "domain": None}
+    return {**_identity(record), "envdAccessToken": record.access_token, "trafficAccessToken": record.access_token, "domain": None}
 
 
 def _identity(record: Record) -> dict[str, Any]:
@@ -225,13 +228,13 @@ def _identity(record: Record) -> dict[str, Any]:
 
 
 def _shown(record: Record) -> dict[str, Any]:
-    """Return what is told of a sandbox. It has no cores of its own: each of its commands gets what it asks for."""
+    """Return what is told of a sandbox. It has no cores of its own: each of its commands has up to `cpuCount`, as many as are free."""
     ends_at = record.ends_at if record.ends_at is not None else time.time() + DEFAULT_TIMEOUT_S
     return {
         **_identity(record),
         "startedAt": _time(record.created_at).isoformat(),
         "endAt": _time(ends_at).isoformat(),
-        "cpuCount": 1,
+        "cpuCount": record.cpus,
         "memoryMB": record.memory_mb or 0,
         "diskSizeMB": 0,
         "state": "running",
@@ -241,6 +244,13 @@ def _shown(record: Record) -> dict[str, Any]:
 
 def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def _seconds(time: datetime) -> float:
+    try:
+        return time.timestamp()
+    except (ValueError, OverflowError):
+        raise BadRequest("startedAfter: beyond the years that clocks know") from None
 
 
 def _number(text: str) -> float:

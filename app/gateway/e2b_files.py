@@ -24,12 +24,16 @@ from starlette.datastructures import UploadFile
 
 from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, admit, data_errors, find_sandbox, sandbox_of
+from app.gateway.e2b_connect import whole_number
 from app.gateway.errors import BadRequest, TooLarge, Unauthorized
 from app.gateway.shape import shape_router
 from tangram.calls import read_file, write_file
 
 PART_BYTES = 4 * 2**20
 """Length of a part of a file."""
+
+MOST_FILES = 10_000
+"""The most files of one form. Those of up to 1 MiB are held in memory, where TANGRAM_GATEWAY_BODY_MB limits all of them together."""
 
 _MOST_UNPACKED = 2**20
 _GZIP = 16 + zlib.MAX_WBITS
@@ -47,7 +51,7 @@ async def sandbox_of_file(request: Request) -> Sandbox:
     expires = query.get("signature_expiration")
     if expires is not None:
         words.append(expires)
-        if not expires.isdigit() or int(expires) < time.time():
+        if (whole_number(expires) or 0) < time.time():
             raise Unauthorized("the signature has expired")
     signature = base64.b64encode(hashlib.sha256(":".join(words).encode()).digest()).rstrip(b"=").decode("ascii")
     if not secrets.compare_digest(f"v1_{signature}".encode(), query["signature"].encode()):
@@ -100,7 +104,7 @@ async def upload(request: Request, sandbox: FileSandboxOf, path: str | None = No
 
 async def _write_all(sandbox: Sandbox, request: Request, path: str | None) -> list[dict[str, Any]]:
     """Write the files of a form."""
-    async with request.form() as form:
+    async with request.form(max_files=MOST_FILES) as form:
         files = [value for value in form.getlist("file") if isinstance(value, UploadFile)]
         if not files or (path and len(files) > 1):
             raise BadRequest("the form must have parts called `file`, and one alone where the query names a path")

@@ -1,6 +1,7 @@
 """E2B's `/filesystem.Filesystem`: folders and what is known of files, each call a short command in the sandbox.
 
-The commands are POSIX shell with `find` and `stat`, as GNU and BusyBox have them. They run where the next command would: in the first
+The commands are POSIX shell with `find`, `stat` and `readlink`, as GNU and BusyBox have them. What they show are records that end by NUL,
+since no name has that: the path, the entries, then each link and where it leads. They run where the next command would: in the first
 session that is free. Relative paths begin at the work folder, `~` is `$HOME`.
 """
 
@@ -29,15 +30,35 @@ LIMIT_S = 60.0
 
 _INVALID, _MISSING, _EXISTS = 40, 44, 49
 _CODES = {_INVALID: "invalid_argument", _MISSING: "not_found", _EXISTS: "already_exists"}
-_RECORD, _FIELD = "\x1e", "\x1f"
-_FORMAT = _RECORD + _FIELD.join(("%f", "%s", "%Y", "%U", "%G", "%A", "%n"))
+_REASONS = {
+    "Permission denied": "permission_denied",
+    "Operation not permitted": "permission_denied",
+    "Read-only file system": "permission_denied",
+    "No space left on device": "resource_exhausted",
+}
+"""What tools say of the files that they were given, besides what is wrong with the call in other ways."""
+
+_NOT_RUN = 126
+"""From this exit code on, a tool is missing or was ended, which says nothing of the call."""
+
+_DEEPEST = 100_000
+"""Deeper folders are as deep as their depth can be said to `find`; no path there could be named."""
+
+_ENTRY = "//"
+"""What each entry begins with; the relative paths that `find` shows never have it."""
+
+_STAT_ENTRY = f"stat -c '{_ENTRY}%f %s %Y %U %G %A %n' --"
 
 _PRELUDE = f"""
+export LC_ALL=C
 fail() {{ printf '%s\\n' "$2" >&2; exit "$1"; }}
 whole() {{ case $1 in "~") p=$HOME ;; "~/"*) p=$HOME/${{1#"~/"}} ;; /*) p=$1 ;; *) p=$(pwd)/$1 ;; esac; }}
 there() {{ [ -e "$1" ] || [ -L "$1" ] || fail {_MISSING} "path $1 does not exist"; }}
-links='for f; do printf "{_RECORD}L{_FIELD}%s{_FIELD}%s" "$f" "$(readlink "$f")"; done'
-show() {{ stat -c '{_FORMAT}' -- "$1" || exit; [ ! -L "$1" ] || sh -c "$links" sh "$1"; }}
+links='for f; do printf "%s\\0" "$f"; readlink -n -- "$f"; printf "\\0"; done'
+show() {{
+  printf '%s\\0' "$1"; stat -c '{_ENTRY}%f %s %Y %U %G %A .' -- "$1" || exit; printf '\\0'
+  [ ! -L "$1" ] || {{ printf '.\\0'; readlink -n -- "$1"; printf '\\0'; }}
+}}
 """
 
 _STAT = _PRELUDE + 'whole "$1"; there "$p"; show "$p"'
@@ -45,8 +66,11 @@ _STAT = _PRELUDE + 'whole "$1"; there "$p"; show "$p"'
 _LIST = f"""{_PRELUDE}
 whole "$1"; there "$p"
 [ -d "$p" ] || fail {_INVALID} "path $p is no directory"
-find "$p/." -mindepth 1 -maxdepth "$2" -exec stat -c '{_FORMAT}' -- {{}} + || exit
-find "$p/." -mindepth 1 -maxdepth "$2" -type l -exec sh -c "$links" sh {{}} +
+printf '%s\\0' "$p"
+cd -- "$p" || exit
+find . -mindepth 1 -maxdepth "$2" -exec {_STAT_ENTRY} {{}} + || exit
+printf '\\0'
+find . -mindepth 1 -maxdepth "$2" -type l -exec sh -c "$links" sh {{}} +
 """
 
 _MAKE = f"""{_PRELUDE}
@@ -77,7 +101,7 @@ class PathMessage(BaseModel):
 class ListMessage(PathMessage):
     """Which folder to list, and how deep; 0 is 1."""
 
-    depth: int = Field(1, ge=0)
+    depth: int = Field(1, ge=0, lt=2**32)
 
 
 class MoveMessage(BaseModel):
@@ -93,14 +117,14 @@ class _Outcome:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return what was shown of files, by path."""
+        folder, shown, *links = self.text.split("\0")
         entries: dict[str, dict[str, Any]] = {}
-        for record in self.text.split(_RECORD)[1:]:
-            first, *fields = record.removesuffix("\n").split(_FIELD)
-            if first == "L":
-                entries[posixpath.normpath(fields[0])]["symlinkTarget"] = fields[1]
-            else:
-                entry = _entry(first, *fields)
-                entries[entry["path"]] = entry
+        for fields in shown.split(_ENTRY)[1:]:
+            entry = _entry(folder, *fields.removesuffix("\n").split(" ", 6))
+            entries[entry["path"]] = entry
+        for path, target in zip(links[::2], links[1::2], strict=False):
+            if (link := entries.get(posixpath.normpath(posixpath.join(folder, path)))) is not None:
+                link["symlinkTarget"] = target
         return [entries[path] for path in sorted(entries)]
 
 
@@ -115,7 +139,7 @@ async def stat_path(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
 async def list_folder(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     """Say what is in a folder, by path."""
     message = parsed(ListMessage, await request.body())
-    return {"entries": (await _run(request, sandbox, _LIST, message.path, str(message.depth or 1))).entries()}
+    return {"entries": (await _run(request, sandbox, _LIST, message.path, str(min(message.depth or 1, _DEEPEST)))).entries()}
 
 
 @router.post("/MakeDir")
@@ -161,15 +185,24 @@ async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> 
     if result.exit_code is None:
         raise RpcError("deadline_exceeded", f"the call was ended after {limit_s:g} s")
     if result.exit_code != 0:
-        problem = result.stderr.strip().splitlines()
-        raise RpcError(_CODES.get(result.exit_code, "internal"), problem[-1] if problem else f"exit status {result.exit_code}")
+        problem = (result.stderr.strip().splitlines() or [f"exit status {result.exit_code}"])[-1]
+        raise RpcError(_code(result.exit_code, problem), problem)
     if result.truncated:
         raise RpcError("resource_exhausted", "the folder has more entries than the output limit of the nodes lets through")
     return _Outcome(result.stdout)
 
 
-def _entry(mode: str, size: str, changed_at: str, owner: str, group: str, permissions: str, path: str) -> dict[str, Any]:
-    bits, path = int(mode, 16), posixpath.normpath(path)
+def _code(exit_code: int, problem: str) -> str:
+    """Return the code of a script that failed: what it says itself, or what a tool says of the files that it was given."""
+    if exit_code in _CODES:
+        return _CODES[exit_code]
+    if exit_code >= _NOT_RUN:
+        return "internal"
+    return next((code for reason, code in _REASONS.items() if reason in problem), "invalid_argument")
+
+
+def _entry(folder: str, mode: str, size: str, changed_at: str, owner: str, group: str, permissions: str, path: str) -> dict[str, Any]:
+    bits, path = int(mode, 16), posixpath.normpath(posixpath.join(folder, path))
     kind = "DIRECTORY" if stat.S_ISDIR(bits) else "SYMLINK" if stat.S_ISLNK(bits) else "FILE"
     return {
         "name": posixpath.basename(path),

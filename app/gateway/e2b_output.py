@@ -1,6 +1,7 @@
 """What becomes of a process of E2B's, as a stream of events: `start`, `data` as the command prints it, `end`.
 
-`keepalive` is sent while a command waits or prints nothing.
+`keepalive` is sent while a command waits or prints nothing. A command that ends within `SHORT_S` is answered at once and whole, with the
+output that is in its result. That is most commands, and spares them a reader of their stream and several sends.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from contextlib import suppress
 from typing import Any, cast
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
-from app.gateway.e2b import RpcError, Sandbox, SandboxGone, end_lost, is_lost, rpc_error
-from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of
+from app.gateway.e2b import RpcError, Sandbox, SandboxGone, end_lost, rpc_error
+from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of, whole_number
 from app.gateway.e2b_table import Process, Table
 from app.gateway.errors import Cancelled, Overloaded, classify
 from app.gateway.shape import counted
@@ -27,8 +28,8 @@ from tangram.results import Chunk, ExecResult
 KEEPALIVE_S = 20.0
 """Seconds between two signs of life of a stream, unless its client asks for more."""
 
-SHORT_S = 0.03
-"""A command that runs for longer has its output sent while it runs."""
+SHORT_S = 0.1
+"""A command that takes longer, its wait in the queue included, is answered with `start`, and its output is sent while it runs."""
 
 CHUNK_BYTES = 128 * 1024
 """Most output in one message."""
@@ -48,21 +49,23 @@ def end_of(handle: Handle[Any]) -> asyncio.Task[None]:
     return asyncio.create_task(_settled(handle))
 
 
-def stream(
-    request: Request, sandbox: Sandbox, process: Process, handle: Handle[Any], running: asyncio.Task[None] | None
-) -> StreamingResponse:
-    """Answer with the events of a process."""
-    asked = request.headers.get("keepalive-ping-interval", "")
-    interval_s = min(float(asked), KEEPALIVE_S) if asked.isdigit() and int(asked) > 0 else KEEPALIVE_S
+async def answer(request: Request, sandbox: Sandbox, process: Process, handle: Handle[Any], running: asyncio.Task[None] | None) -> Response:
+    """Answer with the events of a process; `running` is done once it has ended and has been noted as ended, for its own gateway."""
+    interval_s = min(whole_number(request.headers.get("keepalive-ping-interval", "")) or KEEPALIVE_S, KEEPALIVE_S)
     limit_s = limit_of(request) if running is None else None
+    over_at = time.monotonic() + (_UNLIMITED_S if limit_s is None else limit_s)
+    ended: asyncio.Future[None] = asyncio.shield(running) if running is not None else end_of(handle)
+    if not process.program.is_interactive:
+        await asyncio.wait([ended], timeout=min(SHORT_S, over_at - time.monotonic()))
+    if ended.done():
+        if running is None:
+            await Table(sandbox.gateway.store, sandbox.record.id).remove(process)
+        parts = [part async for part in _end(request, sandbox, process, handle, None)]
+        return Response(b"".join([_event("start", pid=process.pid), *parts]), media_type=STREAM_TYPE)
 
     async def events() -> AsyncIterator[bytes]:
         yield _event("start", pid=process.pid)
-        ended: asyncio.Future[None] = asyncio.shield(running) if running is not None else end_of(handle)
-        over_at = time.monotonic() + (_UNLIMITED_S if limit_s is None else limit_s)
-        # The output of a short command comes with its result, which spares reading the stream.
-        await asyncio.wait([ended], timeout=min(SHORT_S, over_at - time.monotonic()))
-        output = _Output(sandbox, process, handle, ended, read=not ended.done())
+        output = _Output(sandbox, process, handle, ended)
         try:
             while (part := await output.next(min(interval_s, over_at - time.monotonic()))) is not None:
                 yield part
@@ -74,30 +77,33 @@ def stream(
             await output.close()
         if running is None:  # its own copy of the gateway may have died
             await Table(sandbox.gateway.store, sandbox.record.id).remove(process)
-        try:
-            result: ExecResult = handle.future.result(0)
-        except Exception as error:
-            async for part in _failed(request, sandbox, process, error):
-                yield part
-            return
-        for part in _told(result, output):
+        async for part in _end(request, sandbox, process, handle, output):
             yield part
 
     return StreamingResponse(events(), media_type=STREAM_TYPE)
 
 
-class _Output:
-    """What a command prints while it runs, as events; nothing where its stream is not to be read."""
+async def _end(request: Request, sandbox: Sandbox, process: Process, handle: Handle[Any], output: _Output | None) -> AsyncIterator[bytes]:
+    """Yield the last events of a process that has ended; `output` is where what it printed was read, if it was."""
+    try:
+        result: ExecResult = handle.future.result(0)
+    except Exception as error:
+        async for part in _failed(request, sandbox, process, error):
+            yield part
+        return
+    for part in _told(result, process, output):
+        yield part
 
-    def __init__(self, sandbox: Sandbox, process: Process, handle: Handle[Any], ended: asyncio.Future[None], *, read: bool) -> None:
+
+class _Output:
+    """What a command prints while it runs, as events."""
+
+    def __init__(self, sandbox: Sandbox, process: Process, handle: Handle[Any], ended: asyncio.Future[None]) -> None:
         """Begin to read."""
-        self.is_read = read
         self.dropped = 0
-        # All that a terminal shows comes as standard output.
-        self._names = {"stdout": "stdout" if process.program.terminal is None else "pty", "stderr": "stderr"}
-        self._ended = ended
+        self._process, self._ended = process, ended
         self._chunks = cast(AsyncGenerator[Chunk, None], sandbox.caller.session.streams.read_async(handle.id))
-        self._coming: asyncio.Future[Chunk | None] | None = asyncio.ensure_future(_next_of(self._chunks)) if read else None
+        self._coming: asyncio.Future[Chunk | None] | None = asyncio.ensure_future(_next_of(self._chunks))
 
     async def next(self, wait_s: float) -> bytes | None:
         """Return the next event, a sign of life after `wait_s` seconds without any; None once the command has ended."""
@@ -114,11 +120,7 @@ class _Output:
             return await self.next(wait_s)
         self._coming = asyncio.ensure_future(_next_of(self._chunks))
         self.dropped += chunk.dropped
-        return self.data(chunk.stream, chunk.data)
-
-    def data(self, stream: str, data: bytes) -> bytes:
-        """Return the event of some output."""
-        return _event("data", **{self._names[stream]: base64.b64encode(data).decode("ascii")})
+        return _data(self._process, chunk.stream, chunk.data)
 
     async def close(self) -> None:
         """Read no more."""
@@ -136,16 +138,16 @@ async def _next_of(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
         return None
 
 
-def _told(result: ExecResult, output: _Output) -> list[bytes]:
+def _told(result: ExecResult, process: Process, output: _Output | None) -> list[bytes]:
     """Return the events of a command that has ended: its output, unless that was read, and how it ended."""
     parts = []
-    for name, text in () if output.is_read else (("stdout", result.stdout), ("stderr", result.stderr)):
+    for name, text in (("stdout", result.stdout), ("stderr", result.stderr)) if output is None else ():
         data = text.encode("utf-8", "surrogateescape")
-        parts += [output.data(name, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+        parts += [_data(process, name, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
     if result.exit_code is None:
         return [*parts, end_of_stream(RpcError("deadline_exceeded", result.reason or "the command was ended at its time limit"))]
     end: dict[str, Any] = {"exitCode": result.exit_code, "exited": True, "status": f"exit status {result.exit_code}"}
-    if output.dropped if output.is_read else result.truncated:
+    if result.truncated if output is None else output.dropped:
         end["error"] = "output was dropped: there was more than the nodes let through"
     return [*parts, _event("end", **end), end_of_stream()]
 
@@ -157,7 +159,7 @@ async def _failed(request: Request, sandbox: Sandbox, process: Process, error: E
     if isinstance(failure, Overloaded | Cancelled) and ends_at is not None and time.time() >= ends_at:
         yield end_of_stream(RpcError("deadline_exceeded", "the command was ended at its time limit"))
     elif not isinstance(failure, Cancelled):
-        if is_lost(failure):
+        if failure.environment_lost:
             end_lost(sandbox)
         yield end_of_stream(rpc_error(failure))
     elif await Table(sandbox.gateway.store, sandbox.record.id).was_killed(process):
@@ -166,6 +168,12 @@ async def _failed(request: Request, sandbox: Sandbox, process: Process, error: E
     else:
         # Nobody else ends a command but by closing its sandbox.
         yield end_of_stream(SandboxGone())
+
+
+def _data(process: Process, stream: str, data: bytes) -> bytes:
+    """Return the event of some output; all that a terminal shows comes as standard output."""
+    name = "pty" if stream == "stdout" and process.program.terminal is not None else stream
+    return _event("data", **{name: base64.b64encode(data).decode("ascii")})
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -4,18 +4,22 @@ The time limit of `Start` is that of the action, its wait in the queue included.
 can be joined with `Connect` by its number, through any copy of the gateway, and given input and signals.
 
 A command runs as the sandbox's own user, whoever the request names.
+
+At E2B, a process has the same number inside of the sandbox, and clients such as verifiers send signals by a command. So a command that is
+`kill -TERM NUMBER` or `kill -KILL NUMBER` and nothing else is a signal to that process, if it runs. Then it does nothing itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import signal
 import time
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
@@ -30,7 +34,7 @@ from app.gateway.e2b_messages import (
     StreamInputMessage,
     UpdateMessage,
 )
-from app.gateway.e2b_output import end_of, stream
+from app.gateway.e2b_output import answer, end_of
 from app.gateway.e2b_table import Process, Program, Table
 from app.gateway.shape import shape_router
 from tangram import giving
@@ -46,14 +50,19 @@ UNLIMITED_S = 24 * 3600.0
 _SUBMIT_S = 60.0
 """Seconds until an action that was submitted is in the journal at the latest."""
 
+_KILL = re.compile(r"kill -(TERM|KILL) (\d{1,9})", re.ASCII)
+
 _running: set[asyncio.Task[None]] = set()
 router = shape_router("e2b", data_errors, prefix="/process.Process", tags=["e2b"])
 
 
 @router.post("/Start")
-async def start(request: Request, sandbox: SandboxOf) -> StreamingResponse:
+async def start(request: Request, sandbox: SandboxOf) -> Response:
     """Run a program and stream what becomes of it."""
     message = parsed(StartMessage, await only_message(request))
+    args = message.process.args
+    if args[-2:-1] == ["-c"] and (asked := _KILL.fullmatch(args[-1])) and await _was_sent(sandbox, asked[1], int(asked[2])):
+        args[-1] = ":"
     limit_s, now = limit_of(request), time.time()
     program = Program(
         **message.process.model_dump(),
@@ -75,16 +84,16 @@ async def start(request: Request, sandbox: SandboxOf) -> StreamingResponse:
     running = asyncio.create_task(_attend(handle, process, table))
     _running.add(running)
     running.add_done_callback(_running.discard)
-    return stream(request, sandbox, process, handle, running)
+    return await answer(request, sandbox, process, handle, running)
 
 
 @router.post("/Connect")
-async def connect(request: Request, sandbox: SandboxOf) -> StreamingResponse:
+async def connect(request: Request, sandbox: SandboxOf) -> Response:
     """Stream what becomes of a process that runs; a time limit ends the stream, not the process."""
     process = await _find(sandbox, parsed(SelectMessage, await only_message(request)).process)
     action = _action(sandbox, process.program, process.session_name)
     handle = calls.submit(sandbox.caller, action, key=process.key)
-    return stream(request, sandbox, process, handle, None)
+    return await answer(request, sandbox, process, handle, None)
 
 
 @router.post("/List")
@@ -102,10 +111,27 @@ async def send_signal(request: Request, sandbox: SandboxOf) -> dict[str, Any]:
     process = await _find(sandbox, message.process)
     if message.signal in ("SIGNAL_SIGTERM", signal.SIGTERM):
         await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
-        return {}
+    else:
+        await _kill(sandbox, process)
+    return {}
+
+
+async def _was_sent(sandbox: Sandbox, name: str, number: int) -> bool:
+    """Send a signal to the process of a number, and say whether there is one."""
+    try:
+        process = await _find(sandbox, Selector(pid=number))
+    except RpcError:
+        return False
+    if name == "TERM":
+        await _give(sandbox, process, giving.signal_of(signal.SIGTERM))
+    else:
+        await _kill(sandbox, process)
+    return True
+
+
+async def _kill(sandbox: Sandbox, process: Process) -> None:
     await Table(sandbox.gateway.store, sandbox.record.id).note_killed(process)
     sandbox.caller.session.cancel_task(_task_id(sandbox, process))
-    return {}
 
 
 @router.post("/SendInput")
@@ -169,6 +195,7 @@ def _action(sandbox: Sandbox, program: Program, session: str) -> Action:
         sandbox.record.place,
         line,
         session=session,
+        units=sandbox.record.units,
         timeout_s=left_s,
         queue_timeout_s=None if program.ends_at is None else left_s,
         variables={**sandbox.record.variables, **program.envs},

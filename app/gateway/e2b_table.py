@@ -1,37 +1,50 @@
-"""The processes of a sandbox as all copies of the gateway know them: small numbers for commands that run, and where each runs.
+"""The processes of a sandbox as all copies of the gateway know them: numbers for commands that run, and where each runs.
 
 Every command has a shell session to itself: the first one that is free. So commands that follow one another share a session. Commands that
 run at the same time have one each.
 
 | key | holds |
 |---|---|
-| `tangram-gw-e2b-<sandbox>` | hash, kept for `KEPT_S` beyond its last use |
+| `tangram-gw-e2b-<sandbox>` | hash, kept as long as the record of the sandbox |
 | … `last` | the last number that was given to a process |
 | … `session:<n>` | the number of the process that has session n |
 | … `process:<number>` | its session, a space, and the process as JSON |
-| … `killed:<number>` | there where somebody has killed the process |
+| `tangram-gw-e2b-killed-<sandbox>-<word>` | there for an hour where somebody has killed the process of that word |
+
+Each process has a random word, too, which its action's key contains. So numbers that begin again, as those of a lost hash do, lead to no
+result of an earlier process.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import cast
 
 from pydantic import BaseModel
+from redis import RedisError
 from redis.asyncio import Redis
 
-from app.gateway.records import KEPT_S
+from app.gateway.records import KEPT_S, PROCESSES_PREFIX, record_key
+from tangram.wire import RESULT_TTL_S
 
 _ADD = """
+redis.call('HSETNX', KEYS[1], 'last', ARGV[3])
 local number = redis.call('HINCRBY', KEYS[1], 'last', 1)
 local session = 0
 while redis.call('HSETNX', KEYS[1], 'session:' .. session, number) == 0 do session = session + 1 end
 if ARGV[1] ~= '' then redis.call('HSET', KEYS[1], 'process:' .. number, session .. ' ' .. ARGV[1]) end
-redis.call('EXPIRE', KEYS[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], math.max(redis.call('TTL', KEYS[2]), tonumber(ARGV[2])))
 return {number, session}
 """
-"""KEYS: the hash. ARGV: the process, empty for one that is not to be listed; the seconds to keep the hash."""
+"""KEYS: the hash, the record.
+
+ARGV: the process, empty for one that is not to be listed; the seconds to keep the hash at least; what numbers are above.
+"""
+
+PIDS = 1 << 22
+"""The most that the kernel numbers processes. Numbers here are above it, so that none is that of another process inside the sandbox."""
 
 _REMOVE = """
 redis.call('HDEL', KEYS[1], 'process:' .. ARGV[1])
@@ -44,7 +57,7 @@ if redis.call('HGET', KEYS[1], session) == ARGV[1] then redis.call('HDEL', KEYS[
 class Program(BaseModel):
     """What a process runs; times are seconds since the epoch, `ends_at` is when it is ended at the latest.
 
-    `terminal` are the rows and columns of its terminal, if it has one.
+    `terminal` are the rows and columns of its terminal, if it has one. `word` is random, and that of this process alone.
     """
 
     cmd: str
@@ -56,6 +69,12 @@ class Program(BaseModel):
     terminal: tuple[int, int] | None = None
     started_at: float
     ends_at: float | None = None
+    word: str = ""
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether it can be given input."""
+        return self.stdin or self.terminal is not None
 
 
 class Process(BaseModel):
@@ -73,7 +92,7 @@ class Process(BaseModel):
     @property
     def key(self) -> str:
         """The idempotency key of its action."""
-        return f"e2b-process-{self.pid}"
+        return f"e2b-process-{self.pid}-{self.program.word}"
 
 
 def session_name(session: int) -> str:
@@ -87,13 +106,16 @@ class Table:
     def __init__(self, store: Redis, sandbox: str) -> None:
         """Keep them in `store`."""
         self._store = store
-        self._key = f"tangram-gw-e2b-{sandbox}"
+        self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox)]
+        self._key = self._keys[0]
+        self._killed = f"tangram-gw-e2b-killed-{sandbox}-"
         self._add = store.register_script(_ADD)
         self._remove = store.register_script(_REMOVE)
 
     async def add(self, program: Program) -> Process:
         """Give a number and a session to what is to run."""
-        pid, session = await self._add(keys=[self._key], args=[program.model_dump_json(exclude_defaults=True), KEPT_S])
+        program = program.model_copy(update={"word": secrets.token_hex(8)})
+        pid, session = await self._add(keys=self._keys, args=[program.model_dump_json(exclude_defaults=True), KEPT_S, PIDS])
         return Process(pid=pid, session=session, program=program)
 
     async def remove(self, process: Process) -> None:
@@ -101,13 +123,14 @@ class Table:
         await self._remove(keys=[self._key], args=[process.pid, process.session])
 
     @asynccontextmanager
-    async def unlisted_session(self) -> AsyncIterator[str]:
-        """Hold a session for something that is no process; its name."""
-        number, session = await self._add(keys=[self._key], args=["", KEPT_S])
+    async def unlisted_session(self, family: str = "") -> AsyncIterator[str]:
+        """Hold a session for something that is no process; its name, which begins with `family` where that is not E2B's."""
+        number, session = await self._add(keys=self._keys, args=["", KEPT_S, PIDS])
         try:
-            yield session_name(session)
+            yield f"{family}-{session}" if family else session_name(session)
         finally:
-            await self._remove(keys=[self._key], args=[number, session])
+            with suppress(RedisError):  # a session that stays taken is worth less than the result of what ran in it
+                await self._remove(keys=[self._key], args=[number, session])
 
     async def find(self, pid: int) -> Process | None:
         """Return a process; None where no such process runs."""
@@ -116,11 +139,11 @@ class Table:
 
     async def note_killed(self, process: Process) -> None:
         """Note that somebody kills a process."""
-        await self._store.hset(self._key, f"killed:{process.pid}", 1)
+        await self._store.set(self._killed + process.program.word, 1, ex=RESULT_TTL_S)
 
     async def was_killed(self, process: Process) -> bool:
         """Say whether somebody has killed a process."""
-        return bool(await self._store.hexists(self._key, f"killed:{process.pid}"))
+        return bool(await self._store.exists(self._killed + process.program.word))
 
     async def all(self) -> list[Process]:
         """Return the processes that run, by number."""

@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 from app.gateway.context import CallerOf, GatewayOf
 from app.gateway.errors import BadRequest, GatewayError, NotFound
 from app.gateway.journal import Journal
+from app.gateway.records import MOST_CPUS
 from app.gateway.sessions import digest
 from app.gateway.shape import shape_router
 
@@ -42,6 +43,7 @@ class Template(BaseModel):
     name: str
     image: str | None = None
     memory_mb: int | None = None
+    cpus: int = 1
     problem: str = ""
 
 
@@ -52,6 +54,7 @@ class NewTemplate(BaseModel):
     alias: str = Field("", max_length=512)
     tags: list[str] = []
     memoryMB: int | None = Field(None, ge=1)
+    cpuCount: int = Field(1, ge=1, le=MOST_CPUS)
 
 
 class Build(BaseModel):
@@ -141,7 +144,7 @@ async def new_template(body: NewTemplate, caller: CallerOf, gateway: GatewayOf) 
     templates = Templates(gateway.store, caller.job)
     # A template that stands stays usable while it is built anew.
     template = await templates.find(name) or Template(id=templates.id_of(name), name=name, problem="the template has not been built")
-    await templates.put(template.model_copy(update={"memory_mb": body.memoryMB}))
+    await templates.put(template.model_copy(update={"memory_mb": body.memoryMB, "cpus": body.cpuCount}))
     return {"templateID": template.id, "buildID": template.id, "public": False, "names": [name], "aliases": [name], "tags": body.tags}
 
 
@@ -184,6 +187,7 @@ async def list_templates(caller: CallerOf, gateway: GatewayOf) -> list[dict[str,
             "aliases": [one.name],
             "public": False,
             "memoryMB": one.memory_mb or 0,
+            "cpuCount": one.cpus,
         }
         for one in await Templates(gateway.store, caller.job).all()
     ]

@@ -1,7 +1,7 @@
 """Environments as callers of the gateway know them: opened once per key and name, found by id, ended by their lease.
 
-They are opened detached: no process of the gateway takes them with it when it ends. One with a lease is closed when that is over, by
-whichever process notices first. Besides, the scheduler closes what has not been used for `TANGRAM_LEASE_S`.
+They are opened detached: no process of the gateway takes them with it when it ends. The scheduler closes each when its lease is over, or,
+where it has none, when it was not used for `TANGRAM_LEASE_S`.
 
 An image that is named where no node has containers is kept as a label, and a warning says so.
 """
@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,24 +22,25 @@ from redis.asyncio import Redis
 from starlette.requests import Request
 
 from app.gateway import calls
-from app.gateway.errors import BadRequest, GatewayError, InfraFailed, NotFound, classify
-from app.gateway.journal import Journal
+from app.gateway.errors import BadRequest, Cancelled, EnvironmentGone, GatewayError, NotFound, classify
+from app.gateway.journal import EnvironmentEnd, Journal
 from app.gateway.records import Record, Records, name_key
-from app.gateway.sessions import Caller, Sessions
-from tangram.action import Action
+from app.gateway.sessions import Caller
+from tangram.action import LONGEST_S, Action
 from tangram.calls import close_environment, open_environment
-from tangram.errors import TangramError
+from tangram.errors import ActionError, EnvironmentLost, InvalidAction, TangramError
 from tangram.handles import Handle
 
-LOOK_S = 1.0
-"""Seconds between two looks for leases that are over."""
-
 OPENING_S = 3600.0
-"""Seconds that the opening of an environment may take beyond its lease, which begins when it stands."""
+"""Seconds for which the record of an environment that is being opened is kept beyond its lease, which begins when it stands."""
 
 SETTLE_S = 5.0
 
-_AT_ONCE = 256
+NAMED_S = 60.0
+"""Seconds for which the id that a name leads to is remembered."""
+
+_MOST_NAMED = 10_000
+
 _CONTAINERS = "isolation:container"
 _log = logging.getLogger(__name__)
 
@@ -47,12 +48,12 @@ _log = logging.getLogger(__name__)
 class Environments:
     """The environments of all callers; used by one event loop."""
 
-    def __init__(self, store: Redis, journal: Journal, sessions: Sessions) -> None:
+    def __init__(self, store: Redis, journal: Journal) -> None:
         """Keep records in `store` and read the rest from the journal."""
         self._records = Records(store)
         self._journal = journal
-        self._sessions = sessions
-        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._named: dict[str, tuple[float, str]] = {}
 
     async def open(
         self,
@@ -61,6 +62,7 @@ class Environments:
         image: str | None = None,
         template: str = "",
         memory_mb: int | None = None,
+        cpus: int = 1,
         requires: tuple[str, ...] = (),
         trajectory: str = "",
         metadata: Mapping[str, str] | None = None,
@@ -77,11 +79,13 @@ class Environments:
         Parameters
         ----------
         caller
-            For whom.
+            Who asks for it.
         image, template
             What it is made from, and what the caller calls that.
         memory_mb
             Memory that is reserved for it, MB.
+        cpus
+            How many cores a command of it may use at most.
         requires
             Labels that its node must have.
         trajectory
@@ -91,7 +95,7 @@ class Environments:
         name, key
             A name within the job, and an idempotency key of the request.
         lease_s
-            Seconds after which it is closed, in use or not, unless `renew` says otherwise; by default only where it is unused.
+            Seconds after which it is closed, unless `renew` says otherwise; by default only where it is unused.
         deadline_s
             Longest wait in the queue, seconds.
         request
@@ -106,15 +110,16 @@ class Environments:
         record = self._record(caller, trajectory, _names(caller.job, name, key), lease_s, image=image, memory_mb=memory_mb)
         record = record.model_copy(
             update={
-                "opened_image": image if image is not None and await self._has_images(image) else None,
                 "template": template,
                 "requires": requires,
+                "cpus": cpus,
                 "metadata": dict(metadata or {}),
                 "variables": dict(variables or {}),
                 "owner": owner,
                 "name": name,
             }
         )
+        record = await self._with_image(record)
         environment = record.id
         action = _action(record)  # what is wrong with it is said before anything is written
         try:
@@ -132,12 +137,11 @@ class Environments:
     ) -> tuple[Record, Handle[Any]]:
         """Begin to open an environment for one request, and return it with the handle on its opening, without waiting for that.
 
-        It has `files`, base64 by path, and `lease_s` begins now. Actions on it may be submitted at once. Whoever begins it must `end` it.
+        It has `files`, base64 by path, and `lease_s`. Actions on it may be submitted at once. Whoever begins it must `end` it.
         Raises `GatewayError`.
         """
         record = self._record(caller, "", (), lease_s, image=image, memory_mb=memory_mb)
-        if image is not None and await self._has_images(image):
-            record = record.model_copy(update={"opened_image": image})
+        record = await self._with_image(record)
         action = _action(record)
         action = replace(action, arguments={**action.arguments, "files": json.dumps(files)})
         try:
@@ -150,12 +154,14 @@ class Environments:
 
     def end(self, caller: Caller, record: Record) -> None:
         """Have an environment closed; does not wait for that. Where it fails, the environment ends with its lease."""
-        self._keep(record.id, self._end(caller, record))
+        task = asyncio.create_task(self._end_beside(caller, record))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def settle(self) -> None:
         """Wait, a bounded time, for what `end` began."""
         if self._closing:
-            await asyncio.wait(self._closing.values(), timeout=SETTLE_S)
+            await asyncio.wait(self._closing, timeout=SETTLE_S)
 
     async def get(self, caller: Caller, environment: str) -> Record:
         """Return an environment of the caller's job. Raises `NotFound` for others."""
@@ -165,27 +171,44 @@ class Environments:
             raise classify(error) from error
         if record is None or record.job != caller.job:
             raise NotFound(f"environment {environment} is unknown: it was never opened, or was closed")
+        if record.ends_at is not None and record.ends_at <= time.time():
+            end = await self._end_of(record)
+            if end is not None and not end.is_loss:  # actions on one that was lost say so
+                raise _gone(record, end)
         return record
 
     async def look(self, caller: Caller, environment: str) -> Record:
         """Return an environment of the caller's job that stands, as the journal knows, too.
 
-        `get` is quicker and finds those that ended by themselves, on which actions say so. Raises `NotFound` for others.
+        `get` is quicker and finds those that ended by themselves, on which actions say so. Raises `NotFound` for others, with the cause of
+        their end.
         """
         record = await self.get(caller, environment)
-        if not await self._has_ended(record):
-            return record
-        raise NotFound(f"environment {environment} has ended")
+        end = await self._end_of(record)
+        if end is not None:
+            raise _gone(record, end)
+        return record
 
     async def find(self, caller: Caller, name: str) -> Record:
         """Return the environment that the caller's job has under a name. Raises `NotFound` where there is none."""
+        key, now = name_key(caller.job, "name", name), time.monotonic()
+        known = self._named.get(key)
         try:
-            environment = await self._records.id_of(name_key(caller.job, "name", name))
+            if known is not None and known[0] > now:
+                record = await self._records.read(known[1])
+                if record is not None and key in record.names:  # what takes the name over removes the record
+                    return record
+            environment = await self._records.id_of(key)
+            if environment is None:
+                raise NotFound(f"there is no environment of the name {name!r}")
+            record = await self.get(caller, environment)
+            await self._records.keep(key, record)
         except RedisError as error:
             raise classify(error) from error
-        if environment is None:
-            raise NotFound(f"there is no environment of the name {name!r}")
-        return await self.get(caller, environment)
+        if len(self._named) >= _MOST_NAMED:
+            self._named.clear()
+        self._named[key] = now + NAMED_S, record.id
+        return record
 
     async def list(self, caller: Caller) -> list[Record]:
         """Return the environments of the caller's job that stand, the oldest first. Raises `InfraFailed`."""
@@ -196,36 +219,57 @@ class Environments:
             raise classify(error) from error
 
     async def renew(self, caller: Caller, environment: str, lease_s: float) -> Record:
-        """Have the lease of an environment end `lease_s` seconds from now. Raises `NotFound`, and `BadRequest` for no seconds."""
-        if not lease_s > 0:
-            raise BadRequest(f"lease_s: must be above 0, not {lease_s!r}")
-        record = await self.get(caller, environment)
-        record = record.model_copy(update={"lease_s": lease_s, "ends_at": time.time() + lease_s})
+        """Have the lease of an environment end `lease_s` seconds from now.
+
+        Raises `NotFound`, also for one that has ended by itself, and `BadRequest` for no seconds or too many.
+        """
+        if not 0 < lease_s <= LONGEST_S:
+            raise BadRequest(f"lease_s: must be above 0 and at most {LONGEST_S:g}, not {lease_s!r}")
         try:
-            if not await self._records.change(record):
-                raise NotFound(f"environment {environment} was closed")
+            async with self._records.alone(environment):
+                record = await self.get(caller, environment)
+                end = await self._end_of(record)
+                if end is not None:
+                    raise _gone(record, end)
+                return await self._renewed(caller, record, lease_s, lease_s)
         except RedisError as error:
             raise classify(error) from error
+
+    async def extend(self, caller: Caller, environment: str, lease_s: float, for_s: float = 0.0) -> Record:
+        """Have the lease of an environment end `lease_s` seconds after the `for_s` that a call takes, or later where it does so already.
+
+        Of two calls at once, the longer one counts, whichever process serves it. For an environment of which something is asked next,
+        which says so where it has ended by itself. Raises `NotFound`.
+        """
+        length_s = min(for_s + lease_s, LONGEST_S)
+        try:
+            async with self._records.alone(environment):
+                record = await self.get(caller, environment)
+                if record.ends_at is None or record.ends_at >= time.time() + length_s:
+                    return record
+                return await self._renewed(caller, record, lease_s, length_s)
+        except RedisError as error:
+            raise classify(error) from error
+
+    async def _renewed(self, caller: Caller, record: Record, lease_s: float, length_s: float) -> Record:
+        """Tell the scheduler of a lease, and write it down once the broker has the message: a call that fails has changed nothing."""
+        record = record.model_copy(update={"lease_s": lease_s, "ends_at": time.time() + length_s})
+        try:
+            await asyncio.wrap_future(caller.session.renew_lease(record.place, length_s).sent)
+        except TangramError as error:
+            raise classify(error) from error
+        if not await self._records.change(record):
+            raise NotFound(f"environment {record.id} was closed")
         return record
 
     async def close(self, caller: Caller, environment: str) -> None:
         """Close an environment and wait for that. Raises `NotFound` where it is not there, or is gone already."""
         record = await self.get(caller, environment)
         try:
-            await self._end(caller, record)
+            if not await self._end(caller, record):
+                raise NotFound(f"environment {environment} was closed before")
         except RedisError as error:
             raise classify(error) from error
-
-    async def end_leases(self) -> None:
-        """Close environments whose lease is over, until cancelled."""
-        while True:
-            try:
-                for environment in await self._records.overdue(time.time(), _AT_ONCE):
-                    if environment not in self._closing:
-                        self._keep(environment, self._end_lease(environment))
-            except RedisError as error:
-                _log.warning("leases cannot be ended now: %s", error)
-            await asyncio.sleep(LOOK_S)
 
     def _record(
         self, caller: Caller, trajectory: str, names: tuple[str, ...], lease_s: float | None, *, image: str | None, memory_mb: int | None
@@ -246,23 +290,28 @@ class Environments:
         )
 
     async def _enter(self, record: Record) -> Record:
-        """Write a record, or return the one that has its names already."""
+        """Write a record, or return the one that has its names already.
+
+        Names are taken over from an environment that was closed or whose lease is over. A lost environment keeps its
+        names until its owner closes it. Until then this raises the loss, so that nobody takes a blank environment for the lost one.
+        """
         await self._records.enter(record)
         for name in record.names:
             while (other := await self._records.claim(name, record)) != record.id:
                 found = await self._records.read(other)
-                if found is not None and not await self._has_ended(found):
+                end = None if found is None else await self._end_of(found)
+                if found is not None and (end is None or end.is_loss):
                     await self._records.forget(record.id, record.names)
+                    if end is not None:
+                        lost = f"environment {found.id} is lost: {end.reason}; its name is free once it is closed"
+                        raise classify(EnvironmentLost(lost, cause=end.cause))
                     return found
                 await self._records.forget(other, (name,))
         return record
 
-    async def _has_ended(self, record: Record) -> bool:
-        """Say whether an environment that stood has ended, by whatever reason; its record is removed then."""
-        if record.state == "opening" or await self._journal.stands(record.id):
-            return False
-        await self._records.forget(record.id, record.names)
-        return True
+    async def _end_of(self, record: Record) -> EnvironmentEnd | None:
+        """Return how an environment that stood has ended; None for one that stands, or is still to be opened."""
+        return None if record.state != "open" else await self._journal.end_of(record.id)
 
     async def _opened(self, caller: Caller, record: Record, action: Action, deadline_s: float | None, request: Request | None) -> Record:
         """Submit the open of a record, unless that was done, and wait for it."""
@@ -274,51 +323,61 @@ class Environments:
             record = record.model_copy(update={"state": "open", "ends_at": ends_at})
             if not await self._records.change(record):
                 raise NotFound(f"environment {record.id} was closed while it was opened")
+            if not record.names and request is not None and await request.is_disconnected():
+                raise Cancelled(f"the caller of environment {record.id} is gone")
         except asyncio.CancelledError:
             if not record.names:
-                await asyncio.shield(self._records.forget(record.id))
+                self.end(caller, record)
             raise
         except (GatewayError, TangramError, RedisError) as error:
-            await self._records.forget(record.id, record.names)
+            if _tells_the_end(error):
+                await self._records.forget(record.id, record.names)
+            elif not record.names or isinstance(error, NotFound):
+                self.end(caller, record)  # it may stand, or be on the point of it, and nobody will come back for it
             raise classify(error) from error
         return record
 
-    async def _end(self, caller: Caller, record: Record) -> None:
-        """Close an environment, whoever else does so too, and forget it."""
+    async def _end(self, caller: Caller, record: Record) -> bool:
+        """Close an environment, whoever else does so too, and forget it; say whether it was there, or lost."""
+        was_there = True
         try:
             await calls.run(caller, close_environment(record.place))
-        except (NotFound, InfraFailed) as error:
-            if isinstance(error, InfraFailed) and error.cause != "environment_lost":
+        except GatewayError as error:
+            if not isinstance(error, NotFound) and not error.environment_lost:
                 raise
+            was_there = error.environment_lost
         await self._records.forget(record.id, record.names)
+        return was_there
 
-    def _keep(self, environment: str, closing: Coroutine[Any, Any, None]) -> None:
-        """Close an environment beside the calls; where that fails, it is tried again when its lease is over."""
+    async def _end_beside(self, caller: Caller, record: Record) -> None:
+        """Close an environment beside the calls."""
+        try:
+            await self._end(caller, record)
+        except (TangramError, RedisError) as error:
+            _log.warning("environment %s could not be closed and is left to its lease: %s", record.id, error)
 
-        async def close() -> None:
-            try:
-                await closing
-            except (TangramError, RedisError) as error:
-                _log.warning("environment %s could not be closed and is left to its lease: %s", environment, error)
-            finally:
-                del self._closing[environment]
-
-        self._closing[environment] = asyncio.create_task(close())
-
-    async def _end_lease(self, environment: str) -> None:
-        record = await self._records.read(environment)
-        if record is None or record.ends_at is None:
-            await self._records.forget(environment)
-        elif record.ends_at <= time.time():
-            _log.info("the lease of environment %s of job %s is over", record.id, record.job)
-            await self._end(await self._sessions.caller(record.job), record)
-
-    async def _has_images(self, image: str) -> bool:
+    async def _with_image(self, record: Record) -> Record:
+        """Return a record that is opened with its image, if nodes have images."""
+        if record.image is None:
+            return record
+        with_image = record.model_copy(update={"opened_image": record.image})
+        _action(with_image)  # what is wrong with it is said before anything is logged
         labels = await self._journal.labels()
         if labels and _CONTAINERS not in labels:
-            _log.warning("no node has containers: image %s is a label only", image)
-            return False
-        return True
+            _log.warning("no node has containers: image %.256r is a label only", record.image)
+            return record
+        return with_image
+
+
+def _tells_the_end(error: Exception) -> bool:
+    """Say whether an open has ended without an environment. Else it may go on, or have ended with one."""
+    known = error.__cause__ or error
+    return isinstance(known, (ActionError, InvalidAction)) and known.cause != "result_lost"
+
+
+def _gone(record: Record, end: EnvironmentEnd) -> EnvironmentGone:
+    """Return what a call is told that only looks at an environment which has ended."""
+    return EnvironmentGone(f"environment {record.id} {'is lost' if end.is_loss else 'has ended'}: {end.reason}", end.cause)
 
 
 def _names(job: str, name: str, key: str | None) -> tuple[str, ...]:
@@ -335,6 +394,8 @@ def _action(record: Record) -> Action:
             memory_mb=record.memory_mb,
             requires=requires,
             detached=True,
+            lease_s=record.lease_s,
+            owner=f"gateway:{record.owner or 'api'}",
         )
         arguments: dict[str, Any] = {**action.arguments, "environment": record.id}
         return replace(action, environment=record.id, arguments=arguments, action_class=(record.image or record.template)[:256] or None)

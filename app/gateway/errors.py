@@ -3,44 +3,42 @@
 | error | means | usual HTTP status |
 |---|---|---|
 | `BadRequest` | what was asked for is wrong, or could never run | 400 |
+| `KeyReused` | the same, of an idempotency key that stands for another request | 422 |
 | `Unauthorized` | no token, or none that counts | 401 |
 | `NotFound` | there is no such thing for this caller, or no longer | 404 |
 | `Cancelled` | somebody cancelled the action | 409 |
 | `TooLarge` | a body is beyond the limit | 413 |
-| `Overloaded` | a queue is full, or the call's time in it is over: to be tried again | 503 |
+| `Overloaded` | a queue is full, the call's time in it is over, or there are too many calls at once: to be tried again | 503 |
 | `StillRunning` | the action goes on; the same request, sent again, waits for it | 504 |
+| `ProgramFailed` | the program did something to its environment after which there is no result, such as filling its disk | 422 |
 | `InfraFailed` | the system failed, which says nothing about the program | 502 |
 
-A program that fails is no error: its result says so.
+A program that exits with a code other than 0, or is out of time, is no error: its result says so. Each error has the cause and the fault of
+`tangram/ends.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from redis import ConnectionError as RedisConnectionError
 from redis import RedisError
 
-from tangram.errors import (
-    ActionCancelled,
-    ActionError,
-    ActionLost,
-    ActionRefused,
-    ActionRejected,
-    ActionTimedOut,
-    EnvironmentLost,
-    InvalidAction,
-    StackUnreachable,
-    TangramError,
-)
+from tangram.ends import fault_of
+from tangram.errors import ActionCancelled, EnvironmentLost, TangramError
 
 RETRY_AFTER_S = 2
 
 
 class GatewayError(TangramError):
-    """Base of the ways in which a call fails; `kind` is a word for machines, `status` the usual HTTP status."""
+    """Base of the ways in which a call fails; `kind` is a word for machines, `status` the usual HTTP status.
+
+    `environment_lost` says that the environment of the call has ended by itself.
+    """
 
     status = 500
     kind = "error"
+    environment_lost = False
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -55,24 +53,44 @@ class BadRequest(GatewayError):
     `FileUnusable`, `ImageMissing`, `BadInput` and so on, as in `workers/cpu/errors.py` and `workers/gpu/errors.py`.
     """
 
-    status, kind = 400, "bad_request"
+    status, kind, cause = 400, "bad_request", "bad_input"
 
-    def __init__(self, message: str, problem: str = "") -> None:
-        """Keep the message, one line for a person, and the name of the problem."""
+    def __init__(self, message: str, problem: str = "", cause: str = "bad_input") -> None:
+        """Keep the message, one line for a person, the name of the problem, and the cause."""
         super().__init__(message)
         self.problem = problem
+        self.cause = cause
+
+
+class KeyReused(BadRequest):
+    """Raised when an idempotency key comes with another request than the first time."""
+
+    status = 422
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__("Idempotency-Key: was used for another request before: a key is for one request, sent any number of times")
 
 
 class Unauthorized(GatewayError):
     """Raised when a call has no token, or none that counts."""
 
-    status, kind = 401, "unauthorized"
+    status, kind, cause = 401, "unauthorized", "bad_input"
 
 
 class NotFound(GatewayError):
     """Raised when there is no such thing for this caller, or no longer."""
 
-    status, kind = 404, "not_found"
+    status, kind, cause = 404, "not_found", "environment_closed"
+
+
+class EnvironmentGone(NotFound):
+    """Raised when an environment of this caller has ended, by `cause`."""
+
+    def __init__(self, message: str, cause: str) -> None:
+        """Keep the message, one line for a person, and the cause."""
+        super().__init__(message)
+        self.cause = cause
 
 
 class Cancelled(GatewayError):
@@ -80,17 +98,27 @@ class Cancelled(GatewayError):
 
     status, kind = 409, "cancelled"
 
+    def __init__(self, message: str, cause: str = "cancelled") -> None:
+        """Keep the message, one line for a person, and the cause."""
+        super().__init__(message)
+        self.cause = cause
+
 
 class TooLarge(GatewayError):
     """Raised when a body is beyond the limit."""
 
-    status, kind = 413, "too_large"
+    status, kind, cause = 413, "too_large", "bad_input"
 
 
 class Overloaded(GatewayError):
-    """Raised when a queue is full, or when a call's time in it is over."""
+    """Raised when a queue is full, when a call's time in it is over, or when there are too many calls at once."""
 
     status, kind = 503, "overload"
+
+    def __init__(self, message: str = "", cause: str = "queue_full") -> None:
+        """Keep the message, one line for a person, and the cause."""
+        super().__init__(message)
+        self.cause = cause
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -104,48 +132,57 @@ class StillRunning(GatewayError):
     status, kind = 504, "still_running"
 
 
+class ProgramFailed(GatewayError):
+    """Raised when the program did something to its environment after which there is no result."""
+
+    status, kind = 422, "program"
+
+    def __init__(self, message: str, cause: str) -> None:
+        """Keep the message, one line for a person, and the cause."""
+        super().__init__(message)
+        self.cause = cause
+
+
 class InfraFailed(GatewayError):
-    """Raised when the system failed: a node died, the stack cannot be reached. `cause` names the class of failure."""
+    """Raised when the system failed: a node died, the stack cannot be reached."""
 
     status, kind = 502, "infra"
 
-    def __init__(self, message: str, cause: str = "failed") -> None:
-        """Keep the message, one line for a person, and the cause, one word for counting."""
+    def __init__(self, message: str, cause: str = "worker_failed") -> None:
+        """Keep the message, one line for a person, and the cause, a word of `tangram/ends.py` whose fault is the infrastructure's."""
         super().__init__(message)
         self.cause = cause
 
 
 def classify(error: Exception) -> GatewayError:
-    """Return what the end of an action, or any other failure of a call, is for a caller."""
-    text = str(error)
+    """Return what the end of an action, or any other failure of a call, is for a caller, by its cause."""
+    if isinstance(error, GatewayError):
+        return error
+    failure = _of_cause(error)
+    failure.environment_lost = isinstance(error, EnvironmentLost)
+    return failure
+
+
+def _of_cause(error: Exception) -> GatewayError:
+    text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")  # It may quote what callers sent, which need not be text.
     match error:
-        case GatewayError():
-            return error
-        case InvalidAction():
-            return BadRequest(text)
-        case EnvironmentLost():
-            return InfraFailed(text, "environment_lost")
-        case ActionLost():
-            return InfraFailed(text, "action_lost")
-        case ActionCancelled():
-            return Cancelled(text)
-        case ActionRejected():
-            return Overloaded(text) if text.endswith("actions waiting already") else BadRequest(text)
-        case ActionTimedOut():
-            return Overloaded(text) if text.startswith("waited longer than queue_timeout_s") else InfraFailed(text, "timed_out")
-        case ActionRefused():
-            return BadRequest(text, error.problem)
-        case ActionError():
-            return _failed(text)
-        case StackUnreachable() | RedisError():
-            return InfraFailed(text, "stack_unreachable")
-    return InfraFailed(f"{type(error).__name__}: {text}", "error")
-
-
-def _failed(text: str) -> GatewayError:
-    """Tell an environment that is gone from a failure of the system."""
-    if text.startswith("environment ") and any(
-        word in text for word in (" is unknown: ", " was closed ", " is being closed: ", " is gone: ")
-    ):
-        return NotFound(text)
-    return InfraFailed(text, "failed")
+        case TangramError():
+            cause = error.cause or "worker_failed"
+        case RedisConnectionError() if isinstance(error.__cause__, TimeoutError):  # the client's pool had none free for too long
+            return Overloaded("there are too many calls at once: no connection to the result store was free in time", "stack_unreachable")
+        case RedisError():
+            cause = "stack_unreachable"
+        case _:
+            cause, text = "worker_failed", f"{type(error).__name__}: {text}"
+    if isinstance(error, ActionCancelled) and error.fault != "infrastructure":
+        return Cancelled(text, cause)
+    match fault_of(cause), cause:
+        case _, ("queue_full" | "queue_timeout"):
+            return Overloaded(text, cause)
+        case "caller", ("environment_closed" | "lease_over" | "cancelled" | "client_gone"):
+            return EnvironmentGone(text, cause)
+        case "caller", _:
+            return BadRequest(text, getattr(error, "problem", ""), cause)
+        case "program", _:
+            return ProgramFailed(text, cause)
+    return InfraFailed(text, cause)

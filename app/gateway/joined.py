@@ -7,11 +7,12 @@
 | has the body of an abandoned run | it joins that run, in whatever process this is; only one call joins |
 | has the body of a run whose caller still waits | a run of its own: the two may be different requests that look alike |
 
-Nobody joins a run that has failed. A run that nobody joins in time is cancelled.
+Nobody joins a run that has failed, or whose process has died. A run that nobody joins in time is cancelled.
 
 | key | holds |
 |---|---|
-| `tangram-gw-abandoned-<digest>` | list: ids of the abandoned runs of a body |
+| `tangram-gw-abandoned-<digest>` | sorted set: ids of the abandoned runs of a body, by the time since when each is |
+| `tangram-gw-running-<run>` | there while the process of an abandoned run lives and the run goes on; expires after `ALIVE_S` |
 | `tangram-gw-answer-<run>` | the answer of a run that was abandoned once, for another process; empty where it failed |
 """
 
@@ -22,6 +23,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from redis import RedisError
@@ -34,10 +36,15 @@ from app.gateway.errors import Cancelled, StillRunning
 ABANDONED_S = 90
 """Seconds for which an abandoned run waits for its caller; the slowest of them comes again within a minute."""
 
+ALIVE_S = 5.0
+"""Seconds without a sign of life after which the process of an abandoned run counts as dead, and its callers get a run of their own."""
+
 _ANSWER_S = 2 * ABANDONED_S
+_BEATS = 5
 _POLL_S = 0.2
 _log = logging.getLogger(__name__)
 _ABANDONED = "tangram-gw-abandoned-"
+_RUNNING = "tangram-gw-running-"
 _ANSWER = "tangram-gw-answer-"
 
 
@@ -60,6 +67,8 @@ class JoinedRuns:
         self._store = store
         self._runs: dict[str, _Run] = {}
         self._watching: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], str] = {}
+        """Runs that are being abandoned, by what writes that down, with their bodies."""
 
     async def answer(self, body: str, begin: Callable[[], Coroutine[object, object, str]], patience_s: float, request: Request) -> str:
         """Return the answer for a `body`, given as a digest of everything that makes it: that of an abandoned run, or of a new one.
@@ -75,9 +84,12 @@ class JoinedRuns:
 
         """
         deadline = time.monotonic() + patience_s
-        joined = await self._store.lpop(_ABANDONED + body)
-        if joined is not None:
-            run_id = joined.decode() if isinstance(joined, bytes) else str(joined)
+        if leaving := [task for task, left in self._leaving.items() if left == body]:
+            await asyncio.wait(leaving)  # the caller came again sooner than the store knew that it had gone
+        joined = await self._store.zpopmin(_ABANDONED + body)
+        if joined:
+            member = joined[0][0]
+            run_id = member.decode() if isinstance(member, bytes) else str(member)
             run = self._runs.get(run_id)
             if run is not None:
                 return await self._wait(run, deadline, request)
@@ -111,21 +123,27 @@ class JoinedRuns:
             if noted is not None:
                 noted.extend(run.actions)
             if not run.task.done():
-                run.was_abandoned = True
-                await asyncio.shield(self._abandon(run.body, run.id))
-                self._keep(self._cancel_unless_joined(run))
+                is_watched, run.was_abandoned = run.was_abandoned, True
+                leaving = asyncio.ensure_future(self._leave(run))
+                self._leaving[leaving] = run.body
+                leaving.add_done_callback(self._leaving.pop)
+                await asyncio.shield(leaving)
+                if not is_watched:
+                    self._keep(self._cancel_unless_joined(run))
         if run.task.done():
             return run.task.result()
         raise self._no_answer(gone)
 
     async def _elsewhere(self, body: str, run_id: str, deadline: float, request: Request) -> str:
-        """Wait for the answer of a run of another process; return nothing where it has failed."""
+        """Wait for the answer of a run of another process; return nothing where it has failed, or its process has died."""
         gone = asyncio.ensure_future(disconnected(request))
         try:
             while time.monotonic() < deadline and not gone.done():
-                raw = await self._store.get(_ANSWER + run_id)
+                raw, running = await self._store.mget(_ANSWER + run_id, _RUNNING + run_id)
                 if raw is not None:
                     return raw.decode() if isinstance(raw, bytes) else str(raw)
+                if running is None:
+                    return ""
                 await asyncio.wait([gone], timeout=_POLL_S)
             await self._abandon(body, run_id)
             raise self._no_answer(gone)
@@ -137,16 +155,43 @@ class JoinedRuns:
             return Cancelled("the caller is gone")
         return StillRunning("there is no result yet: the same request, sent again, waits for it")
 
+    async def _leave(self, run: _Run) -> None:
+        """Have other processes know of a run of this one, and that it goes on."""
+        await self._beat(run)
+        await self._abandon(run.body, run.id)
+
+    async def _beat(self, run: _Run) -> None:
+        await self._store.set(_RUNNING + run.id, "1", px=round(ALIVE_S * 1000))
+
     async def _abandon(self, body: str, run_id: str) -> None:
         async with self._store.pipeline() as pipe:
-            pipe.rpush(_ABANDONED + body, run_id)
+            pipe.zadd(_ABANDONED + body, {run_id: time.time()})
             pipe.expire(_ABANDONED + body, _ANSWER_S)
             await pipe.execute()
 
     async def _cancel_unless_joined(self, run: _Run) -> None:
-        await asyncio.wait([run.task], timeout=ABANDONED_S)
-        if not run.task.done() and await self._store.lrem(_ABANDONED + run.body, 1, run.id):
-            run.task.cancel()
+        """Cancel a run once nobody has joined it for `ABANDONED_S`; who joins it and leaves it again begins that anew.
+
+        Until then, show that this process lives.
+        """
+        left_s = float(ABANDONED_S)
+        while True:
+            await self._beat_until_done(run, left_s)
+            if run.task.done():
+                return
+            since = await self._store.zscore(_ABANDONED + run.body, run.id)
+            left_s = ABANDONED_S if since is None else since + ABANDONED_S - time.time()
+            if left_s <= 0 and await self._store.zrem(_ABANDONED + run.body, run.id):
+                run.task.cancel()
+                return
+
+    async def _beat_until_done(self, run: _Run, for_s: float) -> None:
+        """Wait for the end of a run for so many seconds, and show meanwhile that this process lives."""
+        over_at = time.monotonic() + for_s
+        while not run.task.done() and (left_s := over_at - time.monotonic()) > 0:
+            with suppress(RedisError):  # the next beat comes before the last one is over
+                await self._beat(run)
+            await asyncio.wait([run.task], timeout=min(left_s, ALIVE_S / _BEATS))
 
     def _end(self, run: _Run) -> None:
         del self._runs[run.id]

@@ -17,6 +17,7 @@ from app.gateway.errors import InfraFailed
 from app.journal.database import DatabaseError, snapshot
 from app.journal.leader import SCHEDULER_LEASE
 from app.journal.models import NODE_UP, Action, Environment, LeaseRow, Node, table
+from tangram.ends import fault_of, loss_cause
 
 LABELS_S = 5.0
 """Seconds for which the labels of nodes are remembered."""
@@ -35,6 +36,20 @@ class ActionState:
     kind: str
     status: str
     reason: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentEnd:
+    """How an environment has ended; `cause` is that of actions on it (docs/ends.md)."""
+
+    reason: str
+    cause: str
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it was lost: neither its owner nor its lease has ended it."""
+        return fault_of(self.cause) != "caller"
 
 
 class Journal:
@@ -66,14 +81,20 @@ class Journal:
         )
         return await self._ask(lambda connection: list(connection.execute(rows).scalars()))
 
-    async def stands(self, environment: str) -> bool:
-        """Say whether an environment is written down and has not ended."""
-        row = select(_ENVIRONMENTS.c.id).where(_ENVIRONMENTS.c.id == environment, _ENVIRONMENTS.c.ended_at.is_(None))
-        return await self._ask(lambda connection: connection.execute(row).scalar_one_or_none()) is not None
+    async def end_of(self, environment: str) -> EnvironmentEnd | None:
+        """Return how an environment has ended; None for one that is written down and has not."""
+        columns = (_ENVIRONMENTS.c.state, _ENVIRONMENTS.c.ended_at, _ENVIRONMENTS.c.reason, _ENVIRONMENTS.c.cause)
+        question = select(*columns).where(_ENVIRONMENTS.c.id == environment)
+        row = await self._ask(lambda connection: connection.execute(question).one_or_none())
+        if row is None:
+            return EnvironmentEnd(reason="it ended long ago", cause="environment_closed")
+        if row.ended_at is None:
+            return None
+        return EnvironmentEnd(reason=row.reason, cause=loss_cause(row.cause) if row.state == "lost" else row.cause or "environment_closed")
 
     async def action(self, action_id: str) -> ActionState | None:
         """Return how an action is; None where the journal does not know it."""
-        columns = (_ACTIONS.c.id, _ACTIONS.c.job, _ACTIONS.c.kind, _ACTIONS.c.status, _ACTIONS.c.reason)
+        columns = (_ACTIONS.c.id, _ACTIONS.c.job, _ACTIONS.c.kind, _ACTIONS.c.status, _ACTIONS.c.reason, _ACTIONS.c.cause)
         row = await self._ask(lambda connection: connection.execute(select(*columns).where(_ACTIONS.c.id == action_id)).one_or_none())
         return None if row is None else ActionState(**row._mapping)
 
@@ -93,7 +114,7 @@ class Journal:
         try:
             return await asyncio.to_thread(self._answer, question)
         except DatabaseError as error:
-            raise InfraFailed(f"the journal cannot be read: {error}", "database") from error
+            raise InfraFailed(f"the journal cannot be read: {error}", "stack_unreachable") from error
 
     def _answer(self, question: Callable[[Connection], T]) -> T:
         with snapshot(self._engine) as connection:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
+from prometheus_client import generate_latest
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-
-LOOK_S = 0.05
-"""Seconds between two measurements of the event loop's lag."""
-
-_LAGS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+from app.metrics.exposition import make_registry, serve
+from app.metrics.families import counter, histogram
+from app.metrics.loop_lag import watch_loop
+from tangram.settings import Settings
 
 
 class Metrics:
     """The counters of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Start at nought."""
-        self._registry = CollectorRegistry()
-        self.infra_failed = Counter(
-            "tangram_gateway_infra_failed", "Calls that failed by a fault of the system.", ["shape", "cause"], registry=self._registry
-        )
-        self.lag = Histogram(
-            "tangram_gateway_loop_lag_seconds", "How late the event loop ran a timer.", buckets=_LAGS, registry=self._registry
-        )
+        self._registry = make_registry(settings, "gateway")
+        self.infra_failed = counter("tangram_gateway_infra_failed_total", self._registry)
+        self.lag = histogram("tangram_gateway_loop_lag_seconds", self._registry)
+
+    def serve(self, settings: Settings) -> None:
+        """Serve the page at the port for metrics too, where there is one."""
+        serve(settings, self._registry)
 
     def page(self) -> bytes:
         """Return the page that Prometheus reads."""
@@ -32,7 +29,4 @@ class Metrics:
 
     async def watch_loop(self) -> None:
         """Measure the event loop's lag until cancelled."""
-        while True:
-            due = time.monotonic() + LOOK_S
-            await asyncio.sleep(LOOK_S)
-            self.lag.observe(max(0.0, time.monotonic() - due))
+        await watch_loop(self.lag)

@@ -18,11 +18,12 @@ from pydantic_core import to_jsonable_python
 from app.gateway import calls
 from app.gateway.context import CallerOf, Gateway, GatewayOf
 from app.gateway.errors import NotFound
-from app.gateway.records import Record
+from app.gateway.records import Record, name_key
+from app.gateway.services import as_many
 from app.gateway.shape import plain_answer, shape_router
+from app.gateway.stored import stored_result
 from tangram import calls as words
-from tangram.blobs import Blobs
-from tangram.decode import decode, read_meta
+from tangram.ends import fault_of
 from tangram.errors import ActionError
 from tangram.results import Act, ExecResult, Logprobs, Scores, Texts
 from tangram.wire import RESULT_KEY_PREFIX
@@ -32,7 +33,7 @@ router = shape_router("native", plain_answer, prefix="/api/v1", tags=["native"])
 Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=256)]
 Path = Annotated[str, Query(min_length=1, description="Path of the file; relative to the work folder.")]
 
-_POLL_S = 0.1
+_POLL_S, _STORE_LOOKS = 0.1, 10
 
 
 class _Body(BaseModel):
@@ -100,6 +101,7 @@ class LogprobsBody(ServiceBody):
     """Sequences of token ids for a teacher."""
 
     token_ids: list[list[int]]
+    top_k: int | None = None
 
 
 class GenerateBody(ServiceBody):
@@ -138,7 +140,7 @@ class ActAnswer(BaseModel):
 
 
 class ExecAnswer(BaseModel):
-    """How a command ended: `succeeded` with an exit code, or `timed_out` without."""
+    """How a command ended: `succeeded` with an exit code, or `timed_out` without; `cause` and `fault` are words of docs/ends.md."""
 
     status: str
     exit_code: int | None
@@ -146,6 +148,8 @@ class ExecAnswer(BaseModel):
     stderr: str
     truncated: bool
     reason: str
+    cause: str
+    fault: str
     dop: int
     cpu_s: float
     max_rss_mb: float
@@ -161,9 +165,12 @@ class ScoresAnswer(BaseModel):
 
 
 class LogprobsAnswer(BaseModel):
-    """For n token ids n-1 log-probabilities, a list per sequence."""
+    """For n token ids n-1 log-probabilities, a list per sequence; what is known with `top_k` only is null without it."""
 
     logprobs: list[list[float]]
+    ranks: list[list[int]] | None = None
+    top_ids: list[list[list[int]]] | None = None
+    top_logprobs: list[list[list[float]]] | None = None
     dop: int
     act: ActAnswer
 
@@ -177,18 +184,25 @@ class TextsAnswer(BaseModel):
 
 
 class ActionAnswer(BaseModel):
-    """How an action is; `result` is there once it has succeeded, or its command timed out. Bytes are base64 text."""
+    """How an action is; `result` is there once it has succeeded, or its command timed out. Bytes are base64 text.
+
+    `cause` and `fault` say why it has ended so (docs/ends.md).
+    """
 
     id: str
     kind: str
     status: str
     reason: str = ""
+    cause: str = ""
+    fault: str = ""
     result: Any = None
 
 
 @router.post("/environments", status_code=201)
 async def open_environment(body: OpenBody, caller: CallerOf, gateway: GatewayOf, request: Request, key: Key = None) -> EnvironmentAnswer:
     """Open an environment; the same name or key gives the same one."""
+    if key is not None:
+        await calls.check_key(request, name_key(caller.job, "key", key))
     record = await gateway.environments.open(
         caller,
         image=body.image,
@@ -236,7 +250,7 @@ async def execute(environment: str, body: ExecBody, caller: CallerOf, gateway: G
     options = body.model_dump(exclude={"command"})
     options["variables"] = {**record.variables, **body.variables}
     result: ExecResult = await calls.run(caller, words.execute(record.place, body.command, **options), key=key, request=request)
-    return ExecAnswer.model_validate(asdict(result))
+    return ExecAnswer.model_validate({**asdict(result), "fault": result.fault})
 
 
 @router.get("/environments/{environment}/files", response_class=Response)
@@ -268,15 +282,16 @@ async def score(body: ScoreBody, caller: CallerOf, request: Request, key: Key = 
     """Have a reward model score items."""
     action = words.score(caller.job, body.service, body.items, body.options())
     scores: Scores = await calls.run(caller, action, key=key, request=request)
-    return ScoresAnswer(scores=scores, dop=scores.dop, act=_act(scores.act))
+    return ScoresAnswer(scores=as_many(scores, body.items), dop=scores.dop, act=_act(scores.act))
 
 
 @router.post("/logprobs")
 async def logprobs(body: LogprobsBody, caller: CallerOf, request: Request, key: Key = None) -> LogprobsAnswer:
     """Have a teacher give the log-probabilities of token ids."""
-    action = words.logprobs(caller.job, body.service, body.token_ids, body.options())
+    action = words.logprobs(caller.job, body.service, body.token_ids, body.options(), top_k=body.top_k)
     found: Logprobs = await calls.run(caller, action, key=key, request=request)
-    return LogprobsAnswer(logprobs=found, dop=found.dop, act=_act(found.act))
+    known = {} if body.top_k is None else {"ranks": found.ranks, "top_ids": found.top_ids, "top_logprobs": found.top_logprobs}
+    return LogprobsAnswer(logprobs=as_many(found, body.token_ids), dop=found.dop, act=_act(found.act), **known)
 
 
 @router.post("/generate")
@@ -284,7 +299,7 @@ async def generate(body: GenerateBody, caller: CallerOf, request: Request, key: 
     """Have a model continue prompts."""
     action = words.generate(caller.job, body.service, body.prompts, body.max_tokens, body.temperature, body.seed, body.options())
     texts: Texts = await calls.run(caller, action, key=key, request=request)
-    return TextsAnswer(texts=texts, dop=texts.dop, act=_act(texts.act))
+    return TextsAnswer(texts=as_many(texts, body.prompts), dop=texts.dop, act=_act(texts.act))
 
 
 @router.get("/actions/{action}")
@@ -300,7 +315,11 @@ async def get_action(
         answer = await _state_of(action, caller, gateway)
         if answer.status not in ("waiting", "running") or time.monotonic() >= deadline:
             return answer
-        await asyncio.sleep(_POLL_S)
+        # The journal is asked once a second, the result store, to which that is less, more often.
+        for _ in range(_STORE_LOOKS):
+            await asyncio.sleep(_POLL_S)
+            if time.monotonic() >= deadline or await gateway.store.exists(RESULT_KEY_PREFIX + action):
+                break
 
 
 @router.delete("/actions/{action}", status_code=202)
@@ -324,13 +343,19 @@ async def _state_of(action: str, caller: CallerOf, gateway: Gateway) -> ActionAn
     known = await gateway.journal.action(action)
     if known is None:
         raise NotFound(f"action {action} is unknown: it was never submitted, is not written down yet, or ended long ago")
-    answer = ActionAnswer(id=known.id, kind=known.kind, status=known.status, reason=known.reason)
-    raw = await gateway.store.get(RESULT_KEY_PREFIX + action)
-    if not isinstance(raw, bytes):
-        return answer
+    answer = ActionAnswer(
+        id=known.id, kind=known.kind, status=known.status, reason=known.reason, cause=known.cause, fault=fault_of(known.cause)
+    )
     try:
-        value = await asyncio.to_thread(decode, known.kind, read_meta(raw), time.monotonic(), Blobs(gateway.blob_store))
+        stored = await stored_result(gateway, known.kind, action)
     except ActionError as error:
-        return answer.model_copy(update={"status": error.status, "reason": str(error)})
-    status = value.status if isinstance(value, ExecResult) else "succeeded"
-    return answer.model_copy(update={"status": status, "result": to_jsonable_python(value, bytes_mode="base64")})
+        if error.cause == "result_lost" and known.status != "failed":
+            return answer  # whoever ran it has its result, which was too large to be kept beside that
+        return answer.model_copy(update={"status": error.status, "reason": str(error), "cause": error.cause, "fault": error.fault})
+    if stored is None:
+        return answer
+    value = stored.value
+    ended = {"status": "succeeded", "cause": "", "fault": ""}
+    if isinstance(value, ExecResult):
+        ended = {"status": value.status, "cause": value.cause, "fault": value.fault}
+    return answer.model_copy(update={**ended, "result": to_jsonable_python(value, bytes_mode="base64")})

@@ -1,8 +1,8 @@
 """Runs the cells of a notebook; sent to environments by `run_code.py`, with whatever Python 3.8 or newer the image has.
 
 Arguments: a file with the cells, JSON list of texts; a file to which the result of each cell is added as a line of JSON; the seconds that
-a cell may take, 0 for no limit. Where IPython can be imported, cells run in it. Otherwise they are plain Python: no magics, and of a last
-expression its `repr`.
+a cell may take, 0 for no limit; how many characters are kept of each thing that a cell gives. Where IPython can be imported, cells run in
+it. Otherwise they are plain Python: no magics, and of a last expression its `repr`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 Error = Optional[Dict[str, Any]]
 Run = Callable[[str], Tuple[str, str, List[Dict[str, Any]], Error]]
+
+ALL_CELLS = 16
+"""How many times as much is kept of all cells together: their results are read in one piece."""
 
 
 class CellTimeout(BaseException):
@@ -86,7 +89,46 @@ def make_runner() -> Run:
     return ipython_runner(InteractiveShell, capture_output)
 
 
-def main(cells_file: str, results_file: str, cell_timeout_s: float) -> None:
+class Kept:
+    """Bounds what is kept of the results of cells, in characters."""
+
+    def __init__(self, most: int) -> None:
+        """Keep up to `most` of each thing, and `ALL_CELLS` times that in all."""
+        self._most, self._left, self._dropped = most, ALL_CELLS * most, False
+
+    def result(self, stdout: str, stderr: str, shown: list[dict[str, Any]], error: Error) -> dict[str, Any]:
+        """Return the result of a cell; an error is always there, and `dropped` says whether something is not."""
+        self._dropped = False
+        errors = []
+        if error is not None:
+            errors = [
+                {"ename": self._text(error["ename"]), "evalue": self._text(error["evalue"]), "traceback": self._list(error["traceback"])}
+            ]
+        result = {"stdout": self._text(stdout), "stderr": self._text(stderr), "display": self._list(shown), "error": errors}
+        return {**result, "dropped": self._dropped}
+
+    def _text(self, text: str) -> str:
+        kept = text[: min(self._most, self._left)]
+        self._note(len(kept), whole=len(kept) == len(text))
+        return kept
+
+    def _list(self, things: list[Any]) -> list[Any]:
+        """Return the first of some things; each is there as a whole, as half a picture is none."""
+        kept, room = [], min(self._most, self._left)
+        for thing in things:
+            room -= len(json.dumps(thing, default=repr))
+            if room < 0:
+                break
+            kept.append(thing)
+        self._note(len(json.dumps(kept, default=repr)), whole=len(kept) == len(things))
+        return kept
+
+    def _note(self, length: int, *, whole: bool) -> None:
+        self._left = max(0, self._left - length)
+        self._dropped = self._dropped or not whole
+
+
+def main(cells_file: str, results_file: str, cell_timeout_s: float, most: int) -> None:
     """Run all cells; one that fails does not stop those after it, one that runs out of time ends the process."""
     with open(cells_file, encoding="utf-8") as source:
         cells = json.load(source)
@@ -95,18 +137,17 @@ def main(cells_file: str, results_file: str, cell_timeout_s: float) -> None:
         raise CellTimeout(f"the cell ran for more than {cell_timeout_s:g} s")
 
     signal.signal(signal.SIGALRM, out_of_time)
-    run = make_runner()
-    with open(results_file, "a", encoding="utf-8") as results:
+    run, kept = make_runner(), Kept(most)
+    with open(results_file, "a", encoding="utf-8", errors="replace") as results:  # half of a surrogate pair has no form in UTF-8
         for cell in cells:
             signal.setitimer(signal.ITIMER_REAL, cell_timeout_s)
             stdout, stderr, shown, error = run(cell)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            result = {"stdout": stdout, "stderr": stderr, "display": shown, "error": [error] if error else []}
-            results.write(json.dumps(result, default=repr) + "\n")
+            results.write(json.dumps(kept.result(stdout, stderr, shown, error), default=repr, ensure_ascii=False) + "\n")
             results.flush()
             if error and error["ename"] == "CellTimeout":
                 sys.exit(124)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))

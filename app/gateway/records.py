@@ -3,8 +3,9 @@
 | key | holds |
 |---|---|
 | `tangram-gw-env-<id>` | the record, JSON; lives for `KEPT_S` beyond its lease or its last use |
+| `tangram-gw-lease-<id>` | there while a process renews the lease of an environment |
 | `tangram-gw-name-<digest>` | the id of the environment that a job has under a name or an idempotency key |
-| `tangram-gw-leases` | sorted set: ids by the time at which their lease is over |
+| `tangram-gw-e2b-<id>`, `tangram-gw-rex-<id>` | what shapes know of its processes and shells; they live and go with the record |
 
 A record is written before the environment is opened, so that of two processes with the same key one opens and both wait.
 """
@@ -16,31 +17,50 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 from redis.asyncio import Redis
+from redis.asyncio.lock import Lock
 
+from app.gateway.errors import BadRequest
 from app.gateway.sessions import digest
 from tangram.calls import Place
 
 KEPT_S = 24 * 3600
 """Seconds for which a record outlives its environment's lease, or its last use where it has none."""
 
+MOST_CPUS = 1024
+"""The most cores that a command may be said to be able to use."""
+
+LOCKED_S = 30.0
+"""Seconds after which a lock of a process that has died is free again."""
+
+PROCESSES_PREFIX, SHELLS_PREFIX = "tangram-gw-e2b-", "tangram-gw-rex-"
+
 _PREFIX = "tangram-gw-env-"
+_LOCK_PREFIX = "tangram-gw-lease-"
 _NAME_PREFIX = "tangram-gw-name-"
-_LEASES = "tangram-gw-leases"
+
+_READ = """
+local raw = redis.call('GET', KEYS[1])
+if not raw then return raw end
+for _, key in ipairs(KEYS) do
+  if redis.call('TTL', key) < tonumber(ARGV[1]) then redis.call('EXPIRE', key, ARGV[1]) end
+end
+return raw
+"""
+"""KEYS: the record, what goes with it. ARGV: the seconds to keep them at least."""
 
 _CHANGE = """
-if not redis.call('SET', KEYS[1], ARGV[2], 'XX', 'EX', ARGV[3]) then return 0 end
-for i = 3, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
-if ARGV[4] ~= '' then redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1]) end
+if not redis.call('SET', KEYS[1], ARGV[1], 'XX', 'EX', ARGV[2]) then return 0 end
+for i = 2, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[2]) end
 return 1
 """
-"""KEYS: the record, the leases, its names. ARGV: its id, the record, the seconds to keep it, the end of its lease if it has one."""
+"""KEYS: the record, what goes with it, its names. ARGV: the record, the seconds to keep them."""
 
 _FORGET = """
-for i = 3, #KEYS do if redis.call('GET', KEYS[i]) == ARGV[1] then redis.call('DEL', KEYS[i]) end end
-redis.call('ZREM', KEYS[2], ARGV[1])
+for i = 4, #KEYS do if redis.call('GET', KEYS[i]) == ARGV[1] then redis.call('DEL', KEYS[i]) end end
+redis.call('DEL', KEYS[2], KEYS[3])
 return redis.call('DEL', KEYS[1])
 """
-"""KEYS: the record, the leases, the names that may lead to it. ARGV: its id. Names that lead to another environment stay."""
+"""KEYS: the record, what goes with it, the names that may lead to it. ARGV: its id. Names that lead to another environment stay."""
 
 
 class Record(BaseModel):
@@ -48,7 +68,8 @@ class Record(BaseModel):
 
     `image` is what was asked for, `opened_image` what its node was asked for: nothing where nodes have no images. `lease_s` is the
     lease that it was opened with, `ends_at` the end of it; both absent where the scheduler's own lease is all that it has.
-    `access_token` gives access to this environment alone. `names` are those under which it can be found.
+    `cpus` is how many cores a command
+    may use at most. `access_token` gives access to this environment alone. `names` are those under which it can be found.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,6 +83,7 @@ class Record(BaseModel):
     opened_image: str | None = None
     template: str = ""
     memory_mb: int | None = None
+    cpus: int = 1
     requires: tuple[str, ...] = ()
     metadata: dict[str, str] = {}
     variables: dict[str, str] = {}
@@ -79,6 +101,18 @@ class Record(BaseModel):
         return Place(self.job, self.trajectory, self.id)
 
     @property
+    def units(self) -> tuple[int, ...]:
+        """The numbers of cores that a command of it may run on: up to `cpus`.
+
+        What was opened through the native API says it in its metadata, under that name. Metadata of other shapes are any text.
+        Raises `BadRequest` where they say no number.
+        """
+        said = str(self.cpus) if self.owner else self.metadata.get("cpus", str(self.cpus))
+        if not said.isascii() or not said.isdigit() or len(said) > len(str(MOST_CPUS)) or not 1 <= int(said) <= MOST_CPUS:
+            raise BadRequest(f"cpus: the environment's metadata must have a whole number from 1 to {MOST_CPUS} there, not {said!r}")
+        return tuple(range(1, int(said) + 1))
+
+    @property
     def kept_s(self) -> int:
         """Seconds for which the record is kept from now on."""
         return KEPT_S + (max(0, int(self.ends_at - time.time())) if self.ends_at is not None else 0)
@@ -90,30 +124,27 @@ class Records:
     def __init__(self, store: Redis) -> None:
         """Keep them in `store`."""
         self._store = store
+        self._read = store.register_script(_READ)
         self._change = store.register_script(_CHANGE)
         self._forget = store.register_script(_FORGET)
 
     async def enter(self, record: Record) -> None:
-        """Write a new record, and the end of its lease."""
+        """Write a new record."""
         await self._store.set(_PREFIX + record.id, record.model_dump_json(exclude_defaults=True), ex=record.kept_s)
-        if record.ends_at is not None:
-            await self._store.zadd(_LEASES, {record.id: record.ends_at})
 
     async def change(self, record: Record) -> bool:
-        """Write a record anew, and the end of its lease, unless it was removed meanwhile; say whether it was there."""
+        """Write a record anew, unless it was removed meanwhile; say whether it was there."""
         content = record.model_dump_json(exclude_defaults=True)
-        keys = [_PREFIX + record.id, _LEASES, *record.names]
-        return bool(await self._change(keys=keys, args=[record.id, content, record.kept_s, record.ends_at or ""]))
+        return bool(await self._change(keys=[*_keys(record.id), *record.names], args=[content, record.kept_s]))
+
+    def alone(self, environment: str) -> Lock:
+        """Return what keeps others, in whatever process, from renewing the lease of an environment meanwhile: a context manager."""
+        return self._store.lock(_LOCK_PREFIX + environment, timeout=LOCKED_S, sleep=0.01)
 
     async def read(self, environment: str) -> Record | None:
         """Return a record and keep it longer; None where there is none."""
-        raw = await self._store.getex(_PREFIX + environment, ex=KEPT_S)
-        if raw is None:
-            return None
-        record = Record.model_validate_json(raw)
-        if record.ends_at is not None:
-            await self._store.expire(_PREFIX + environment, record.kept_s)
-        return record
+        raw = await self._read(keys=_keys(environment), args=[KEPT_S])
+        return None if raw is None else Record.model_validate_json(raw)
 
     async def read_all(self, environments: list[str]) -> list[Record]:
         """Return those records that there are."""
@@ -128,6 +159,10 @@ class Records:
                 return _text(found)
         return record.id
 
+    async def keep(self, name: str, record: Record) -> None:
+        """Keep a name for as long as its record, from now on."""
+        await self._store.expire(name, record.kept_s)
+
     async def id_of(self, name: str) -> str | None:
         """Return the id that a name leads to."""
         found = await self._store.get(name)
@@ -135,17 +170,22 @@ class Records:
 
     async def forget(self, environment: str, names: tuple[str, ...] = ()) -> bool:
         """Remove a record and its names; say whether there was one."""
-        return bool(await self._forget(keys=[_PREFIX + environment, _LEASES, *names], args=[environment]))
-
-    async def overdue(self, now: float, most: int) -> list[str]:
-        """Return the ids whose lease is over."""
-        found = await self._store.zrangebyscore(_LEASES, "-inf", now, start=0, num=most)
-        return [_text(one) for one in found]
+        return bool(await self._forget(keys=[*_keys(environment), *names], args=[environment]))
 
 
 def name_key(job: str, kind: str, name: str) -> str:
     """Return the key under which a job's environment is found by a name; `kind` tells names from idempotency keys."""
     return _NAME_PREFIX + digest(job, kind, name)
+
+
+def record_key(environment: str) -> str:
+    """Return the key of a record."""
+    return _PREFIX + environment
+
+
+def _keys(environment: str) -> list[str]:
+    """Return the keys of a record and of what goes with it."""
+    return [record_key(environment), PROCESSES_PREFIX + environment, SHELLS_PREFIX + environment]
 
 
 def _text(raw: object) -> str:

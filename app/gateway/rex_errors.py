@@ -44,6 +44,11 @@ def is_folder(path: str) -> RemoteError:
     return RemoteError("builtins.IsADirectoryError", f"[Errno 21] Is a directory: {path!r}")
 
 
+def os_error(message: str) -> RemoteError:
+    """Return Python's error for files that cannot be written or read as they are."""
+    return RemoteError("builtins.OSError", message)
+
+
 def of_file(path: str, error: BadRequest) -> GatewayError:
     """Return Python's error for a file that cannot be used, or the error itself where Python has none."""
     match error.problem:
@@ -54,11 +59,11 @@ def of_file(path: str, error: BadRequest) -> GatewayError:
         case "PathOutside":
             return RemoteError("builtins.PermissionError", f"[Errno 13] {error}: {path!r}")
         case "FileUnusable" | "FileTooLarge":
-            return RemoteError("builtins.OSError", str(error))
+            return os_error(str(error))
     return error
 
 
 def of_failure(error: GatewayError) -> RemoteError:
     """Return what a failure that is not the program's is for a client, which takes it for the end of the rollout and never for a result."""
-    info = {"kind": error.kind, "cause": getattr(error, "cause", error.kind)}
+    info = {"kind": error.kind, "cause": error.cause, "fault": error.fault}
     return swerex_error("DeploymentNotStartedError" if error.kind == "not_found" else "SwerexException", str(error), **info)

@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from tangram.action import LONGEST_S
+
 Check = Literal["silent", "raise", "ignore"]
-Seconds = Annotated[float | None, Field(gt=0)]
+Seconds = Annotated[float | None, Field(gt=0, le=LONGEST_S)]
+Patterns = Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
 Path = Annotated[str, Field(min_length=1)]
 
 
@@ -22,7 +25,7 @@ class CreateSession(BaseModel):
 
 
 class BashAction(BaseModel):
-    """A command for a shell; `expect` are patterns at which an interactive program waits for the next line."""
+    """A command for a shell, or a line for its interactive program; `expect` are patterns at which that waits for the next line."""
 
     action_type: Literal["bash"] = "bash"
     session: str = "default"
@@ -32,14 +35,17 @@ class BashAction(BaseModel):
     error_msg: str = ""
     is_interactive_command: bool = False
     is_interactive_quit: bool = False
-    expect: list[str] = []
+    expect: Patterns = []
 
 
 class BashInterrupt(BaseModel):
-    """An interrupt of what runs in a shell; it is certain here, so the client's number of tries is not used."""
+    """An interrupt of what runs in a shell: Ctrl-C so many times, each with `timeout` seconds to take effect."""
 
     action_type: Literal["bash_interrupt"]
     session: str = "default"
+    timeout: Seconds = 0.2
+    n_retry: int = Field(default=3, ge=1, le=100)
+    expect: Patterns = []
 
 
 SessionAction = Annotated[BashAction | BashInterrupt, Field(discriminator="action_type")]

@@ -5,11 +5,11 @@ again begins afresh. The names are kept in the result store:
 
 | key | holds |
 |---|---|
-| `tangram-gw-rex-<environment>` | hash: by the name that the client gave, the session's |
+| `tangram-gw-rex-<environment>` | hash, kept as long as the record: by the name that the client gave, the session's |
 | `tangram-gw-rex-interrupted-<action>` | there where an interrupt has cancelled this action |
 | `tangram-gw-rex-closed-<mark>` | there where the call of this mark has closed a shell |
 
-Programs beside all shells (`execute`) use sessions of their own, as few as run at once.
+Programs beside all shells (`execute`) use sessions of their own, as few as run at once; `e2b_table.py` has which are taken.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import asyncio
 import io
 import random
 import secrets
+import signal
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -31,66 +30,50 @@ from app.gateway import calls
 from app.gateway import rex_models as wire
 from app.gateway import rex_scripts as scripts
 from app.gateway.context import Gateway
+from app.gateway.e2b_table import Table
 from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded
-from app.gateway.records import KEPT_S, Record
-from app.gateway.rex_errors import RemoteError, denied, no_such, of_file, swerex_error
+from app.gateway.records import KEPT_S, SHELLS_PREFIX, Record
+from app.gateway.rex_dialogue import Dialogue
+from app.gateway.rex_errors import denied, no_such, of_file, swerex_error
+from app.gateway.rex_programs import INTERRUPTED_CODE, LEAST_INTERRUPT_S, PROMPT
 from app.gateway.sessions import Caller, digest
+from app.gateway.stored import stored_result
 from tangram import calls as words
+from tangram import giving
 from tangram.action import Action, command_class
+from tangram.errors import ActionError
 from tangram.results import ExecResult
 from tangram.wire import RESULT_TTL_S
 
 HOLD_S = 280.0
 """Longest time that an action which found its queue full is offered again, seconds; clients wait for 300 s."""
 
-INTERRUPTED_CODE = 130
-"""The exit code of a command that was interrupted, as shells have it."""
-
-_SESSIONS, _INTERRUPTED, _CLOSED = "tangram-gw-rex-", "tangram-gw-rex-interrupted-", "tangram-gw-rex-closed-"
-_LONGEST_PAUSE_S = 4.0
-
-
-class Lanes:
-    """Which sessions programs run in, so that those that run at once in an environment do not wait for each other."""
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self._taken: dict[str, Counter[int]] = {}
-
-    @contextmanager
-    def lane(self, environment: str) -> Iterator[str]:
-        """Take the first free session of an environment for a while."""
-        taken = self._taken.setdefault(environment, Counter())
-        number = next(n for n in count() if not taken[n])
-        taken[number] += 1
-        try:
-            yield f"rex-execute-{number}"
-        finally:
-            del taken[number]
-            if not taken.total():
-                self._taken.pop(environment, None)
+_INTERRUPTED, _CLOSED = "tangram-gw-rex-interrupted-", "tangram-gw-rex-closed-"
+_LONGEST_PAUSE_S, _LOOK_S = 4.0, 0.02
+_EXECUTE = "rex-execute"
 
 
 class Runtime:
     """The verbs for one call: on the environment of `record`, once per `key` where there is one."""
 
-    def __init__(self, gateway: Gateway, caller: Caller, record: Record, lanes: Lanes, key: str | None, request: Request) -> None:
+    def __init__(self, gateway: Gateway, caller: Caller, record: Record, key: str | None, request: Request) -> None:
         """Serve `request`."""
-        self._gateway, self._caller, self._record, self._lanes = gateway, caller, record, lanes
+        self._gateway, self._caller, self._record = gateway, caller, record
         self._key, self._request = key, request
         self._mark = f"tangram-{digest(key)}" if key else f"tangram-{secrets.token_hex(16)}"
         self._steps = count()
-        self._units = tuple(range(1, int(record.metadata.get("cpus", "1")) + 1))
+        self._dialogue = Dialogue(gateway, caller, record)
+        self._units = record.units
 
     # -- shells --------------------------------------------------------------------------------------------------
 
     async def create_session(self, body: wire.CreateSession) -> wire.SessionStarted:
         """Start a shell and have it read its startup files."""
-        store, sessions = self._gateway.store, _SESSIONS + self._record.id
+        store, sessions = self._gateway.store, SHELLS_PREFIX + self._record.id
         session = f"rex-{digest(body.session, self._mark)}"
         if not await store.hsetnx(sessions, body.session, session) and await self._session(body.session) != session:
             raise swerex_error("SessionExistsError", f"session {body.session} already exists")
-        await store.expire(sessions, KEPT_S)
+        await store.expire(sessions, self._record.kept_s)
         try:
             text = scripts.start_text(body.startup_source, body.env or {})
             result = await self._exec(text, session, "create_session", timeout_s=body.startup_timeout)
@@ -106,8 +89,8 @@ class Runtime:
         """Run a command in a shell."""
         session = await self._session(body.session)
         if body.is_interactive_command or body.is_interactive_quit or body.expect:
-            message = "interactive programs (is_interactive_command, is_interactive_quit, expect) are not served by this gateway"
-            raise RemoteError("builtins.NotImplementedError", message)
+            return await self._dialogue.run(body, session, self._mark)
+        await self._dialogue.check_free(body.session, session)
         name = command_class(body.command)
         try:
             result = await self._exec(scripts.run_text(body.command, self._mark), session, name, timeout_s=body.timeout)
@@ -121,24 +104,48 @@ class Runtime:
         if result.status == "timed_out":
             message = f"timeout after {body.timeout} seconds while running command {body.command!r}"
             raise swerex_error("CommandTimeoutError", message, output=output)
-        return self._checked(body, wire.Observation(output=output, exit_code=result.exit_code, failure_reason=_remark(result)))
+        return self._checked(
+            body, wire.Observation(output=output, exit_code=result.exit_code, failure_reason=_remark(result), expect_string=PROMPT)
+        )
 
     async def interrupt(self, body: wire.BashInterrupt) -> wire.Observation:
-        """End what runs in a shell, and wait until the shell is free."""
+        """Interrupt what runs in a shell, and wait until the shell is free, or its interactive program for the next line."""
         session = await self._session(body.session)
+        if (seen := await self._dialogue.interrupt(body, session)) is not None:
+            return seen
+        output = ""
         for action in await self._gateway.journal.unfinished(self._record.id, session):
-            await self._gateway.store.set(_INTERRUPTED + action, "1", ex=KEPT_S)
-            self._caller.session.cancel_task(action)
+            output += await self._interrupted(action, body)
         await self._exec(":", session, "interrupt")
-        return wire.Observation(exit_code=0)
+        return wire.Observation(output=output.strip(), exit_code=0, expect_string=PROMPT)
+
+    async def _interrupted(self, action: str, body: wire.BashInterrupt) -> str:
+        """Send a command SIGINT, and return what it had printed; one that goes on all the same is cancelled, and so is one that waits."""
+        known = await self._gateway.journal.action(action)
+        tries = body.n_retry if known is not None and known.status == "running" else 0
+        for _ in range(tries):
+            await asyncio.wrap_future(self._caller.session.give(action, giving.signal_of(signal.SIGINT)).sent)
+            deadline = time.monotonic() + max(body.timeout or 0.0, LEAST_INTERRUPT_S)
+            while time.monotonic() < deadline:
+                with suppress(ActionError):
+                    if (stored := await stored_result(self._gateway, "cpu.exec", action)) is not None:
+                        return scripts.plain(stored.value.stdout)
+                await asyncio.sleep(_LOOK_S)
+        await self._gateway.store.set(_INTERRUPTED + action, "1", ex=KEPT_S)
+        self._caller.session.cancel_task(action)
+        return ""
 
     async def close_session(self, body: wire.CloseSession) -> wire.SessionClosed:
         """End a shell and the jobs that it still has."""
         store = self._gateway.store
         if not await store.exists(_CLOSED + self._mark):
-            await self._exec(scripts.hang_up_text(), await self._session(body.session), "close_session")
+            session = await self._session(body.session)
+            await self._dialogue.end(session)
+            await self._exec(scripts.hang_up_text(), session, "close_session")
+            # What was disowned outlives its shell, as with a terminal.
+            await self._act(words.close_session(self._record.place, session, idle_only=True))
             await store.set(_CLOSED + self._mark, "1", ex=RESULT_TTL_S)
-            await store.hdel(_SESSIONS + self._record.id, body.session)
+            await store.hdel(SHELLS_PREFIX + self._record.id, body.session)
         return wire.SessionClosed()
 
     # -- programs and files --------------------------------------------------------------------------------------
@@ -170,7 +177,7 @@ class Runtime:
 
     async def beside(self, text: str, name: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run a shell text outside of the client's shells."""
-        with self._lanes.lane(self._record.id) as session:
+        async with Table(self._gateway.store, self._record.id).unlisted_session(_EXECUTE) as session:
             return await self._exec(text, session, name, timeout_s=timeout_s)
 
     async def read_file(self, body: wire.ReadFile) -> wire.FileRead:
@@ -197,7 +204,7 @@ class Runtime:
 
     async def _session(self, name: str) -> str:
         """Return the session that the client knows by a name."""
-        session = await self._gateway.store.hget(_SESSIONS + self._record.id, name)
+        session = await self._gateway.store.hget(SHELLS_PREFIX + self._record.id, name)
         if session is None:
             raise swerex_error("SessionDoesNotExistError", f"session {name!r} does not exist")
         return session.decode() if isinstance(session, bytes) else str(session)
@@ -237,20 +244,22 @@ async def close(gateway: Gateway, caller: Caller, record: Record) -> None:
     """Close an environment, and forget its shells; one that is gone already is closed."""
     with suppress(NotFound):
         await gateway.environments.close(caller, record.id)
-    await gateway.store.delete(_SESSIONS + record.id)
+    await gateway.store.delete(SHELLS_PREFIX + record.id)
 
 
 async def alive(gateway: Gateway, record: Record) -> wire.Alive:
     """Say whether an environment stands, without an action."""
     if record.state != "open":
         return wire.Alive(is_alive=False, message=f"environment {record.id} is being opened")
-    stands = await gateway.journal.stands(record.id)
-    return wire.Alive(is_alive=stands, message="" if stands else f"environment {record.id} has ended")
+    end = await gateway.journal.end_of(record.id)
+    return wire.Alive(is_alive=end is None, message="" if end is None else f"environment {record.id} has ended: {end.reason}")
 
 
 def _text(data: bytes, body: wire.ReadFile) -> str:
     try:
-        return io.TextIOWrapper(io.BytesIO(data), encoding=body.encoding or "utf-8", errors=body.errors).read()
+        text = io.TextIOWrapper(io.BytesIO(data), encoding=body.encoding or "utf-8", errors=body.errors).read()
+        text.encode()  # what `surrogateescape` and `surrogatepass` make of some bytes cannot travel as JSON
+        return text
     except (UnicodeError, LookupError, ValueError) as error:
         raise swerex_error("SwerexException", f"{type(error).__name__}: {error}") from error
 

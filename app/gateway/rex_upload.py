@@ -19,7 +19,7 @@ from starlette.datastructures import UploadFile
 
 from app.gateway import rex_scripts as scripts
 from app.gateway.errors import BadRequest, GatewayError, InfraFailed, TooLarge
-from app.gateway.rex_errors import is_folder
+from app.gateway.rex_errors import is_folder, os_error
 from app.gateway.rex_runtime import Runtime
 
 PART_BYTES = 2**20
@@ -29,6 +29,9 @@ MOST_GROWTH = 64
 
 _IN_MEMORY_BYTES = 8 * PART_BYTES
 _PERMISSIONS = 0o777
+
+_NOT_RUN = 126
+"""From this exit code on, `tar` or another tool did not run, or did not end by itself: else it says what is wrong with the files."""
 
 
 async def upload(runtime: Runtime, file: UploadFile, target: str, *, unzip: bool) -> None:
@@ -80,8 +83,14 @@ async def _upload_parts(runtime: Runtime, folder: str, parts: AsyncIterator[byte
         raise
     if scripts.fault(result.stdout, runtime.mark) == scripts.IS_FOLDER:
         raise is_folder(posixpath.join(folder, name or ""))
-    if result.exit_code != 0:
-        raise InfraFailed(f"the upload to {folder} could not be put together: {result.stderr.strip() or result.reason}", "upload")
+    if result.exit_code == 0:
+        return
+    with suppress(GatewayError):
+        await runtime.beside(scripts.remove_text(folder, prefix), "upload")
+    problem = f"the upload to {folder} could not be put together: {result.stderr.strip() or result.reason}"
+    if result.exit_code is None or result.exit_code >= _NOT_RUN:
+        raise InfraFailed(problem, "sandbox_failed")
+    raise os_error(problem)
 
 
 async def _parts(archive: IO[bytes]) -> AsyncIterator[bytes]:

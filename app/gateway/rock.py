@@ -20,6 +20,7 @@ import math
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import Body, Depends, File, Form, Header, Query, Request, Response, UploadFile
@@ -29,15 +30,15 @@ from redis import RedisError
 
 from app.gateway import rex_models as wire
 from app.gateway.context import Gateway, GatewayOf
-from app.gateway.errors import BadRequest, GatewayError, InfraFailed, NotFound, TooLarge, Unauthorized
-from app.gateway.records import Record
+from app.gateway.errors import BadRequest, GatewayError, InfraFailed, NotFound, ProgramFailed, TooLarge, Unauthorized
+from app.gateway.records import MOST_CPUS, Record
 from app.gateway.rex_errors import RemoteError
 from app.gateway.rex_runtime import Runtime, alive, close
 from app.gateway.rex_upload import upload
 from app.gateway.sessions import Caller, digest
 from app.gateway.shape import shape_router
-from app.gateway.swerex import lanes_of
 from app.gateway.tokens import token_of
+from tangram.action import LONGEST_S
 from tangram.errors import TangramError
 
 BAD_REQUEST, SERVER_ERROR, COMMAND_ERROR = 4000, 5000, 6000
@@ -48,15 +49,16 @@ START_PATIENCE_S = 2.0
 FAILED_KEPT_S = 3600
 _FAILED = "tangram-gw-rock-failed-"
 _RENEW_AT = 0.9
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)([bkmgt]?)(?:i?b)?")
+_MEMORY = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)([bkmgt]?)(?:i?b)?")
 _MB = {"": 2**-20, "b": 2**-20, "k": 2**-10, "m": 1.0, "g": 2.0**10, "t": 2.0**20}
 
+Cores = Annotated[float, Field(gt=0, le=MOST_CPUS)]
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 def answer(_request: Request, error: GatewayError) -> Response:
     """Return a failure in ROCK's envelope."""
-    if isinstance(error, RemoteError):
+    if isinstance(error, (RemoteError, ProgramFailed)):
         code = COMMAND_ERROR
     else:
         code = BAD_REQUEST if isinstance(error, (BadRequest, NotFound, TooLarge, Unauthorized)) else SERVER_ERROR
@@ -65,18 +67,15 @@ def answer(_request: Request, error: GatewayError) -> Response:
     return JSONResponse({"status": "Failed", "message": error.kind, "error": str(error), "result": result}, status)
 
 
-router = shape_router("rock", answer, prefix="/apis/envs/sandbox/v1", tags=["rock"])
-
-
 class Start(BaseModel):
     """What a sandbox is to be; times in minutes and seconds, as their names say."""
 
     image: Annotated[str, Field(min_length=1)]
     sandbox_id: Id | None = None
-    auto_clear_time_minutes: Annotated[int, Field(gt=0)] = 30
+    auto_clear_time_minutes: Annotated[int, Field(gt=0, le=int(LONGEST_S) // 60)] = 30
     memory: str = "8g"
-    cpus: Annotated[float, Field(gt=0)] = 2
-    limit_cpus: Annotated[float, Field(gt=0)] | None = None
+    cpus: Cores = 2
+    limit_cpus: Cores | None = None
     num_gpus: float | None = None
 
 
@@ -126,9 +125,15 @@ class Written(BaseModel):
     file_name: str = ""
 
 
+def _token_of(headers: Mapping[str, str]) -> str:
+    return headers.get("xrl-authorization", "").removeprefix("Bearer ").strip() or token_of(headers)
+
+
+router = shape_router("rock", answer, token_of=_token_of, prefix="/apis/envs/sandbox/v1", tags=["rock"])
+
+
 async def _caller(request: Request, gateway: GatewayOf) -> Caller:
-    token = request.headers.get("xrl-authorization", "").removeprefix("Bearer ").strip()
-    caller = await gateway.caller(token or token_of(request.headers))
+    caller = await gateway.caller(_token_of(request.headers))
     request.state.job = caller.job
     return caller
 
@@ -141,12 +146,16 @@ class Sandboxes:
         self.request, self.gateway, self.caller = request, gateway, caller
         self._key = request.headers.get("x-request-id")
 
-    async def runtime(self, sandbox: str) -> Runtime:
-        """Return the verbs of a sandbox, whose time without use begins anew. Raises `NotFound`."""
+    async def runtime(self, sandbox: str, for_s: float = 0.0) -> Runtime:
+        """Return the verbs of a sandbox, whose time without use begins anew after a call of `for_s` seconds. Raises `NotFound`."""
         record = await self.gateway.environments.find(self.caller, sandbox)
-        if record.lease_s is not None and record.ends_at is not None and record.ends_at - time.time() < _RENEW_AT * record.lease_s:
-            record = await self.gateway.environments.renew(self.caller, record.id, record.lease_s)
-        return Runtime(self.gateway, self.caller, record, lanes_of(self.request), self._key, self.request)
+        if record.lease_s is not None and record.ends_at is not None and record.ends_at - time.time() < for_s + _RENEW_AT * record.lease_s:
+            record = await self.gateway.environments.extend(self.caller, record.id, record.lease_s, for_s)
+        return Runtime(self.gateway, self.caller, record, self._key, self.request)
+
+    def longest(self, body: BashAction | Command) -> float:
+        """Return for how many seconds a command may run."""
+        return body.timeout if body.timeout is not None else self.gateway.settings.timeout_s
 
     def begin(self, sandbox: str, **options: Any) -> asyncio.Task[Record]:
         """Open a sandbox, beside the calls, unless this process does so already; another one's opening is joined."""
@@ -203,7 +212,7 @@ async def start_async(body: Start, sandboxes: SandboxesOf, user: Annotated[str, 
     cpus = max(1, math.ceil(body.limit_cpus or body.cpus))
     metadata = {"cpus": str(cpus), "memory": body.memory, "user_id": user}
     lease_s = body.auto_clear_time_minutes * 60.0
-    opening = sandboxes.begin(sandbox, image=body.image, memory_mb=memory_mb, metadata=metadata, lease_s=lease_s)
+    opening = sandboxes.begin(sandbox, image=body.image, memory_mb=memory_mb, cpus=cpus, metadata=metadata, lease_s=lease_s)
     await asyncio.wait([opening], timeout=START_PATIENCE_S)
     if opening.done():
         await opening
@@ -230,13 +239,13 @@ async def create_session(body: CreateSession, sandboxes: SandboxesOf) -> dict[st
     """Start a shell."""
     if body.remote_user:
         raise BadRequest("remote_user: shells run as the sandbox's one user")
-    return _done(await (await sandboxes.runtime(body.sandbox_id)).create_session(body))
+    return _done(await (await sandboxes.runtime(body.sandbox_id, body.startup_timeout or 0.0)).create_session(body))
 
 
 @router.post("/run_in_session")
 async def run_in_session(body: BashAction, sandboxes: SandboxesOf) -> dict[str, Any]:
     """Run a command in a shell."""
-    return _done(await (await sandboxes.runtime(body.sandbox_id)).run(body))
+    return _done(await (await sandboxes.runtime(body.sandbox_id, sandboxes.longest(body))).run(body))
 
 
 @router.post("/close_session")
@@ -248,7 +257,7 @@ async def close_session(body: CloseSession, sandboxes: SandboxesOf) -> dict[str,
 @router.post("/execute")
 async def execute(body: Command, sandboxes: SandboxesOf) -> dict[str, Any]:
     """Run a program beside all shells."""
-    return _done(await (await sandboxes.runtime(body.sandbox_id)).execute(body))
+    return _done(await (await sandboxes.runtime(body.sandbox_id, sandboxes.longest(body))).execute(body))
 
 
 @router.post("/read_file")
@@ -301,7 +310,7 @@ async def _status(sandbox: str, sandboxes: Sandboxes) -> dict[str, Any]:
         return {"sandbox_id": sandbox, "is_alive": False, "status": {"open": {"status": "failed", "message": message}}}
     if record.state == "opening":
         # The process that began it may be gone.
-        sandboxes.begin(sandbox, **record.model_dump(include={"image", "memory_mb", "metadata", "lease_s"}))
+        sandboxes.begin(sandbox, **record.model_dump(include={"image", "memory_mb", "cpus", "metadata", "lease_s"}))
     seen = await alive(gateway, record)
     stage = {"status": "running" if record.state == "opening" else "success" if seen else "failed", "message": seen.message}
     return {

@@ -22,27 +22,30 @@ import base64
 import binascii
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from starlette.requests import Request
 
 from app.gateway import calls
 from app.gateway.context import CallerOf, Gateway, GatewayOf
-from app.gateway.errors import BadRequest, GatewayError, InfraFailed, Overloaded, StillRunning
+from app.gateway.errors import BadRequest, GatewayError, InfraFailed, Overloaded, ProgramFailed, StillRunning
+from app.gateway.joined import ABANDONED_S
 from app.gateway.languages import Language, is_inside
 from app.gateway.records import Record
 from app.gateway.sessions import Caller, digest
 from app.gateway.shape import counted, shape_router
 from tangram import calls as words
-from tangram.action import Action
+from tangram.action import LONGEST_S, Action
+from tangram.errors import TangramError
 from tangram.handles import Handle
 from tangram.results import ExecResult
 
-LEASE_S = 3600.0
-"""Seconds beyond its own time limits after which a call's environment is closed, should the process that serves it die."""
+MARGIN_S = 30.0
+"""Seconds by which the lease of a call's environment is longer than anybody may wait for the call, from when the environment stands."""
 
 STDIN = ".stdin"
 NOTEBOOK, CELLS, CELL_RESULTS = ".notebook.py", ".cells.json", ".results.jsonl"
@@ -63,11 +66,15 @@ def _answer_error(_request: Request, error: GatewayError) -> Response:
 router = shape_router(_SHAPE, _answer_error, keep_422=True, tags=["SandboxFusion"])
 
 
+_Name = Annotated[str, Field(min_length=1)]
+"""A file's name: with its length, pydantic checks that it has a form in UTF-8."""
+
+
 class _Files(BaseModel):
     """What both kinds of calls have: files that go in, base64 by path, and paths of files that come out."""
 
-    files: dict[str, str | None] = {}
-    fetch_files: list[str] = []
+    files: dict[_Name, str | None] = {}
+    fetch_files: list[_Name] = []
 
     @field_validator("files")
     @classmethod
@@ -99,8 +106,8 @@ class RunCodeBody(_Files):
     code: str
     language: str
     stdin: str | None = None
-    compile_timeout: float = Field(10, gt=0)
-    run_timeout: float = Field(10, gt=0)
+    compile_timeout: float = Field(10, gt=0, le=LONGEST_S)
+    run_timeout: float = Field(10, gt=0, le=LONGEST_S)
     memory_limit_MB: int = -1
 
 
@@ -108,8 +115,8 @@ class RunJupyterBody(_Files):
     """Cells of a notebook and their limits, seconds; a cell timeout of 0 is none."""
 
     cells: list[str]
-    cell_timeout: float = Field(0, ge=0)
-    total_timeout: float = Field(45, gt=0)
+    cell_timeout: float = Field(0, ge=0, le=LONGEST_S)
+    total_timeout: float = Field(45, gt=0, le=LONGEST_S)
     kernel: Literal["python3"] = "python3"
 
 
@@ -159,6 +166,12 @@ class CellResult(BaseModel):
     error: list[dict[str, Any]]
 
 
+class _Kept(CellResult):
+    """A line of the file of results; what is beyond the limit on output was `dropped`."""
+
+    dropped: bool = False
+
+
 class RunJupyterAnswer(BaseModel):
     """What became of the cells; `driver` is the process that ran them."""
 
@@ -185,7 +198,10 @@ async def run_code(body: RunCodeBody, caller: CallerOf, gateway: GatewayOf, requ
     limits_s = body.run_timeout + (body.compile_timeout if language.compile else 0.0)
 
     async def begin() -> str:
-        answer = await _Once(gateway, caller, body, limits_s).run_code(body, language)
+        try:
+            answer = await _Once(gateway, caller, body, limits_s).run_code(body, language)
+        except ProgramFailed as error:
+            answer = RunCodeAnswer(status="Failed", message=str(error), run_result=CommandResult(status="Error", stderr=str(error)))
         if answer.status == "SandboxError":
             counted(request, _SHAPE, InfraFailed(answer.message, "missing_tool"))
         return answer.model_dump_json()
@@ -198,7 +214,11 @@ async def run_jupyter(body: RunJupyterBody, caller: CallerOf, gateway: GatewayOf
     """Run the cells of a notebook in order, in an environment of their own; a cell that fails does not stop those after it."""
 
     async def begin() -> str:
-        return (await _Once(gateway, caller, body, body.total_timeout).run_jupyter(body)).model_dump_json()
+        try:
+            answer = await _Once(gateway, caller, body, body.total_timeout).run_jupyter(body)
+        except ProgramFailed as error:
+            answer = RunJupyterAnswer(status="Failed", message=str(error), driver=CommandResult(status="Error", stderr=str(error)))
+        return answer.model_dump_json()
 
     return await _joined(gateway, caller, body, body.total_timeout, begin, request)
 
@@ -217,7 +237,10 @@ class _Once:
 
     def __init__(self, gateway: Gateway, caller: Caller, body: _Files, limits_s: float) -> None:
         self._gateway, self._caller, self._body = gateway, caller, body
-        self._lease_s = LEASE_S + limits_s
+        self._remarks: list[str] = []
+        """What is to be said of commands that the kernel has ended."""
+        self._lease_s = min(limits_s + gateway.settings.gateway_patience_s + ABANDONED_S + MARGIN_S, LONGEST_S)
+        self._keeping: asyncio.Task[None] | None = None
 
     async def run_code(self, body: RunCodeBody, language: Language) -> RunCodeAnswer:
         """Compile, where that is needed, and run."""
@@ -243,7 +266,7 @@ class _Once:
                 ran = await self._command(record, run, body.run_timeout, body.language)
             fetched, message = await self._fetch(record)
         finally:
-            self._gateway.environments.end(self._caller, record)
+            self._end(record)
         return RunCodeAnswer(
             status="Success" if ran is not None and ran.succeeded else "Failed",
             message=message,
@@ -259,16 +282,17 @@ class _Once:
         files = {**body.given, NOTEBOOK: _base64(source), CELLS: _base64(json.dumps(body.cells))}
         record, opening = await self._begin(files, None, None)
         try:
-            line = f"python3 {NOTEBOOK} {CELLS} {CELL_RESULTS} {body.cell_timeout:g}"
+            most = self._gateway.settings.output_limit_bytes
+            line = f"python3 {NOTEBOOK} {CELLS} {CELL_RESULTS} {body.cell_timeout:g} {most}"
             driver = await self._first(record, opening, _limited(line, "/dev/null", None), body.total_timeout, "jupyter")
             if driver.return_code == _NO_SUCH_COMMAND:
                 return RunJupyterAnswer(status="SandboxError", message="the image of the node has no python3", executor_pod_name=record.id)
-            cells = await self._cells(record)
+            cells = await self._cells(record, driver, len(body.cells))
             fetched, message = await self._fetch(record)
         finally:
-            self._gateway.environments.end(self._caller, record)
+            self._end(record)
         return RunJupyterAnswer(
-            status="Success" if driver.succeeded and not any(cell.error for cell in cells) else "Failed",
+            status="Success" if driver.succeeded and len(cells) == len(body.cells) and not any(cell.error for cell in cells) else "Failed",
             message=message,
             driver=driver,
             cells=cells,
@@ -283,16 +307,34 @@ class _Once:
         """Run a command that is submitted before its environment stands; a failure of the opening is what is raised."""
         handle = calls.submit(self._caller, _exec(record, command, timeout_s, language))
         await calls.wait(opening)
-        return CommandResult.of(await calls.wait(handle))
+        self._keeping = asyncio.create_task(self._keep(record))
+        return self._result(await calls.wait(handle))
+
+    async def _keep(self, record: Record) -> None:
+        """Renew the lease as long as this process lives and the call goes on: its commands may wait in the queue for any time."""
+        while True:
+            await asyncio.sleep(self._lease_s / 2)
+            with suppress(TangramError):  # without the broker, the next one is in time
+                await asyncio.wrap_future(self._caller.session.renew_lease(record.place, self._lease_s).sent)
+
+    def _end(self, record: Record) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+        self._gateway.environments.end(self._caller, record)
 
     async def _command(self, record: Record, command: str, timeout_s: float, language: str) -> CommandResult:
-        return CommandResult.of(await calls.run(self._caller, _exec(record, command, timeout_s, language)))
+        return self._result(await calls.run(self._caller, _exec(record, command, timeout_s, language)))
+
+    def _result(self, result: ExecResult) -> CommandResult:
+        if result.cause == "out_of_memory":
+            self._remarks.append(result.reason)
+        return CommandResult.of(result)
 
     async def _has(self, record: Record, tool: str) -> bool:
         return (await self._command(record, f"command -v {tool}", 10.0, "tool")).succeeded
 
     async def _fetch(self, record: Record) -> tuple[dict[str, str], str]:
-        """Return the files that are asked for, base64 by path, and what is to be said of those that could not be had."""
+        """Return the files that are asked for, base64 by path, and what is to be said of commands, and of files that could not be had."""
         fetched, problems = {}, []
         for path in self._body.fetch_files:
             try:
@@ -300,15 +342,30 @@ class _Once:
                 fetched[path] = base64.b64encode(data).decode()
             except BadRequest as error:
                 problems.append(f"{path} was not fetched: {error}")
-        return fetched, "; ".join(problems)
+        return fetched, "; ".join((*self._remarks, *problems))
 
-    async def _cells(self, record: Record) -> list[CellResult]:
-        """Return the results of the cells that have ended."""
+    async def _cells(self, record: Record, driver: CommandResult, number: int) -> list[CellResult]:
+        """Return the results of the cells that have ended; remark on those of the `number` that there should be and are not."""
         try:
             lines: bytes = await calls.run(self._caller, words.read_file(record.place, CELL_RESULTS))
-        except BadRequest:
+        except BadRequest as error:
+            self._remarks.append(f"the results of the cells cannot be read: {error}")
             return []
-        return [CellResult.model_validate_json(line) for line in lines.splitlines() if line.endswith(b"}")]
+        cells = [cell for line in lines.splitlines() if (cell := _cell(line)) is not None]
+        if len(cells) != number:
+            end = "was out of time" if driver.return_code is None else f"ended with {driver.return_code}"
+            self._remarks.append(f"{len(cells)} of {number} cells have a result: the interpreter {end}")
+        if dropped := [str(place) for place, cell in enumerate(cells, 1) if cell.dropped]:
+            self._remarks.append(f"output of cells was dropped, being too long: {', '.join(dropped)}")
+        return list(cells)
+
+
+def _cell(line: bytes) -> _Kept | None:
+    """Return a result; None for a line that is none, since a cell can write into the file, too."""
+    try:
+        return _Kept.model_validate_json(line)
+    except ValidationError:
+        return None
 
 
 def _exec(record: Record, command: str, timeout_s: float, language: str) -> Action:

@@ -3,12 +3,13 @@
 | path | scores |
 |---|---|
 | `/classify`, `/pooling` | whole texts, as they are; or a conversation |
+| `/v1/embeddings` | whole texts, as SGLang does for reward models: the vector of a text is its logit alone |
 | `/score`, `/v1/score`, `/rerank`, `/v1/rerank`, `/v2/rerank` | a prompt and a response, put together as the service says |
 | `/rm/SERVICE` | slime: a prompt and a response; the answer is the number |
 | `/reward/SERVICE` | OpenRLHF: whole texts, its `query`; `prompts` and `labels` are not looked at |
 
 As with vLLM, the answer is the sigmoid of the model's logit unless `use_activation` is false; unlike there, also where the model's
-configuration has `problem_type: regression`, which is not known here. slime and OpenRLHF get the logit.
+configuration has `problem_type: regression`, which is not known here. slime, OpenRLHF and callers of `/v1/embeddings` get the logit.
 
 Each call is one action, whatever the number of its texts. A score that is no number, or that could not be computed, is an error.
 
@@ -18,8 +19,10 @@ the action keeps its place in the queue, and the same call, sent again, gets its
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -31,7 +34,7 @@ from starlette.requests import Request
 from app.gateway import calls
 from app.gateway.context import CallerOf, Gateway, GatewayOf
 from app.gateway.errors import BadRequest
-from app.gateway.services import Key, Message, ModelBody, answer_error, finite, heading, service_of
+from app.gateway.services import Key, Message, ModelBody, answer_error, as_many, finite, heading, service_of
 from app.gateway.sessions import Caller, digest
 from app.gateway.shape import shape_router
 from tangram import calls as words
@@ -106,6 +109,18 @@ class RerankBody(ActivatedBody):
     top_n: int = Field(0, ge=0)
 
 
+class EmbeddingsBody(ModelBody):
+    """Texts whose vectors are asked for. Services give one number for a text, so there are no other `dimensions`."""
+
+    input: Texts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Literal[1] | None = None
+
+    def written(self, logit: float) -> list[float] | str:
+        """Return the vector of a text: a list, or the bytes of its 32-bit floats in base64, which OpenAI's own client asks for."""
+        return [logit] if self.encoding_format == "float" else base64.b64encode(struct.pack("<f", logit)).decode()
+
+
 class SlimeBody(BaseModel):
     """What slime's `remote_rm` sends."""
 
@@ -138,6 +153,15 @@ async def pooling(body: PoolingBody, caller: CallerOf, gateway: GatewayOf, reque
     return {**heading("pool", service), "data": rows}
 
 
+@router.post("/v1/embeddings")
+async def embeddings(body: EmbeddingsBody, caller: CallerOf, gateway: GatewayOf, request: Request, key: Key = None) -> dict[str, Any]:
+    """Score whole texts; the vector of each is its logit."""
+    items = [{"response": text} for text in _listed(body.input)]
+    service, logits = await _score(body, items, caller, gateway, request, key)
+    rows = [{"index": index, "object": "embedding", "embedding": body.written(logit)} for index, logit in enumerate(logits)]
+    return {**heading("embd", service), "data": rows}
+
+
 @router.post("/score")
 @router.post("/v1/score")
 async def score(body: ScoreBody, caller: CallerOf, gateway: GatewayOf, request: Request, key: Key = None) -> dict[str, Any]:
@@ -168,27 +192,35 @@ async def slime(body: SlimeBody, service: str, caller: CallerOf, gateway: Gatewa
     """Score one response; the answer is the number."""
     prompt = body.prompt if isinstance(body.prompt, str) else [message.plain() for message in body.prompt]
 
+    items: list[dict[str, Any]] = [{"prompt": prompt, "response": body.response}]
+
     async def begin() -> str:
-        (logit,) = await _logits(caller, service, [{"prompt": prompt, "response": body.response}])
+        (logit,) = await _logits(caller, service, items)
         return json.dumps(logit)
 
-    return await _reward(gateway, caller, body, begin, request)
+    return await _reward(gateway, caller, items, begin, request)
 
 
 @rewards.post("/reward/{service}")
 async def openrlhf(body: OpenRlhfBody, service: str, caller: CallerOf, gateway: GatewayOf, request: Request) -> Response:
     """Score whole texts; the answer has one reward each."""
+    items: list[dict[str, Any]] = [{"response": text} for text in body.query]
 
     async def begin() -> str:
-        logits = await _logits(caller, service, [{"response": text} for text in body.query])
+        logits = await _logits(caller, service, items)
         return json.dumps({"rewards": logits, "scores": logits, "extra_logs": {}})
 
-    return await _reward(gateway, caller, body, begin, request)
+    return await _reward(gateway, caller, items, begin, request)
 
 
-async def _reward(gateway: Gateway, caller: Caller, body: BaseModel, begin: Any, request: Request) -> Response:
-    """Answer with the action that an earlier call with this very body has left behind, else with a new one."""
-    asked = digest(caller.job, request.url.path, body.model_dump_json())
+async def _reward(gateway: Gateway, caller: Caller, items: list[dict[str, Any]], begin: Any, request: Request) -> Response:
+    """Answer with the action that an earlier call for these very items has left behind, else with a new one.
+
+    Raises `UnicodeEncodeError` for what is no text. What else a body may have, such as a label of any form, does not count.
+    """
+    what = json.dumps(items, ensure_ascii=False)
+    what.encode()
+    asked = digest(caller.job, request.url.path, what)
     answer = await gateway.runs.answer(asked, begin, gateway.settings.gateway_reward_s, request)
     return Response(answer, media_type="application/json")
 
@@ -207,7 +239,7 @@ async def _logits(
     if not items:
         return []
     action = words.score(caller.job, service, items, {})
-    return finite(await calls.run(caller, action, key=key, request=request))
+    return as_many(finite(await calls.run(caller, action, key=key, request=request)), items)
 
 
 def _listed(texts: Texts | None) -> list[str]:

@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
@@ -29,6 +31,7 @@ from app.gateway import (
     e2b_process,
     e2b_templates,
     native,
+    ports,
     rock,
     run_code,
     scores,
@@ -38,29 +41,48 @@ from app.gateway import (
 )
 from app.gateway.access import Access
 from app.gateway.context import Gateway, GatewayOf
-from app.gateway.shape import of_http
+from app.gateway.heads import BoundedHeads
+from app.gateway.shape import CAUSE_HEADER, of_http
 from app.journal.database import open_engine, require_latest
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 
 SHAPES: tuple[APIRouter, ...] = (
+    e2b_process.router,
+    swerex.router,
+    rock.router,
+    e2b_filesystem.router,
+    e2b_files.router,
     native.router,
+    ports.router,
     run_code.router,
     e2b_control.health_router,
     e2b_control.router,
     e2b_templates.router,
-    e2b_process.router,
-    e2b_filesystem.router,
-    e2b_files.router,
-    swerex.router,
-    rock.router,
     *services.mounted(scores.router, teachers.router),
     scores.rewards,
 )
-"""The routers of all shapes; where two know a path, the first one serves it."""
+"""The routers of all shapes, those with the most calls first. Where two know a path, the first one serves it."""
 
-KEEPALIVE_S, PROBE_S, PROBES = 30, 10, 3
-"""A silent connection is probed after so many seconds, so many seconds apart, and is broken after so many probes without an answer."""
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """When a connection whose other end does not answer is broken; whole seconds.
+
+    A silent one is probed after `idle_s`, `probes` times, `interval_s` apart. One on which something was sent is broken when the other end
+    has not confirmed it for as long as that takes in all.
+    """
+
+    idle_s: int = 30
+    interval_s: int = 10
+    probes: int = 3
+
+    def options(self) -> list[tuple[str, int]]:
+        """Return the options of a TCP socket."""
+        whole_ms = 1000 * (self.idle_s + self.interval_s * self.probes)
+        times = [("TCP_KEEPIDLE", self.idle_s), ("TCP_KEEPINTVL", self.interval_s), ("TCP_KEEPCNT", self.probes)]
+        return [*times, ("TCP_USER_TIMEOUT", whole_ms)]
+
 
 DRAIN_S = 10
 """Seconds that calls have for their end when the process is asked to end."""
@@ -91,6 +113,7 @@ def make_app(settings: Settings, database_url: str) -> FastAPI:
         engine.dispose()
 
     app = FastAPI(title="ARL-Tangram gateway", version="1", lifespan=lifespan)
+    app.add_middleware(ports.ByName)
     app.add_middleware(Access, body_limit_bytes=settings.gateway_body_mb * 2**20)
     app.add_exception_handler(HTTPException, _answer_http)
     for shape in SHAPES:
@@ -99,31 +122,35 @@ def make_app(settings: Settings, database_url: str) -> FastAPI:
     return app
 
 
-def serve(settings: Settings, database_url: str, host: str, port: int) -> None:
+def serve(settings: Settings, database_url: str, host: str, port: int, keepalive: Keepalive = Keepalive()) -> None:
     """Serve until a signal asks for the end. Raises as `make_app`, and `OSError` where the port cannot be had."""
     app = make_app(settings, database_url)
-    with _listen(host, port) as listening:
+    gc.freeze()  # The application lives as long as its process; walking it for garbage would hold up all calls.
+    with _listen(host, port, keepalive) as listening:
         _log.info("the gateway serves http://%s:%d", *listening.getsockname()[:2])
         config = uvicorn.Config(
             app,
+            http=BoundedHeads,
             access_log=False,
             log_config=None,
             lifespan="on",
             timeout_graceful_shutdown=DRAIN_S,
             timeout_keep_alive=75,
             server_header=False,
+            proxy_headers=False,
+            ws="none",
         )
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, keepalive: Keepalive) -> socket.socket:
     """Return a listening socket whose connections, which inherit its options, notice that their other end has vanished."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listening = socket.socket(family, kind, proto)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", KEEPALIVE_S), ("TCP_KEEPINTVL", PROBE_S), ("TCP_KEEPCNT", PROBES)):
+        for name, value in keepalive.options():
             if hasattr(socket, name):  # macOS has other names
                 listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         listening.bind(address)
@@ -165,4 +192,4 @@ async def _answer_http(_request: Request, error: Exception) -> Response:
     """Answer for paths that nobody serves, with FastAPI's `detail` beside the gateway's own form of an error."""
     assert isinstance(error, HTTPException), "it is registered for these"
     content = {"detail": error.detail, "error": {"kind": of_http(error).kind, "message": str(error.detail)}}
-    return JSONResponse(content, error.status_code, error.headers)
+    return JSONResponse(content, error.status_code, {**(error.headers or {}), CAUSE_HEADER: "bad_input"})

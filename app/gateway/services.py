@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Header
 from fastapi.responses import JSONResponse, Response
@@ -28,6 +28,7 @@ from app.gateway.shape import shape_router
 
 PREFIX = "/services/{service}"
 
+Result = TypeVar("Result")
 Task = Literal["score", "logprobs"]
 Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=256)]
 
@@ -167,8 +168,15 @@ def finite(scores: Iterable[float]) -> list[float]:
     checked = list(scores)
     for index, score in enumerate(checked):
         if not math.isfinite(score):
-            raise InfraFailed(f"score {index} is {score}", "not_a_number")
+            raise InfraFailed(f"score {index} is {score}", "engine_failed")
     return checked
+
+
+def as_many(results: list[Result], asked: Sequence[object]) -> list[Result]:
+    """Return results. Raises `InfraFailed` where there are not as many as were asked for: nobody can tell whose they are."""
+    if len(results) != len(asked):
+        raise InfraFailed(f"{len(asked)} items have {len(results)} results", "engine_failed")
+    return results
 
 
 def heading(kind: str, service: str, what: str = "list") -> dict[str, Any]:

@@ -27,7 +27,7 @@ from app.gateway.context import CallerOf, Gateway, GatewayOf
 from app.gateway.errors import BadRequest, GatewayError, NotFound, TooLarge, Unauthorized
 from app.gateway.records import Record
 from app.gateway.rex_errors import RemoteError, of_failure
-from app.gateway.rex_runtime import Lanes, Runtime, alive, close
+from app.gateway.rex_runtime import Runtime, alive, close
 from app.gateway.rex_upload import upload
 from app.gateway.sessions import Caller
 from app.gateway.shape import shape_router
@@ -56,16 +56,8 @@ async def find(gateway: Gateway, caller: Caller, environment: str) -> Record:
     return await gateway.environments.find(caller, environment)
 
 
-def lanes_of(request: Request) -> Lanes:
-    """Return the lanes of this process."""
-    lanes: Lanes | None = getattr(request.app.state, "rex_lanes", None)
-    if lanes is None:
-        lanes = request.app.state.rex_lanes = Lanes()
-    return lanes
-
-
 async def _runtime(environment: Environment, caller: CallerOf, gateway: GatewayOf, request: Request, key: Key = None) -> Runtime:
-    return Runtime(gateway, caller, await find(gateway, caller, environment), lanes_of(request), key, request)
+    return Runtime(gateway, caller, await find(gateway, caller, environment), key, request)
 
 
 RuntimeOf = Annotated[Runtime, Depends(_runtime)]
@@ -85,13 +77,21 @@ async def create_session(
     environment: Environment, body: wire.CreateSession, caller: CallerOf, gateway: GatewayOf, request: Request, key: Key = None
 ) -> wire.SessionStarted:
     """Start a shell; opens the environment where there is none of this name."""
+    record = await _stood(environment, caller, gateway, request)
+    return await Runtime(gateway, caller, record, key, request).create_session(body)
+
+
+async def _stood(environment: str, caller: Caller, gateway: Gateway, request: Request) -> Record:
+    """Return an environment that stands, opened where there is none of this name; an opening is joined, as who began it may be gone."""
+    is_named = not _OPENED_ELSEWHERE.fullmatch(environment)
     try:
         record = await find(gateway, caller, environment)
+        if record.state == "open" or not is_named:
+            return record
     except NotFound:
-        if _OPENED_ELSEWHERE.fullmatch(environment):
+        if not is_named:
             raise
-        record = await gateway.environments.open(caller, name=environment, owner="swe-rex", request=request)
-    return await Runtime(gateway, caller, record, lanes_of(request), key, request).create_session(body)
+    return await gateway.environments.open(caller, name=environment, owner="swe-rex", request=request)
 
 
 @router.post("/run_in_session")

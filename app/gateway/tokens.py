@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Mapping
 
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import ColumnElement, Engine, insert, select, update
 
 from app.gateway.errors import InfraFailed, Unauthorized
 from app.journal.database import DatabaseError, database_errors, writing
@@ -59,6 +59,7 @@ class Tokens:
         """Look tokens up in the database of `engine`."""
         self._engine = engine
         self._known: dict[str, tuple[float, str | None]] = {}
+        self._jobs: dict[str, tuple[float, str | None]] = {}
 
     async def job_of(self, token: str) -> str:
         """Return the job of a token.
@@ -71,22 +72,32 @@ class Tokens:
             When the database cannot be asked.
 
         """
-        hashed, now = _hash(token), time.monotonic()
-        known = self._known.get(hashed)
-        if known is None or known[0] <= now:
-            try:
-                known = now + CACHE_S, await asyncio.to_thread(self._look_up, hashed)
-            except DatabaseError as error:
-                raise InfraFailed(f"tokens cannot be looked up: {error}", "database") from error
-            if len(self._known) >= _MOST_CACHED:
-                self._known.clear()
-            self._known[hashed] = known
-        if known[1] is None:
+        hashed = _hash(token)
+        job = await self._remembered(self._known, hashed, _TOKENS.c.hash == hashed)
+        if job is None:
             raise Unauthorized("the token is unknown or was revoked")
-        return known[1]
+        return job
 
-    def _look_up(self, hashed: str) -> str | None:
-        found = select(_TOKENS.c.job).where(_TOKENS.c.hash == hashed, _TOKENS.c.revoked_at.is_(None))
+    async def check(self, job: str) -> None:
+        """Raise `Unauthorized` when a job has no token that counts: what was handed out to it counts no more then. Raises `InfraFailed`."""
+        if await self._remembered(self._jobs, job, _TOKENS.c.job == job) is None:
+            raise Unauthorized("the tokens of the job were revoked")
+
+    async def _remembered(self, known: dict[str, tuple[float, str | None]], key: str, condition: ColumnElement[bool]) -> str | None:
+        """Return the job of a token that fits and counts, as it was at most `CACHE_S` ago."""
+        now, found = time.monotonic(), known.get(key)
+        if found is None or found[0] <= now:
+            try:
+                found = now + CACHE_S, await asyncio.to_thread(self._look_up, condition)
+            except DatabaseError as error:
+                raise InfraFailed(f"tokens cannot be looked up: {error}", "stack_unreachable") from error
+            if len(known) >= _MOST_CACHED:
+                known.clear()
+            known[key] = found
+        return found[1]
+
+    def _look_up(self, condition: ColumnElement[bool]) -> str | None:
+        found = select(_TOKENS.c.job).where(condition, _TOKENS.c.revoked_at.is_(None)).limit(1)
         with database_errors(self._engine.url), self._engine.connect() as connection:
             job: str | None = connection.execute(found).scalar_one_or_none()
         return job

@@ -7,12 +7,12 @@ be read. Totals count what retention has rolled up (`app/journal/rollup.py`), to
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, false, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, false, func, select
 
 from app.journal.database import database_errors, snapshot
 from app.journal.models import (
@@ -29,6 +29,7 @@ from scheduler.learning.durations import MEASURED, Observation
 from scheduler.model.stats import Summary
 from tangram.action import CELLS, CORES
 from tangram.action import Action as Declared
+from tangram.ends import fault_of
 
 CARRIED_OUT = ("succeeded", "failed", "timed_out")
 
@@ -49,7 +50,7 @@ class Selection:
     @classmethod
     def of_run(cls, run: RunRecord) -> Selection:
         """Select the actions of `run`."""
-        return cls(jobs=run.jobs, since=run.started_at, until=run.ended_at)
+        return cls(jobs=run.jobs, since=run.started_at, until=run.ended_at if run.ended_at is not None else run.followed_at)
 
 
 EVERYTHING = Selection()
@@ -59,11 +60,14 @@ EVERYTHING = Selection()
 class ActStats:
     """ACT figures of a group of actions.
 
-    `by_status` counts all of them. `act` and the means are over those carried out. `core_s_reserved` and
-    `cell_s_reserved` are units times the time that grants held them, resizes included; `core_s_used` is CPU time.
+    `by_status` counts all of them, `by_cause` and `by_fault` those whose end somebody is to blame for (`tangram/ends.py`).
+    `act` and the means are over those carried out. `core_s_reserved` and `cell_s_reserved` are units times the time that grants held them,
+    resizes included; `core_s_used` is CPU time.
     """
 
     by_status: Mapping[str, int]
+    by_cause: Mapping[str, int]
+    by_fault: Mapping[str, int]
     act: Summary
     mean_queue_s: float
     mean_overhead_s: float
@@ -89,34 +93,51 @@ class ActReport:
 
 def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
     """Return the ACT figures of the selected actions."""
-    columns = (Action.kind, Action.job, Action.status, Action.queue_s, Action.overhead_s, Action.execution_s, Action.act_s, Action.cpu_s)
-    where = _where(selection)
-    total, by_kind, by_job = _Group(), dict[str, _Group](), dict[str, _Group]()
+    with snapshot(engine) as connection:
+        return act_report_in(connection, selection)
+
+
+def act_report_in(connection: Connection, selection: Selection) -> ActReport:
+    """Return what `act_report` does, from a snapshot that other questions share."""
+    columns = (
+        Action.kind,
+        Action.job,
+        Action.status,
+        Action.cause,
+        Action.fault,
+        Action.queue_s,
+        Action.overhead_s,
+        Action.execution_s,
+        Action.act_s,
+        Action.cpu_s,
+    )
+    where = conditions_of(selection)
+    total = _Group()
+    by_kind, by_job = defaultdict[str, _Group](_Group), defaultdict[str, _Group](_Group)
 
     def groups(row: AnyRow) -> tuple[_Group, _Group, _Group]:
-        return total, by_kind.setdefault(row.kind, _Group()), by_job.setdefault(row.job, _Group())
+        return total, by_kind[row.kind], by_job[row.job]
 
-    with snapshot(engine) as connection:
-        for row in connection.execute(select(*columns).where(*where)):
-            for group in groups(row):
-                group.add(row)
-        for hour in connection.execute(select(table(ActionHour)).where(*_whole_hours(selection, ActionHour))):
-            if selection.kind in (None, hour.kind):
-                for group in groups(hour):
-                    group.add_hour(hour)
-        held = func.sum(Action.unit_s)
-        reserved = (
-            select(Action.kind, Action.job, Grant.resource, held)
-            .join_from(Action, Grant, (Grant.action == Action.id) & (Grant.attempt == Action.attempts))
-            .where(Grant.released_at.is_not(None), Grant.resource.in_((CORES, CELLS)), *where)
-            .group_by(Action.kind, Action.job, Grant.resource)
-        )
-        for kind, job, resource, seconds in connection.execute(reserved):
-            for group in (total, by_kind[kind], by_job[job]):
-                group.reserved[resource] += seconds or 0.0
-        pods: float | None = connection.execute(_pod_core_s(selection)).scalar_one()
-        rolled_up = select(func.sum(EnvironmentHour.pod_core_s)).where(*_whole_hours(selection, EnvironmentHour))
-        earlier_pods: float | None = connection.execute(rolled_up).scalar_one()
+    for row in connection.execute(select(*columns).where(*where)):
+        for group in groups(row):
+            group.add(row)
+    for hour in connection.execute(select(table(ActionHour)).where(*_whole_hours(selection, ActionHour))):
+        if selection.kind in (None, hour.kind):
+            for group in groups(hour):
+                group.add_hour(hour)
+    held = func.sum(Action.unit_s)
+    reserved = (
+        select(Action.kind, Action.job, Grant.resource, held)
+        .join_from(Action, Grant, (Grant.action == Action.id) & (Grant.attempt == Action.attempts))
+        .where(Grant.released_at.is_not(None), Grant.resource.in_((CORES, CELLS)), *where)
+        .group_by(Action.kind, Action.job, Grant.resource)
+    )
+    for kind, job, resource, seconds in connection.execute(reserved):
+        for group in (total, by_kind[kind], by_job[job]):
+            group.reserved[resource] += seconds or 0.0
+    pods: float | None = connection.execute(_pod_core_s(selection)).scalar_one()
+    rolled_up = select(func.sum(EnvironmentHour.pod_core_s)).where(*_whole_hours(selection, EnvironmentHour))
+    earlier_pods: float | None = connection.execute(rolled_up).scalar_one()
     return ActReport(
         total=total.stats(),
         by_kind={kind: group.stats() for kind, group in sorted(by_kind.items())},
@@ -131,7 +152,7 @@ def observations(engine: Engine, limit: int = 20_000, of_run: RunRecord | None =
         Action.header, Action.attempts, Action.granted_at, Action.ended_at, Action.units, Action.unit_s, Action.execution_s, Action.cpu_s,
     )  # fmt: skip
     ended = (Action.status == "succeeded", Action.ended_at.is_not(None))
-    wanted = ended if of_run is None else (*ended, *_where(Selection.of_run(of_run)))
+    wanted = ended if of_run is None else (*ended, *conditions_of(Selection.of_run(of_run)))
     query = select(*columns).where(*wanted).order_by(Action.ended_at.desc(), Action.position.desc()).limit(limit)
     with database_errors(engine.url), engine.connect() as connection:
         return [_observation(row) for row in connection.execute(query)][::-1]
@@ -159,6 +180,7 @@ def _observation(row: AnyRow) -> Observation:
 @dataclass(slots=True)
 class _Group:
     by_status: Counter[str] = field(default_factory=Counter)
+    by_cause: Counter[str] = field(default_factory=Counter)
     queue_s: list[float] = field(default_factory=list)
     overhead_s: list[float] = field(default_factory=list)
     execution_s: list[float] = field(default_factory=list)
@@ -169,6 +191,8 @@ class _Group:
 
     def add(self, row: AnyRow) -> None:
         self.by_status[row.status] += 1
+        if row.fault:
+            self.by_cause[row.cause] += 1
         self.cpu_s += row.cpu_s or 0.0
         if row.status in CARRIED_OUT:
             self.queue_s.append(row.queue_s)
@@ -178,6 +202,7 @@ class _Group:
 
     def add_hour(self, row: AnyRow) -> None:
         self.by_status[row.status] += row.actions
+        self.by_cause.update(row.causes)
         self.cpu_s += row.cpu_s
         self.reserved[CORES] += row.core_s
         self.reserved[CELLS] += row.cell_s
@@ -185,8 +210,13 @@ class _Group:
             self.rolled_up.merge(ActionFigures.of_row(row))
 
     def stats(self) -> ActStats:
+        by_fault: Counter[str] = Counter()
+        for cause, count in self.by_cause.items():
+            by_fault[fault_of(cause)] += count
         return ActStats(
             by_status=dict(sorted(self.by_status.items())),
+            by_cause=dict(sorted(self.by_cause.items())),
+            by_fault=dict(sorted(by_fault.items())),
             act=merged_summary(self.act_s, self.rolled_up, "act_s"),
             mean_queue_s=merged_mean(self.queue_s, self.rolled_up, "queue_s"),
             mean_overhead_s=merged_mean(self.overhead_s, self.rolled_up, "overhead_s"),
@@ -197,7 +227,8 @@ class _Group:
         )
 
 
-def _where(selection: Selection) -> list[ColumnElement[bool]]:
+def conditions_of(selection: Selection) -> list[ColumnElement[bool]]:
+    """Return what holds of the selected actions' rows."""
     conditions: list[ColumnElement[bool]] = []
     if selection.jobs is not None:
         conditions.append(Action.job.in_(selection.jobs))

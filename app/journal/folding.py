@@ -35,9 +35,11 @@ from scheduler.live.entries import (
     InstancesForgotten,
     MessageFailed,
     NodeChanged,
+    NodeDraining,
 )
 from scheduler.model.lifecycle import ENVIRONMENT
 from tangram.action import CELLS, CORES, DEFAULT_PRIORITY, QUOTA_PREFIX
+from tangram.ends import fault_of_end
 
 Row = dict[str, Any]
 Shape = frozenset[str]
@@ -66,6 +68,7 @@ class Fold:
         self.published: dict[str, Row] = {}
         self.environments: dict[str, Row] = {}
         self.nodes: dict[str, Row] = {}
+        self.draining: dict[str, Row] = {}
         self.services: dict[str, Row] = {}
         self.forgotten: dict[str, Row] = {}
         self.instances: dict[tuple[str, str, str], Row] = {}
@@ -93,6 +96,8 @@ class Fold:
                     self._environment(entry)
                 case NodeChanged():
                     self._node(entry)
+                case NodeDraining():
+                    self.draining[entry.name] = {"of": clean(entry.name), "draining": entry.draining}
                 case InstanceChanged():
                     self._instance(entry)
                 case InstancesForgotten():
@@ -221,6 +226,8 @@ class Fold:
             {
                 "status": end.status,
                 "reason": clean(end.reason),
+                "cause": end.cause,
+                "fault": fault_of_end(end.kind, end.cause),
                 # Whoever has to store the result needs the message, and may die before it is stored.
                 **({"message": None} if end.by_worker else {}),
                 "started_at": end.started_at,
@@ -265,6 +272,9 @@ class Fold:
             "changed_at": entry.at,
             "ended_at": entry.at if entry.state in ENVIRONMENT.ends else None,
             "client": entry.client or None,
+            "cause": entry.cause,
+            "owner": clean(entry.owner),
+            "ends_at": entry.ends_at,
             "used_at": entry.used_at,
         }
 

@@ -16,11 +16,14 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, SERVICE, ActionState, NodeState, ServiceState
+from tangram.ends import CAUSES, FAULTS, NO_CAUSE
 
 WAITING: Final[ActionState] = "waiting"
 RUNNING: Final[ActionState] = "running"
 NODE_UP: Final[NodeState] = "up"
 ABSENT: Final[ServiceState] = "absent"
+
+INFRA_FAILED: Final = text("fault = 'infrastructure'")
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
@@ -62,8 +65,8 @@ class Action(Base):
 
     `position` orders actions by reception. `action_class` is the class that the trainer gave, else the kind.
     `message` is the whole Celery message, kept until the end is known to be stored as the result. `node` and `granted_at` are those of the
-    latest attempt, `units` its degree of parallelism at the end, `unit_s` the core- or cell-seconds that all its
-    grants held.
+    latest attempt. `cause` says why it has ended so, and `fault` whose fault that is (`tangram/ends.py`). `units` is its degree of
+    parallelism at the end, `unit_s` the core- or cell-seconds that all its grants held.
     """
 
     __tablename__ = "actions"
@@ -80,6 +83,8 @@ class Action(Base):
     priority: Mapped[int] = mapped_column(Integer)
     status: Mapped[str]
     reason: Mapped[str]
+    cause: Mapped[str] = mapped_column(server_default=text("''"))
+    fault: Mapped[str] = mapped_column(server_default=text("''"))
     attempts: Mapped[int] = mapped_column(Integer)
     header: Mapped[dict[str, Any]]
     message: Mapped[str | None]
@@ -101,8 +106,11 @@ class Action(Base):
     __table_args__ = (
         words_of("status", ACTION.states),
         ended_in("status", ACTION.ends),
+        words_of("cause", (NO_CAUSE, *CAUSES)),
+        words_of("fault", FAULTS),
         Index("ix_actions_unfinished", "position", sqlite_where=text("ended_at IS NULL"), postgresql_where=text("ended_at IS NULL")),
         Index("ix_actions_trajectory", "trajectory"),
+        Index("ix_actions_infra_failed", "cause", sqlite_where=INFRA_FAILED, postgresql_where=INFRA_FAILED),
         Index(
             "ix_actions_job_ended_at",
             "job",
@@ -144,7 +152,9 @@ class Grant(Base):
 class Environment(Base):
     """A stateful sandbox of a trajectory; `pod_cores` are cores it holds for itself, 0 where cores go to actions.
 
-    It goes with its `client`, where it has one. Its last use is at most a part of its lease later than `used_at`.
+    It goes with its `client`, where it has one, and `owner` names that for people. A lease of its own ends at `ends_at`, which before
+    it stands is so long after `used_at`. Without one its last use is at most a part of the lease later than `used_at`. `cause` is that of
+    its end.
     """
 
     __tablename__ = "environments"
@@ -162,6 +172,9 @@ class Environment(Base):
     changed_at: Mapped[float]
     ended_at: Mapped[float | None]
     client: Mapped[str | None]
+    cause: Mapped[str] = mapped_column(server_default=text("''"))
+    owner: Mapped[str] = mapped_column(server_default=text("''"))
+    ends_at: Mapped[float | None]
     used_at: Mapped[float | None]
 
     __table_args__ = (
@@ -176,7 +189,7 @@ class Environment(Base):
 
 
 class Node(Base):
-    """A host with one worker; `description` is what that worker said when it joined."""
+    """A host with one worker; `description` is what that worker said when it joined. `draining` stays whatever the state is."""
 
     __tablename__ = "nodes"
 
@@ -186,6 +199,7 @@ class Node(Base):
     description: Mapped[dict[str, Any]]
     joined_at: Mapped[float | None]
     changed_at: Mapped[float]
+    draining: Mapped[bool] = mapped_column(server_default=false())
 
     __table_args__ = (words_of("state", NODE.states),)
 
@@ -249,7 +263,8 @@ class ActionHour(Base):
     """Figures of the ended actions that were submitted in the hour that began at `hour`, and whose rows retention has removed.
 
     `actions` counts them; seconds are sums. `core_s` and `cell_s` are the core- and cell-seconds that their grants held. `histograms`
-    has, for each part of the ACT, the number of actions by bin (`app/journal/rollup.py`).
+    has, for each part of the ACT, the number of actions by bin (`app/journal/rollup.py`), `causes` the number of actions by the cause of
+    their end, where somebody is to blame for it.
     """
 
     __tablename__ = "action_hours"
@@ -268,6 +283,7 @@ class ActionHour(Base):
     core_s: Mapped[float]
     cell_s: Mapped[float]
     histograms: Mapped[dict[str, Any]]
+    causes: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
 
     __table_args__ = (words_of("status", ACTION.ends),)
 

@@ -1,7 +1,8 @@
 """Retention: what ended long ago leaves the journal, rolled up by the hour.
 
-Rows are removed in small batches, each one transaction that also adds them to the figures of their hours: after a crash a row either is
-there or is counted there. With a lease, only its holder removes anything. Between batches the journal has the database for itself.
+Rows are removed in small batches. Each batch is one transaction, which also adds the rows to the figures of their hours. So after a
+crash a row is either still there or counted there. With a lease, only its holder removes anything. Between batches the journal has
+the database for itself.
 
 What other parts read stays, however old: the last successes that a starting scheduler learns from (`TANGRAM_HISTORY`) and all that ended
 after the first of them, and the actions and environments of recorded runs.
@@ -148,8 +149,8 @@ def _remove_actions(connection: Connection, after: Place, before: float, runs: S
     """Roll up and remove a batch of actions; return where it ended, None at the last one, and how many were removed."""
     last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_not(None)
     columns = (
-        Action.id, Action.job, Action.kind, Action.action_class, Action.status, Action.submitted_at, Action.ended_at,
-        Action.act_s, Action.queue_s, Action.overhead_s, Action.execution_s, Action.cpu_s, Action.unit_s, Grant.resource,
+        Action.id, Action.job, Action.kind, Action.action_class, Action.status, Action.submitted_at, Action.ended_at, Action.cause,
+        Action.fault, Action.act_s, Action.queue_s, Action.overhead_s, Action.execution_s, Action.cpu_s, Action.unit_s, Grant.resource,
     )  # fmt: skip
     ended = (Action.ended_at.is_not(None), Action.ended_at >= after[0], Action.ended_at < before)
     query = select(*columns).join_from(Action, Grant, last, isouter=True).where(*ended, tuple_(Action.ended_at, Action.id) > tuple_(*after))

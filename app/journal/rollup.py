@@ -52,6 +52,7 @@ class ActionFigures:
     actions: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     histograms: dict[str, Counter[int]] = field(default_factory=lambda: {part: Counter() for part in PARTS})
+    causes: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of_row(cls, row: AnyRow) -> Self:
@@ -59,11 +60,14 @@ class ActionFigures:
         figures = cls(actions=row.actions, sums={name: getattr(row, name) for name in SUMS})
         for part, bins in row.histograms.items():
             figures.histograms[part].update({int(number): count for number, count in bins.items()})
+        figures.causes.update(row.causes)
         return figures
 
     def add_action(self, row: AnyRow) -> None:
         """Count an ended action, a row of `actions` with the `resource` that its last grant counted in."""
         self.actions += 1
+        if row.fault:
+            self.causes[row.cause] += 1
         for part in PARTS:
             seconds = getattr(row, part) or 0.0
             self.sums[part] += seconds
@@ -79,11 +83,12 @@ class ActionFigures:
             self.sums[name] += seconds
         for part, bins in other.histograms.items():
             self.histograms[part].update(bins)
+        self.causes.update(other.causes)
 
     def values(self) -> dict[str, Any]:
         """Return the columns of a row."""
         histograms = {part: {str(number): count for number, count in sorted(bins.items())} for part, bins in self.histograms.items()}
-        return {"actions": self.actions, **self.sums, "histograms": histograms}
+        return {"actions": self.actions, **self.sums, "histograms": histograms, "causes": dict(sorted(self.causes.items()))}
 
 
 def by_hour(rows: Iterable[AnyRow]) -> dict[Key, ActionFigures]:

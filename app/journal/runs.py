@@ -1,16 +1,17 @@
 """Runs: what a replay or benchmark writes down about itself, so that `tangram report RUN` finds it again.
 
-A run's actions are not marked; they are those of its jobs submitted between its start and its end.
+A run's actions are not marked; they are those of its jobs submitted between its start and its end. A run that was broken off has no end;
+its actions are those until the next run that shares a job with it.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import Connection, Engine, Row, insert, select, update
 
 from app.journal.database import DatabaseError, database_errors, writing
 from app.journal.models import Run, table
@@ -20,7 +21,10 @@ RUNS = table(Run)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run; `ended_at` and `summary` are absent while it goes on or where it was broken off. Epoch seconds."""
+    """One run; `ended_at` and `summary` are absent while it goes on or where it was broken off. Epoch seconds.
+
+    `followed_at` is when the next run of one of the jobs began; it is looked up for a run without an end alone.
+    """
 
     id: str
     policy: str
@@ -30,6 +34,7 @@ class RunRecord:
     summary: Mapping[str, Any] | None
     started_at: float
     ended_at: float | None
+    followed_at: float | None = None
 
 
 def start_run(engine: Engine, *, policy: str, trace: str, jobs: Sequence[str], options: Mapping[str, Any], started_at: float) -> str:
@@ -77,9 +82,16 @@ def load_run(engine: Engine, run_id: str) -> RunRecord:
         query = query.where(Run.id == run_id)
     with database_errors(engine.url), engine.connect() as connection:
         row = connection.execute(query).one_or_none()
+        followed_at = _followed_at(connection, row) if row is not None and row.ended_at is None else None
     if row is None:
         raise DatabaseError("no runs yet" if run_id == "last" else f"no run {run_id!r}")
-    return _record(row._asdict())
+    return replace(_record(row._asdict()), followed_at=followed_at)
+
+
+def _followed_at(connection: Connection, run: Row[*tuple[Any, ...]]) -> float | None:
+    """Return when the next run began that shares a job with `run`."""
+    later = select(Run.jobs, Run.started_at).where(Run.started_at > run.started_at).order_by(Run.started_at)
+    return next((started_at for jobs, started_at in connection.execute(later) if not set(run.jobs).isdisjoint(jobs)), None)
 
 
 def list_runs(engine: Engine, limit: int = 50) -> list[RunRecord]:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, Row, func, select
+from sqlalchemy import Connection, Engine, Row, Text, cast, func, select
 
 from app.journal.database import snapshot
 from app.journal.models import (
     ABSENT,
+    INFRA_FAILED,
     NODE_UP,
     RUNNING,
     WAITING,
@@ -31,14 +32,16 @@ from app.journal.models import (
 from app.journal.unfinished import set_aside
 from scheduler.live.entries import SetAside
 from tangram.action import CELLS
+from tangram.ends import fault_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A node and what it holds now, as the journal knows it."""
+    """A node and what it holds now, as the journal knows it. It may be `draining` in any state."""
 
     name: str
     state: str
+    draining: bool
     reason: str
     description: Mapping[str, Any]
     changed_at: float
@@ -86,7 +89,8 @@ class Status:
     """The state of a deployment.
 
     `oldest_wait_s` is the age since submission of the action that waits longest, 0 for none. `set_aside` are the messages on which
-    schedulers failed, and which none is given again; the latest first.
+    schedulers failed, and which none is given again; the latest first. `infra_failed` counts the actions that ended by a fault of the
+    infrastructure, by cause.
     """
 
     nodes: tuple[NodeStatus, ...]
@@ -96,6 +100,7 @@ class Status:
     waiting_by_job: Mapping[str, int]
     oldest_wait_s: float
     set_aside: tuple[SetAside, ...]
+    infra_failed: Mapping[str, int]
 
 
 def status(engine: Engine, now: float) -> Status:
@@ -104,6 +109,7 @@ def status(engine: Engine, now: float) -> Status:
         unended = Action.ended_at.is_(None)
         ended = _counts(connection.execute(select(ActionHour.status, func.sum(ActionHour.actions)).group_by(ActionHour.status)))
         actions = _sum(_counts(connection.execute(select(Action.status, func.count()).group_by(Action.status))), ended)
+        infra_failed = _infra_failed(connection)
         by_job = select(Action.job, func.count()).where(unended, Action.status == WAITING).group_by(Action.job).order_by(Action.job)
         waiting_by_job = _counts(connection.execute(by_job))
         oldest = connection.execute(select(func.min(Action.submitted_at)).where(unended, Action.status == WAITING)).scalar_one()
@@ -124,6 +130,7 @@ def status(engine: Engine, now: float) -> Status:
             NodeStatus(
                 name=node.name,
                 state=node.state,
+                draining=node.draining,
                 reason=node.reason,
                 description=node.description,
                 changed_at=node.changed_at,
@@ -138,7 +145,18 @@ def status(engine: Engine, now: float) -> Status:
         waiting_by_job=waiting_by_job,
         oldest_wait_s=max(0.0, now - oldest) if oldest is not None else 0.0,
         set_aside=poison,
+        infra_failed=infra_failed,
     )
+
+
+def _infra_failed(connection: Connection) -> dict[str, int]:
+    """Return how many actions ended by a fault of the infrastructure, by cause; those that were rolled up, too."""
+    ours = select(Action.cause, func.count()).where(INFRA_FAILED).group_by(Action.cause)
+    found = Counter(_counts(connection.execute(ours)))
+    hours = select(ActionHour.causes).where(cast(ActionHour.causes, Text) != "{}")
+    for causes in connection.execute(hours).scalars():
+        found.update({cause: count for cause, count in causes.items() if fault_of(cause) == "infrastructure"})
+    return dict(sorted(found.items()))
 
 
 def _services(

@@ -75,9 +75,10 @@ def load_unfinished(connection: Connection) -> Unfinished:
         .order_by(Action.position)
     )
     nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
+    draining = select(Node.name).where(Node.draining).order_by(Node.name)
     ended = select(Action.id).where(Action.ended_at > time.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
     gone = [
-        select(Environment.id, Environment.state, Environment.node, Environment.reason, Environment.ended_at)
+        select(Environment.id, Environment.state, Environment.node, Environment.reason, Environment.ended_at, Environment.cause)
         .where(Environment.ended_at > time.time() - ENDS_LOADED_S, Environment.state == state)
         .order_by(Environment.ended_at.desc())
         .limit(REMEMBERED)
@@ -85,7 +86,7 @@ def load_unfinished(connection: Connection) -> Unfinished:
     ]
     lost = (Environment.id == Action.environment) & (Environment.state == "lost") & (Action.status == "lost")
     unpublished = (
-        select(Action.id, Action.message, Action.status, Action.reason, Environment.node)
+        select(Action.id, Action.message, Action.status, Action.reason, Action.cause, Environment.node)
         .join_from(Action, Environment, lost, isouter=True)
         .where(Action.ended_at > time.time() - ENDS_LOADED_S, Action.message.is_not(None))
         .order_by(Action.ended_at, Action.position)
@@ -111,6 +112,9 @@ def load_unfinished(connection: Connection) -> Unfinished:
                 reason=row.reason,
                 client=row.client or "",
                 used_at=row.used_at,
+                cause=row.cause,
+                owner=row.owner,
+                ends_at=row.ends_at,
             )
             for row in connection.execute(environments)
         ],
@@ -121,14 +125,22 @@ def load_unfinished(connection: Connection) -> Unfinished:
         ended=tuple(connection.execute(ended).scalars().all()[::-1]),
         spent=tuple(SpentAction(header=row.header, granted_at=row.granted_at) for row in connection.execute(spent)),
         unpublished=tuple(
-            UnpublishedEnd(id=row.id, message=row.message, status=row.status, reason=row.reason, environment_lost_on=row.node or "")
+            UnpublishedEnd(
+                id=row.id,
+                message=row.message,
+                status=row.status,
+                reason=row.reason,
+                environment_lost_on=row.node or "",
+                cause=row.cause,
+            )
             for row in connection.execute(unpublished)
         ),
         gone=tuple(
-            EnvironmentGone(id=row.id, state=row.state, node=row.node or "", reason=row.reason, at=row.ended_at)
+            EnvironmentGone(id=row.id, state=row.state, node=row.node or "", reason=row.reason, at=row.ended_at, cause=row.cause)
             for query in gone
             for row in connection.execute(query).all()[::-1]
         ),
+        draining=tuple(connection.execute(draining).scalars()),
         set_aside=set_aside(connection),
         pods={row.id: tuple(row.core_ids) for row in connection.execute(pods)},
     )

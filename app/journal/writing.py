@@ -6,7 +6,7 @@ lives here. What had not ended is loaded by `app/journal/unfinished.py`; figures
 
 A write may be repeated: on PostgreSQL it is, when the connection breaks and nobody knows whether the commit
 arrived. Statements therefore set values, never add to them. With a lease, each transaction first makes sure that
-no other scheduler has taken over, so that one that slept through its lease cannot write any more.
+no other scheduler has taken over. A scheduler that slept through its lease can so write nothing more.
 """
 
 from __future__ import annotations
@@ -177,6 +177,7 @@ class SqlJournal:
         for statement, group in (
             (statements.environment, fold.environments.values()),
             (statements.node, fold.nodes.values()),
+            (statements.draining, fold.draining.values()),
             (statements.service, fold.services.values()),
             (statements.forget, fold.forgotten.values()),
             (statements.instance, fold.instances.values()),
@@ -211,7 +212,8 @@ class _Statements:
         released_at = func.coalesce(Grant.released_at, grant.excluded.released_at)
         self.grant = grant.on_conflict_do_update(index_elements=["action", "attempt"], set_={"released_at": released_at})
         self.environment = self._latest(Environment, "id", keep=("created_at",), first=("opened_at",))
-        self.node = self._latest(Node, "name", last=("joined_at",))
+        self.node = self._latest(Node, "name", keep=("draining",), last=("joined_at",))
+        self.draining = update(table(Node)).where(Node.name == bindparam("of"))
         self.service = self._latest(Service, "name")
         self.forget = update(table(ServiceInstance)).where(ServiceInstance.node == bindparam("of"), ServiceInstance.state != ABSENT)
         gone = select(Node.name).where(Node.state != NODE_UP, Node.changed_at < bindparam("before"))

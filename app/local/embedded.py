@@ -4,6 +4,7 @@
 |---|---|
 | `lock` | held by the process that runs the stack; its number is inside |
 | `stack.json` | addresses for clients and tools (`tangram.settings`), and the processes for whoever cleans up after a crash |
+| `metrics.json` | where the processes serve their metrics, for `file_sd_configs` of Prometheus; only where they do |
 | `redis.sock` | the broker's and result store's socket |
 | `redis/` | what the broker and result store hold; outlives the stack |
 | `tangram.sqlite` | the journal; outlives the stack |
@@ -16,6 +17,7 @@ there are is the caller's affair, and so is whether one that dies ends the stack
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import threading
@@ -29,8 +31,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
-from app.journal.database import sqlite_url, upgrade
-from app.local.processes import Command, Identity, Process, StackError, describe, stop_stranger, wait_until
+from app.journal.database import sqlite_url
+from app.journal.migrating import upgrade
+from app.local.processes import METRICS_HOST, METRICS_PORT, Command, Identity, Process, StackError, describe, stop_stranger, wait_until
 from app.local.redis_server import RedisServer, remove_socket_folder
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,10 @@ class StackRunning(StackError):
 
 
 class StackFile(BaseModel):
-    """What `stack.json` says: the addresses, and of each process its number and start (seconds since the epoch)."""
+    """What `stack.json` says: the addresses, and of each process its number and start (seconds since the epoch).
+
+    `metrics` are the addresses at which processes serve their metrics, by name.
+    """
 
     broker_url: str
     result_url: str
@@ -57,6 +63,7 @@ class StackFile(BaseModel):
     pids: dict[str, int]
     started_at: dict[str, float]
     socket_folder: Path | None = None
+    metrics: dict[str, str] = {}
 
 
 class Restarts:
@@ -92,10 +99,13 @@ class EmbeddedStack:
         """Start nothing yet."""
         self.state_dir = state_dir.expanduser().absolute()
         self.stack_file = self.state_dir / "stack.json"
+        self.metrics_file = self.state_dir / "metrics.json"
         self.database_url = sqlite_url(self.state_dir / "tangram.sqlite")
         self._commands = tuple(commands)
         self._stop_timeout_s = stop_timeout_s
         self._processes: dict[str, Process] = {}
+        self.metrics: dict[str, str] = {}
+        """Where processes serve their metrics, by name."""
         self._redis: RedisServer | None = None
         self._exit = ExitStack()
 
@@ -121,6 +131,7 @@ class EmbeddedStack:
             self._processes["redis"] = self._redis.process
             undo.callback(self._redis.stop)
             undo.callback(self.stack_file.unlink, missing_ok=True)
+            undo.callback(self.metrics_file.unlink, missing_ok=True)
             self._write_stack_file()
             upgrade(self.database_url)
             for command in self._commands:
@@ -169,11 +180,14 @@ class EmbeddedStack:
         """
         if command.name in self._processes:
             raise StackError(f"the stack has a process {command.name} already")
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
+        inherited = {name: value for name, value in os.environ.items() if name != METRICS_PORT}
+        env = {**inherited, "PYTHONUNBUFFERED": "1", **self.environment}
         process = Process(command, log=self._log(command.name), env=env)
         # One callback each: an interrupt while one process is stopped must not spare the others.
         self._exit.callback(process.stop, self._stop_timeout_s)
         self._processes[command.name] = process
+        if METRICS_PORT in command.env:
+            self.metrics[command.name] = f"{METRICS_HOST}:{command.env[METRICS_PORT]}"
         self._write_stack_file()
         return process
 
@@ -236,6 +250,7 @@ class EmbeddedStack:
     def _forget(self) -> None:
         self._redis = None
         self._processes.clear()
+        self.metrics.clear()
 
     def _write_stack_file(self) -> None:
         stack = StackFile(
@@ -245,9 +260,13 @@ class EmbeddedStack:
             pids={process.name: process.identity.pid for process in self._processes.values()},
             started_at={process.name: process.identity.started_at for process in self._processes.values()},
             socket_folder=self._redis.socket_folder if self._redis else None,
+            metrics=self.metrics,
         )
+        targets = [{"targets": [address], "labels": {"process_name": name}} for name, address in self.metrics.items()]
         with _state_folder_errors(self.state_dir):
             _write_private(self.stack_file, stack.model_dump_json(indent=2))
+            if targets:
+                _write_private(self.metrics_file, json.dumps(targets, indent=2))
 
 
 @contextmanager

@@ -19,10 +19,19 @@ import psutil
 
 from tangram.errors import TangramError
 
-POLL_S = 0.01
+FIRST_POLL_S, LONGEST_POLL_S, POLL_GROWTH = 0.005, 0.05, 1.3
+"""Pauses between two looks at what is waited for. Looks cost CPU time that processes need which are starting."""
+
 KILL_WAIT_S = 5.0
 # psutil derives start times from the clock's ticks since boot; two readings may differ by rounding.
 SAME_START_S = 1.0
+
+
+METRICS_PORT = "TANGRAM_METRICS_PORT"
+"""A variable that each process of a stack has for itself, and none takes over from whoever starts it."""
+
+METRICS_HOST = "127.0.0.1"
+"""Where the processes of a stack serve their metrics."""
 
 
 class StackError(TangramError):
@@ -162,11 +171,12 @@ def stop_stranger(identity: Identity, wait_s: float) -> bool:
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Wait until `condition` holds, at most `timeout_s`; say whether it did."""
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, FIRST_POLL_S
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * POLL_GROWTH, LONGEST_POLL_S)
     return True
 
 

@@ -10,24 +10,28 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from app.journal.database import open_engine
+from app.journal.overview import HOST_LABEL
 from app.journal.status import status
 from app.local.embedded import EmbeddedStack
-from app.local.processes import Command
+from app.local.processes import METRICS_HOST, METRICS_PORT, Command, StackError
 from tangram.settings import Settings
 
 READY_S = 60.0
 GATEWAY_HOST = "127.0.0.1"
+HIGHEST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPlan:
     """What to start: `nodes` CPU nodes of `cores` cores and `memory_mb`, `gpu_nodes` GPU nodes of `cells` cells, `api_nodes` API nodes.
 
-    `include` names further modules with Celery tasks for the workers. With a `gateway_port` there is a gateway at it, for this machine.
+    `include` names further modules with Celery tasks for the workers. With a `gateway_port` there is a gateway at it, for this
+    machine, and with a `web_port` the live page. With a `metrics_port` every process serves its metrics, the first at this port and each
+    further one at the next; and there is a process that counts Celery's events.
     """
 
     policy: str = "elastic"
@@ -40,6 +44,8 @@ class StackPlan:
     api_nodes: int = 1
     services_file: Path | None = None
     gateway_port: int | None = None
+    web_port: int | None = None
+    metrics_port: int | None = None
     labels: str = ""
     include: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -48,6 +54,11 @@ class StackPlan:
     def gateway_url(self) -> str:
         """The address of the gateway, where there is one."""
         return f"http://{GATEWAY_HOST}:{self.gateway_port}"
+
+    @property
+    def web_url(self) -> str:
+        """The address of the live page, where there is one."""
+        return f"http://{GATEWAY_HOST}:{self.web_port}"
 
     def node_names(self) -> list[str]:
         """Return the names of the nodes, in the order of their start."""
@@ -60,8 +71,8 @@ class StackPlan:
 
 
 def commands(plan: StackPlan) -> list[Command]:
-    """Return the processes of a stack, in the order of their start."""
-    shared = {**plan.variables, "TANGRAM_POLICY": plan.policy}
+    """Return the processes of a stack, in the order of their start. Raises `StackError` where there are too few ports for them."""
+    shared: dict[str, str] = {**plan.variables, "TANGRAM_POLICY": plan.policy}
     if plan.labels:
         shared["TANGRAM_LABELS"] = plan.labels
     if plan.services_file is not None:
@@ -75,11 +86,25 @@ def commands(plan: StackPlan) -> list[Command]:
         elif pool == "gpu":
             offers = {"TANGRAM_CELLS": plan.cells, "TANGRAM_CELL_MEMORY_MB": plan.cell_memory_mb}
         given = {key: str(value) for key, value in offers.items() if value is not None}
+        if pool == "cpu" and plan.nodes > 1:  # which may offer the same cores of this machine
+            labels = shared.get("TANGRAM_LABELS") or os.environ.get("TANGRAM_LABELS", "")
+            given["TANGRAM_LABELS"] = ",".join(filter(None, (labels, f"{HOST_LABEL}{socket.gethostname()}")))
         include = [word for module in plan.include for word in ("--include", module)]
         found.append(Command(name, _tangram("worker", pool, *include), {**shared, **given, "TANGRAM_NODE_NAME": name}))
     if plan.gateway_port is not None:
         found.append(Command("gateway", _tangram("gateway", "--host", GATEWAY_HOST, "--port", str(plan.gateway_port)), shared))
-    return found
+    if plan.web_port is not None:
+        found.append(Command("web", _tangram("web", "--host", GATEWAY_HOST, "--port", str(plan.web_port)), shared))
+    if plan.metrics_port is None:
+        return found
+    found.append(Command("metrics", _tangram("metrics"), shared))
+    if (last := plan.metrics_port + len(found) - 1) > HIGHEST_PORT:
+        most = HIGHEST_PORT - len(found) + 1
+        raise StackError(
+            f"TANGRAM_METRICS_PORT: {len(found)} processes would take the ports {plan.metrics_port} to {last}: use 1 to {most}"
+        )
+    served = {"TANGRAM_METRICS_HOST": METRICS_HOST}
+    return [replace(one, env={**one.env, **served, METRICS_PORT: str(port)}) for port, one in enumerate(found, start=plan.metrics_port)]
 
 
 def start(plan: StackPlan, state_dir: Path) -> EmbeddedStack:
@@ -88,7 +113,7 @@ def start(plan: StackPlan, state_dir: Path) -> EmbeddedStack:
 
 
 def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READY_S) -> None:
-    """Wait until every node has joined, and the gateway, where there is one, takes connections.
+    """Wait until every node has joined, and the gateway and the live page, where there are any, take connections.
 
     Raises
     ------
@@ -99,9 +124,10 @@ def wait_until_up(stack: EmbeddedStack, plan: StackPlan, timeout_s: float = READ
     engine = open_engine(stack.database_url)
     expected = set(plan.node_names())
     stack.wait_ready(lambda: expected <= {node.name for node in status(engine, 0.0).nodes if node.state == "up"}, timeout_s)
-    if plan.gateway_port is not None:
-        address = (GATEWAY_HOST, plan.gateway_port)
-        stack.wait_ready(lambda: _answers(address), timeout_s)
+    for port in (plan.gateway_port, plan.web_port):
+        if port is not None:
+            address = (GATEWAY_HOST, port)
+            stack.wait_ready(lambda address=address: _answers(address), timeout_s)  # type: ignore[misc]
     engine.dispose()
 
 

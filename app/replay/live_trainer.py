@@ -27,21 +27,21 @@ from tangram.action import Action
 from tangram.aio import AsyncClient
 from tangram.blobs import Blobs
 from tangram.elasticity import Amdahl, Table
-from tangram.errors import ActionError, ResultNotReady, TangramError
+from tangram.errors import ActionError, ResultNotReady
+from tangram.results import ExecResult
 from tangram.settings import Settings
-from tangram.wire import BLOB_TTL_S
+from tangram.wire import BLOB_TTL_S, SHARED_BLOB_KEY_PREFIX
 
 BURN = Path(__file__).with_name("burn.py")
 BURN_INSIDE = ".tangram-burn.py"
 """Where an environment has that program, whatever it is made of; it needs a python3 on the PATH."""
 
+WRITTEN_INSIDE = ".tangram-written"
+"""What is written where a trace does not name the file."""
+
 PLACEHOLDER = "{demo}"
 CLOSE_WAIT_S = 30.0
 WATCH_S = 0.5
-
-
-class NotReplayable(TangramError, ValueError):
-    """Raised when a trace can be simulated but not replayed live; the message names the trajectory and what it lacks."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class LiveReplay:
     ) -> None:
         self._trace = trace
         self._settings = settings
-        self._blobs = Blobs(store, ttl_s=BLOB_TTL_S * 6)
+        self._blobs = Blobs(store, ttl_s=BLOB_TTL_S * 6, prefix=SHARED_BLOB_KEY_PREFIX)
         self._folder = folder
         self._api_url = api_url
         self._speed = speed
@@ -90,7 +90,8 @@ class LiveReplay:
         self._files: dict[tuple[str | None, bool], Any] = {}
         self._records: list[ActionRecord] = []
         self._opened: dict[str, str] = {}
-        self._prepared = [self._prepare(number, trajectory) for number, trajectory in enumerate(trace.trajectories)]
+        # Every action is built before anything is sent.
+        self._prepared = [[self._prepare_step(trajectory, step) for step in trajectory.steps] for trajectory in trace.trajectories]
 
     def run(self) -> LiveRun:
         """Replay to the last result."""
@@ -171,7 +172,7 @@ class LiveReplay:
             status, reason = error.status, error.reason
         total_s = time.perf_counter() - began
         act = getattr(result, "act", None)
-        status = getattr(result, "status", status)
+        status = result.status if isinstance(result, ExecResult) else status
         queue_s, execution_s = (act.queue_s, act.execution_s) if act is not None else (0.0, 0.0)
         units = getattr(result, "dop", 0)
         self._records.append(
@@ -221,16 +222,9 @@ class LiveReplay:
 
     # What is submitted
 
-    def _prepare(self, number: int, trajectory: Trajectory) -> list[list[Action]]:
-        """Build every action before anything is sent, so that a trace that cannot be replayed is refused whole."""
-        try:
-            return [self._prepare_step(trajectory, step) for step in trajectory.steps]
-        except NotReplayable as error:
-            raise NotReplayable(f"trajectory {trajectory.trajectory}: {error}") from None
-
     def _prepare_step(self, trajectory: Trajectory, step: Step) -> list[Action]:
         prepared = []
-        for place, recorded in enumerate(step.actions):
+        for place, recorded in enumerate(map(_replayed, step.actions)):
             session = "main" if place == 0 else f"parallel-{place}"
             action = action_of(recorded, trajectory, environment="to-be-opened", session=session, known_durations=self._known_durations)
             prepared.append(replace(action, arguments=self._arguments(recorded, session)))
@@ -248,6 +242,8 @@ class LiveReplay:
             return {"session": session, "command": recorded.command or burn_command(recorded)}
         if recorded.kind in ("cpu.read_file", "cpu.write_file"):
             return self._file_arguments(recorded)
+        if recorded.kind == "cpu.request":
+            return {name: recorded.extra[name] for name in ("port", "path", "method") if name in recorded.extra}
         if recorded.kind == "api.call":
             url = str(recorded.extra.get("url") or f"{PLACEHOLDER}/work?seconds={recorded.work_s}")
             method = str(recorded.extra.get("method", "GET"))
@@ -257,11 +253,9 @@ class LiveReplay:
     @staticmethod
     def _file_arguments(recorded: TraceAction) -> dict[str, Any]:
         path = recorded.extra.get("path")
-        if not isinstance(path, str):
-            raise NotReplayable(f"a {recorded.kind} without a path can only be simulated")
         if recorded.kind == "cpu.read_file":
-            return {"path": path}
-        return {"path": path, "data": str(recorded.extra.get("text", "")).encode()}
+            return {"path": path if isinstance(path, str) else BURN_INSIDE}
+        return {"path": path if isinstance(path, str) else WRITTEN_INSIDE, "data": str(recorded.extra.get("text", "")).encode()}
 
     def _service_arguments(self, recorded: TraceAction) -> dict[str, Any]:
         argument, recorded_as, dummy = {
@@ -279,7 +273,7 @@ class LiveReplay:
     def _starting_files(self, trajectory: Trajectory) -> Any:
         """Return the files that a trajectory's environment starts with; None where it starts with none."""
         relative = str(trajectory.extra["files"]) if "files" in trajectory.extra else None
-        burns = any(action.kind == "cpu.exec" and not action.command for step in trajectory.steps for action in step.actions)
+        burns = any(_needs_burn(action) for action in trajectory.actions())
         if relative is None and not burns:
             return None
         if (relative, burns) not in self._files:
@@ -288,6 +282,17 @@ class LiveReplay:
             listed = {path: base64.b64encode(content).decode("ascii") for path, content in files.items()}
             self._files[relative, burns] = self._blobs.put_text(json.dumps(listed))
         return self._files[relative, burns]
+
+
+def _replayed(recorded: TraceAction) -> TraceAction:
+    """Return the action that is submitted for a recorded one: for a request that names no port, a command that computes for as long."""
+    return replace(recorded, kind="cpu.exec") if recorded.kind == "cpu.request" and "port" not in recorded.extra else recorded
+
+
+def _needs_burn(recorded: TraceAction) -> bool:
+    """Return whether an action uses the program that burns: to run it, or as a file to read where the trace names none."""
+    action = _replayed(recorded)
+    return (action.kind == "cpu.exec" and not action.command) or (action.kind == "cpu.read_file" and "path" not in action.extra)
 
 
 def burn_command(recorded: TraceAction) -> str:

@@ -41,7 +41,10 @@ SETTLE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """The command line's words for a replay; sizes are per node, memory in MB, `None` for the machine's own."""
+    """The command line's words for a replay; sizes are per node, memory in MB, `None` for the machine's own.
+
+    `overhead_s` is for simulations: what an action takes besides queueing, restoring and running.
+    """
 
     policy: str = "elastic"
     nodes: int = 1
@@ -55,6 +58,7 @@ class ReplayOptions:
     spread_s: float = 60.0
     labels: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    overhead_s: float = 0.0
 
     def prepare(self, trace: Trace) -> Trace:
         """Return the trace as it is to be replayed."""
@@ -73,13 +77,16 @@ def simulate(trace: Trace, options: ReplayOptions, history: Sequence[Observation
         labels=options.labels,
     )
     policy = make_policy(options.policy, without=options.without)
-    return Simulation(prepared, policy, cluster, speed=options.speed, history=history).run()
+    return Simulation(prepared, policy, cluster, speed=options.speed, history=history, overhead_s=options.overhead_s).run()
 
 
 def _gpus(trace: Trace, options: ReplayOptions) -> int:
-    """Return the GPUs per node: as told, else one per service where there are services."""
-    if options.gpus is not None:
-        return options.gpus
+    """Return the GPUs per node: as told, else as many as the services' cells."""
+    return options.gpus if options.gpus is not None else default_gpus(trace)
+
+
+def default_gpus(trace: Trace) -> int:
+    """Return the GPUs that one instance of each service takes at least."""
     return sum(max(1, service.cells[0]) for service in trace.services.values())
 
 

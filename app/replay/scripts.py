@@ -165,6 +165,8 @@ def _check_inputs(trajectory: Trajectory) -> None:
     for index, step in enumerate(trajectory.steps):
         for place, action in enumerate(step.actions):
             key = f"steps[{index}].action" + (f"s[{place}]" if len(step.actions) > 1 else "")
+            if action.kind == "cpu.request":
+                raise TraceError("cpu.request cannot be recorded: let a command of the script ask its server", key=f"{key}.kind")
             if action.kind == "cpu.exec" and action.command is None:
                 raise TraceError("is missing", key=f"{key}.command")
             for needed in _INPUTS.get(action.kind, ()):

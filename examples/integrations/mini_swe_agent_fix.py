@@ -1,7 +1,7 @@
 """mini-swe-agent fixes a bug of the bundled repository, with a scripted model.
 
     python -m examples.integrations.mini_swe_agent_fix            # with the environment class
-    python -m examples.integrations.mini_swe_agent_fix docker     # with mini-swe-agent's own Docker environment and tangram-docker
+    MSWEA_DOCKER_EXECUTABLE=tangram-docker python -m examples.integrations.mini_swe_agent_fix docker     # with its own Docker environment
 
 Run it from the project's root beside a stack (`tangram up`). A real run names the same class in its configuration and has a real model.
 """
@@ -36,12 +36,10 @@ def open_class() -> Any:
     return environment
 
 
-def open_docker(executable: str = "tangram-docker") -> Any:
-    """Open one by mini-swe-agent's Docker environment; `MSWEA_DOCKER_EXECUTABLE` names the executable as well."""
-    environment = get_environment(
-        {"environment_class": "docker", "image": "python:3.12-slim", "cwd": "repo", "timeout": 120, "executable": executable}
-    )
-    subprocess.run([executable, "cp", str(REPO), f"{environment.container_id}:repo"], check=True)
+def open_docker() -> Any:
+    """Open one by mini-swe-agent's Docker environment, which runs the command that `MSWEA_DOCKER_EXECUTABLE` names."""
+    environment = get_environment({"environment_class": "docker", "image": "python:3.12-slim", "cwd": "repo", "timeout": 120})
+    subprocess.run([environment.config.executable, "cp", str(REPO), f"{environment.container_id}:repo"], check=True)
     return environment
 
 

@@ -1,1 +1,1 @@
-"""On how many units the actions of a queue start: the ways of the policies that serve queues in order, on cores and on cells."""
+"""Choosers: for policies that serve queues in order, they decide on how many cores or cells an action starts."""

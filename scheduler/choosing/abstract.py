@@ -1,4 +1,4 @@
-"""What a chooser decides, and what it may look at.
+"""The interface of a chooser.
 
 Where a queue is served in order, a *chooser* says which of the first actions start now, and on how many units. It keeps no state
 between calls and reads no clock.
@@ -37,5 +37,5 @@ class Chooser(ABC):
         """Say what starts now.
 
         `candidates` are the first of the queue, as many as fit into `free` units with `wanted` units each;
-        `behind` are those after them, as many as `lookahead` asks for.
+        `behind` are the next `lookahead` actions after them.
         """

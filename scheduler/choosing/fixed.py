@@ -16,7 +16,7 @@ class Fixed(Chooser):
         self._units = units
 
     def wanted(self, waiting: Waiting, capacity: int) -> int:
-        """Return the largest allowed amount up to N and up to the node; the smallest where none is."""
+        """Return the largest allowed amount up to N and up to the node; the smallest amount if there is no such amount."""
         limit = min(self._units, capacity)
         return max((amount for amount in waiting.units if amount <= limit), default=waiting.least)
 

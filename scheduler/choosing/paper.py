@@ -4,30 +4,26 @@
 2. The units of the group given out with the least total duration, by dynamic programming.
 3. Greedy eviction: the last candidate goes back to the queue and its units to the others; the change is kept if
    the estimated total ACT falls, and the first that does not help ends the search. The estimate is exact for the
-   candidates; for those left waiting it walks a heap of expected completion times, down to `depth` actions.
+   candidates; for the actions left waiting it walks a heap of expected completion times, down to `depth` actions.
 
-One table of the programme holds the optimum for every prefix of the candidates, so an eviction costs no new one.
+One table of the programme holds the optimum for every prefix of the candidates. An eviction needs no new table.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Final
 
 from scheduler.choosing.abstract import Choice, Chooser
 from scheduler.choosing.programme import Amounts, Programme
 from scheduler.model import Waiting
 from scheduler.model.group import Group
 
-DEPTH: Final = 16
-"""Waiting actions in the estimate of the total completion time, as published."""
-
 
 class Paper(Chooser):
     """The algorithm of arXiv 2603.13019, with `depth` waiting actions in the estimate."""
 
-    def __init__(self, depth: int = DEPTH) -> None:
+    def __init__(self, depth: int) -> None:
         self.depth = depth
         self.lookahead = depth
 

@@ -1,4 +1,4 @@
-"""`static:N`: what frameworks do today; N cores belong to a trajectory for its whole life.
+"""`static:N`, as frameworks do today: N cores belong to a trajectory for its whole life.
 
 `cpu/pool.py` makes the pods when environments are placed. Here an action only picks its best degree of parallelism inside its own pod.
 """
@@ -16,7 +16,7 @@ class InPod(Chooser):
     """Start actions in order on the best amount that is free in the pod."""
 
     def choose(self, candidates: Sequence[Waiting], behind: Sequence[Waiting], free: int, group: Group, now: float) -> list[Choice]:
-        """Give each candidate its fastest amount that leaves the others of this moment their smallest."""
+        """Give each candidate its fastest amount that leaves the other candidates their smallest."""
         reserved = sum(waiting.least for waiting in candidates)
         choices = []
         for waiting in candidates:

@@ -1,6 +1,7 @@
-"""Give out the units of one group among candidates so that the sum of their durations is least: a dynamic programme.
+"""A dynamic programme that gives out the units of one group, with the least sum of the candidates' durations.
 
-It is exact for any curve, in O(n · spare · amounts), whole rows at a time. Pure functions of numbers; nothing here knows what a unit is.
+It is exact for any curve, in O(n · spare · amounts), whole rows at a time. Pure functions of numbers; nothing here knows the kind
+of the units.
 """
 
 from __future__ import annotations

@@ -1,29 +1,30 @@
 """The state machine of the whole system: `Core.handle(event, now) -> commands`.
 
-Two rules of what may live here and in the modules it is made of. No input or output: no clock, no randomness, no
-network, no SQL, no threads; `now` comes in and commands go out. And no order that is not the order of events: the
-live service and the simulator drive this same object, and a recorded list of events leads to the same decisions.
+Two rules hold here and in the modules of the core. First, no input or output: no clock, no randomness, no network, no SQL, no
+threads; `now` comes in and commands go out. Second, the order of events is the only order. The live service and the simulator drive
+the same object, and a recorded list of events leads to the same decisions.
 
 The way of an action:
 
 1. **Submission.** `Submitted` makes it a `Waiting`, counted for its job.
-2. **Admission** (admission.py). What could never run, or is one too many of its job, is refused at once.
-3. **Pool** (pools.py). It waits in the pool of what it needs: cores, GPU cells or quotas. An action of an environment that is not open
-   yet, or of a busy shell session, is *parked* with its environment first (environments.py).
-4. **Decision.** When the event is dealt with, each pool holds a round over what has changed. Its dispatcher, which is the policy's,
-   says what starts or is resized.
+2. **Admission** (admission.py). An action that could never run, or is one too many of its job, is refused at once.
+3. **Pool** (pools.py). It waits in the pool of cores, GPU cells or quotas. An action is *parked* first (environments.py) if its
+   environment is not open yet, or its shell session is busy.
+4. **Decision.** After the event, each pool holds a round over its changed groups. The policy's dispatcher decides which actions
+   start or are resized.
 5. **Command.** The decisions leave as `Start` and `Resize`, and the driver carries them out.
-6. **End** (ends.py). What the action held comes back with `Finished`, which a worker sends when the processes are gone, not before. A
-   node that is lost gives back all of its own (nodes.py).
+6. **End** (ends.py). `Finished` gives the action's units back. A worker sends it only once the processes are gone. The units of a
+   lost node are given back at once (nodes.py).
 
-Time enters by `Tick`; `next_wake` says when one would change something. After a restart the driver tells what the journal knew
-(recovery.py).
+Time enters by `Tick`; `next_wake` says when a tick would change something. After a restart the driver sends the journal's content
+as events (recovery.py).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from scheduler.core.admission import Admission
 from scheduler.core.ends import Ends
@@ -33,12 +34,16 @@ from scheduler.core.pools import Pools
 from scheduler.core.recovery import Recovery
 from scheduler.learning.durations import Observation
 from scheduler.model import Environment, Limits, QuotaSpec, Running, ServiceSpec, Waiting, events
-from scheduler.model.commands import Command, Requeue, Stop
+from scheduler.model.commands import Command, Requeue
 from scheduler.model.lifecycle import End
 from scheduler.model.state import State, wants_cells
 from scheduler.policies import Policy
 from scheduler.quotas.answers import may_wait_again, only_calls
 from tangram.action import Action
+from tangram.ends import NO_CAUSE, cause_of, fault_of
+
+NEVER_OPENED: Final = "closed before it was opened"
+BY_CLOSING: Final = "environment_closed"
 
 
 class Core:
@@ -65,7 +70,7 @@ class Core:
         self._recovery = Recovery(self.state, self.pools, self._environments, self._nodes, self._out)
 
     def handle(self, event: events.Event, now: float) -> list[Command]:
-        """Take in one event at time `now`, in seconds on the driver's clock, and return what is to be done, in order."""
+        """Take in one event at time `now`, in seconds on the driver's clock, and return commands in order."""
         match event:
             case events.Submitted():
                 self._submitted(event, now)
@@ -93,6 +98,8 @@ class Core:
                     self._end_gone(self.pools.gpu.residency.gone(event.node.name, event.node.services), now)
             case events.NodeLost():
                 self._nodes.lost(event.name, event.reason, now, left=event.left, ended=event.ended)
+            case events.NodeDrained():
+                self._nodes.drained(event, now)
             case events.ServiceDescribed():
                 self.state.services[event.service.name] = event.service
             case events.ServicesDeclared():
@@ -105,6 +112,8 @@ class Core:
                 self._never_arrived(event, now)
             case events.EnvironmentOpened():
                 self._recovery.environment_opened(event, now)
+            case events.LeaseRenewed():
+                self._environments.renew_lease(event, now)
             case events.EnvironmentGone():
                 self._environments.ended.add(event)
             case events.ClientGone():
@@ -113,7 +122,7 @@ class Core:
                 self._closed(event, now)
             case events.Resumed():
                 self._recovery.resumed(event, now)
-        # What an earlier scheduler knew is taken up whole before anything is shared out anew.
+        # All facts of an earlier scheduler are taken in before anything is given out.
         if not isinstance(event, events.Resumed) and not (isinstance(event, events.Submitted) and event.received_at is not None):
             self._allocate(now)
         out = self._out.copy()
@@ -121,15 +130,15 @@ class Core:
         return out
 
     def _allocate(self, now: float) -> None:
-        """Give out what has come free or is asked for since the last event: memory to environments first, then units to actions."""
+        """Give out free resources: first memory to environments, then units to actions."""
         self._environments.allocate(now)
         self.decisions += self.pools.changed
         self._out += self.pools.allocate(now)
 
     def next_wake(self, now: float) -> float | None:
-        """Return when a `Tick` would change something by itself; None where nothing waits for time.
+        """Return when a `Tick` would change something by itself; None if nothing waits for time.
 
-        Missed beats are not in it: a driver with nodes that can be lost ticks at least once a beat.
+        Missed beats are not included: a driver with nodes that can be lost ticks at least once a beat.
         """
         times = [self.pools.next_wake(now), self._environments.next_start(now), self._environments.leases.next_end(now)]
         deadlines = self.state.deadlines
@@ -139,6 +148,12 @@ class Core:
             times.append(deadlines[0][0])
         return min((at for at in times if at is not None), default=None)
 
+    def opening(self, now: float) -> dict[str, float]:
+        """Return the opening environments `now`, the `waiting` ones, the `limit`, and the seconds until the rate allows another."""
+        environments, limit = self._environments, self.state.limits.starting_limit
+        next_in_s = max(0.0, environments.next_start_s - now)
+        return {"now": environments.opening, "waiting": len(environments.opens), "limit": limit, "next_in_s": next_in_s}
+
     def _submitted(self, event: events.Submitted, now: float) -> None:
         state = self.state
         if event.id in state.waiting or event.id in state.running:
@@ -146,9 +161,11 @@ class Core:
         waiting = state.make_waiting(event.id, event.action, event.submitted_at, now if event.received_at is None else event.received_at)
         waiting.attempt = event.attempt
         state.enter(waiting)
-        refused = self._admission.refusal(waiting.action, now)
+        refused = self._admission.queue_refusal(waiting.action) if event.received_at is None else None
+        refused = refused or self._admission.refusal(waiting.action, now)
         if refused is not None:
-            self._ends.end_waiting(waiting, refused.status, refused.reason, now, environment_lost_on=refused.environment_lost_on)
+            lost_on = refused.environment_lost_on
+            self._ends.end_waiting(waiting, refused.status, refused.reason, refused.cause, now, environment_lost_on=lost_on)
             return
         self._enqueue(waiting, now)
 
@@ -162,34 +179,35 @@ class Core:
         elif environment is not None:
             self._environments.admit(waiting, environment, now)
         elif wants_cells(action) and action.service not in state.services:
-            self._ends.end_waiting(waiting, "rejected", f"no node declares service {action.service!r} any more", now)
+            self._ends.end_waiting(waiting, "rejected", f"no node declares service {action.service!r} any more", "service_gone", now)
         else:
             self.pools.of(action).enqueue(waiting, now)
 
     def _end_gone(self, gone: Sequence[str], now: float) -> None:
         """End the actions that wait for services that no node declares any more."""
         for waiting in [one for one in self.state.waiting.values() if one.action.service in gone and wants_cells(one.action)]:
-            self._drop_waiting(waiting, "rejected", f"no node declares service {waiting.action.service!r} any more", now)
+            self._drop_waiting(waiting, "rejected", f"no node declares service {waiting.action.service!r} any more", "service_gone", now)
 
     def _close(self, waiting: Waiting, environment: Environment, now: float) -> None:
         if environment.state == "waiting":
             opener = self.state.waiting[environment.open_id]
-            self._ends.end_waiting(opener, "cancelled", "closed before it was opened", now)
-            self._environments.withdraw(opener, environment, "closed before it was opened", now)
-            self._ends.end_waiting(waiting, "succeeded", "", now)
+            self._ends.end_waiting(opener, "cancelled", NEVER_OPENED, BY_CLOSING, now)
+            self._environments.withdraw(opener, environment, NEVER_OPENED, BY_CLOSING, now)
+            self._ends.end_waiting(waiting, "succeeded", "", NO_CAUSE, now)
             return
         if environment.state == "opening":
             environment.actions[waiting.id] = None
             environment.parked.append(waiting)
             return
         environment.close_requested = CLOSED
-        self._environments.closing(environment, "its environment was closed", now)
+        self._environments.closing(environment, "its environment was closed", BY_CLOSING, now)
         self._environments.start_on_its_node(waiting, environment, now)
 
     def _started(self, event: events.Started) -> None:
         running = self.state.running.get(event.id)
         if running is not None and running.grant.attempt == event.attempt:
             if running.started_at is None:
+                self.state.nodes[running.grant.node].idle_beats = 0
                 running.expected_end += event.at - running.granted_at
                 running.since = max(running.since, event.at)
             running.started_at = event.at
@@ -216,15 +234,17 @@ class Core:
         if event.waits_again and may_wait_again(running.waiting.action, running.grant):
             self._wait_again(running, event.reason or "the API refused it", now)
             return
-        if event.status == "succeeded" and event.told_by == "worker":  # of others, figures are missing
+        if event.status == "succeeded" and event.told_by == "worker":  # other sources lack figures
             self._ends.learn(running, event)
-        self._ends.note_end(running, event.status, event.reason, now, finished=None if event.told_by == "scheduler" else event)
-        self._after_end(running.waiting, event.status, event.reason, now)
+        # The core knows better than the worker why it had an action stopped.
+        cause = running.stop_cause if event.status == "cancelled" and running.stop_cause else cause_of(event.status, event.cause)
+        self._ends.note_end(running, event.status, event.reason, cause, now, finished=None if event.told_by == "scheduler" else event)
+        self._after_end(running.waiting, event.status, event.reason, cause, now)
 
     def _never_arrived(self, event: events.NeverArrived, now: float) -> None:
-        """Have requests that were never made wait for their turn anew: that of a grant which got lost has passed.
+        """Have an action whose requests were never made wait for new times: the times of its lost grant have passed.
 
-        What holds other resources keeps them, and is sent to its node again at once; its requests count as made now.
+        An action with cores or cells keeps them, and its grant is sent to its node again at once. Its requests count as made now.
         """
         running = self.state.running.get(event.id)
         if running is None or running.grant.attempt != event.attempt:
@@ -238,9 +258,9 @@ class Core:
         self._wait_again(running, f"node {running.grant.node} never got it", now)
 
     def _wait_again(self, running: Running, reason: str, now: float) -> None:
-        """Put an action of which nothing was done back to where it stood, unless its trainer gave it up."""
+        """Put an untouched action back into its queue, unless its trainer gave it up."""
         if running.stopping:
-            self._ends.note_end(running, "cancelled", running.stopping, now, finished=None)
+            self._ends.note_end(running, "cancelled", running.stopping, running.stop_cause, now, finished=None)
             return
         waiting = running.waiting
         waiting.refused += 1
@@ -248,8 +268,8 @@ class Core:
         self._out.append(Requeue(id=waiting.id, reason=reason))
         self._enqueue(waiting, now)
 
-    def _after_end(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
-        """Do what the end of an action means for its environment."""
+    def _after_end(self, waiting: Waiting, status: End, reason: str, cause: str, now: float) -> None:
+        """Carry the end of an action over to its environment."""
         environment = self.state.environments.get(waiting.action.environment or "")
         if environment is None:
             return
@@ -257,11 +277,13 @@ class Core:
             if status == "succeeded":
                 self._opened(environment, now)
             else:
-                self._environments.not_opened(environment, reason, now)
+                self._environments.not_opened(environment, reason, cause, now)
         elif waiting.action.kind == "cpu.close":
-            if environment.state == "closing":  # else it is a later one of the same name
+            if environment.state == "closing":  # else it is a later environment of the same name
                 self._environments.closed(environment, environment.close_requested, now)
         else:
+            if status == "lost" and fault_of(cause) == "program" and environment.state == "open":
+                environment.cause = cause  # the node's next beat says that it is lost
             self._environments.action_ended(waiting, environment, now)
 
     def _opened(self, environment: Environment, now: float) -> None:
@@ -273,75 +295,74 @@ class Core:
         if closers:
             self._close(closers[0], environment, now)
         for other in closers[1:]:
-            self._ends.end_waiting(other, "failed", f"environment {environment.id} is being closed", now)
+            self._ends.end_waiting(other, "failed", f"environment {environment.id} is being closed", BY_CLOSING, now)
 
     def _closed(self, event: events.EnvironmentClosed, now: float) -> None:
-        """Do what follows from an environment's end on its node: its actions end too, its room is free."""
+        """Carry out an environment's end on its node: end its actions and free its room."""
         environment = self.state.environments.get(event.id)
         if environment is None or environment.state not in ("open", "closing"):
             return
         if environment.state == "open":
-            self._environments.closing(environment, event.reason, now)
+            self._environments.closing(environment, event.reason, BY_CLOSING, now)
         self._environments.closed(environment, event.reason, now)
 
     def _cancelled(self, event: events.Cancelled, now: float) -> None:
         def concerned(one: Action | Environment) -> bool:
             return one.job == event.job and event.trajectory in (None, one.trajectory)
 
-        self._cancel(event.ids, event.reason, now)
+        self._cancel(event.ids, event.reason, event.cause, now)
         if event.job is not None:
-            self._cancel_all(concerned, event.reason, now)
+            self._cancel_all(concerned, event.reason, event.cause, now)
 
     def _client_gone(self, event: events.ClientGone, now: float) -> None:
         def concerned(one: Action | Environment) -> bool:
-            if isinstance(one, Action) and one.detached:  # what a node opens already stays
+            if isinstance(one, Action) and one.detached:  # an environment that a node already opens stays
                 environment = self.state.environments.get(one.environment or "")
                 return one.client == event.client and environment is not None and environment.state == "waiting"
             return one.client == event.client
 
-        self._cancel_all(concerned, event.reason, now)
+        self._cancel_all(concerned, event.reason, "client_gone", now)
 
-    def _cancel_all(self, concerned: Callable[[Action | Environment], bool], reason: str, now: float) -> None:
+    def _cancel_all(self, concerned: Callable[[Action | Environment], bool], reason: str, cause: str, now: float) -> None:
         """Cancel the actions that are concerned, and close the environments."""
         state = self.state
         everything = [*state.waiting.values(), *(running.waiting for running in state.running.values())]
-        # The last first: an action that waited for another one is gone before that one's end could start it.
+        # The last action first: it is gone before the end of an earlier action could start it.
         everything.sort(key=lambda waiting: -waiting.seq)
-        self._cancel([w.id for w in everything if concerned(w.action) and w.action.kind != "cpu.close"], reason, now)
+        self._cancel([w.id for w in everything if concerned(w.action) and w.action.kind != "cpu.close"], reason, cause, now)
         for environment in [one for one in state.environments.values() if concerned(one)]:
             environment.cut_short = True
-            self._environments.close_unasked(environment, reason, now)
+            self._environments.close_unasked(environment, reason, cause, now)
 
-    def _cancel(self, ids: Iterable[str], reason: str, now: float) -> None:
+    def _cancel(self, ids: Iterable[str], reason: str, cause: str, now: float) -> None:
         state = self.state
         for action_id in ids:
             waiting, running = state.waiting.get(action_id), state.running.get(action_id)
             if waiting is not None:
-                self._drop_waiting(waiting, "cancelled", reason, now)
+                self._drop_waiting(waiting, "cancelled", reason, cause, now)
             elif running is not None and not running.stopping and running.waiting.action.kind != "cpu.close":
-                running.stopping = reason
-                self._close_once_opened(running, reason)
-                self._out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
+                self._close_once_opened(running, reason, cause)
+                self._ends.stop(running, reason, cause)
 
-    def _close_once_opened(self, running: Running, reason: str) -> None:
-        """Have an environment closed whose open is being stopped, should the node have opened it before it hears of that."""
+    def _close_once_opened(self, running: Running, reason: str, cause: str) -> None:
+        """Close an environment once it is open, if its node opens it before the stop of its open arrives."""
         environment = self.state.environments.get(running.waiting.action.environment or "")
         if environment is not None and environment.state == "opening":
-            environment.close_requested = reason
+            environment.close_requested, environment.cause = reason, cause
 
-    def _drop_waiting(self, waiting: Waiting, status: End, reason: str, now: float) -> None:
+    def _drop_waiting(self, waiting: Waiting, status: End, reason: str, cause: str, now: float) -> None:
         """End a waiting action, wherever it waits."""
         state, action = self.state, waiting.action
         environment = state.environments.get(action.environment or "")
         if action.kind == "cpu.open" and environment is not None:
-            self._ends.end_waiting(waiting, status, reason, now)
-            self._environments.withdraw(waiting, environment, reason, now)
+            self._ends.end_waiting(waiting, status, reason, cause, now)
+            self._environments.withdraw(waiting, environment, reason, cause, now)
             return
         if environment is not None:
             self._environments.unqueue(waiting, environment, now)
         else:
             self.pools.of(action).withdraw(waiting)
-        self._ends.end_waiting(waiting, status, reason, now)
+        self._ends.end_waiting(waiting, status, reason, cause, now)
 
     def _tick(self, now: float) -> None:
         state, limits = self.state, self.state.limits
@@ -350,7 +371,7 @@ class Core:
             waiting = state.waiting.get(action_id)
             if waiting is not None:
                 waited = f"waited longer than queue_timeout_s = {waiting.action.queue_timeout_s}"
-                self._drop_waiting(waiting, "timed_out", waited, now)
+                self._drop_waiting(waiting, "timed_out", waited, "queue_timeout", now)
         if limits.beat_s is not None:
             self._nodes.miss(limits.beat_s, now)
         self.pools.wake(now)

@@ -1,11 +1,11 @@
-"""How an action ends: out of every index, what it held given back, its end noted."""
+"""The end of an action: take it out of every index, give its units back, note its end."""
 
 from __future__ import annotations
 
 from scheduler.core.pools import Pools
 from scheduler.learning.durations import MEASURED
 from scheduler.model import Running, Waiting, events
-from scheduler.model.commands import Command, Finish
+from scheduler.model.commands import Command, Finish, Stop
 from scheduler.model.lifecycle import End
 from scheduler.model.state import State, own_memory
 
@@ -19,7 +19,7 @@ class Ends:
         self._out = out
 
     def release(self, running: Running, now: float) -> None:
-        """Take a running action out of every index and give what it held back."""
+        """Take a running action out of every index and give its units back."""
         state, pools, waiting = self._state, self._pools, running.waiting
         running.held(now)
         del state.running[waiting.id]
@@ -34,7 +34,7 @@ class Ends:
         if pool is not pools.quotas:
             pool.release(running, now)
 
-    def end_waiting(self, waiting: Waiting, status: End, reason: str, now: float, *, environment_lost_on: str = "") -> None:
+    def end_waiting(self, waiting: Waiting, status: End, reason: str, cause: str, now: float, *, environment_lost_on: str = "") -> None:
         """End an action that held nothing; it must be out of its queue."""
         self._state.leave(waiting)
         self._out.append(
@@ -51,15 +51,22 @@ class Ends:
                 dop=0,
                 unit_s=waiting.unit_s,
                 environment_lost_on=environment_lost_on,
+                cause=cause,
+                kind=waiting.action.kind,
             )
         )
+
+    def stop(self, running: Running, reason: str, cause: str) -> None:
+        """Have a running action stopped. It ends when its worker reports the end."""
+        running.stopping, running.stop_cause = reason, cause
+        self._out.append(Stop(id=running.waiting.id, node=running.grant.node, attempt=running.grant.attempt, reason=reason, cause=cause))
 
     def learn(self, running: Running, finished: events.Finished) -> None:
         """Have the durations learn from an action that succeeded."""
         waiting, execution_s = running.waiting, finished.execution_s
         held_s = max(running.held_since - running.granted_at - running.background_s_at(running.held_since), 1e-9)
         held_units = waiting.unit_s / held_s if waiting.attempt == 1 and waiting.unit_s else float(running.grant.units)
-        # Once resized, what was done is the sum over its grants; else it is what the worker timed.
+        # The work of a resized action is the sum over its grants. Otherwise it is the time that the worker measured.
         resized = (running.since > running.granted_at or running.grant.background) and running.done_s > 0
         work_s = running.done_at(running.held_since) if resized else execution_s * running.speed
         cpu_s = finished.cpu_s if waiting.action.kind == MEASURED else None
@@ -68,9 +75,17 @@ class Ends:
         )
 
     def note_end(
-        self, running: Running, status: End, reason: str, now: float, *, finished: events.Finished | None, environment_lost_on: str = ""
+        self,
+        running: Running,
+        status: End,
+        reason: str,
+        cause: str,
+        now: float,
+        *,
+        finished: events.Finished | None,
+        environment_lost_on: str = "",
     ) -> None:
-        """Note the end of a running action; `finished` is what its worker said, None where it said nothing."""
+        """Note the end of a running action. `finished` is its worker's report; None if there was no report."""
         waiting = running.waiting
         held_s = now - running.granted_at
         waited_s = min(finished.waited_s, held_s) if finished else 0.0
@@ -91,5 +106,7 @@ class Ends:
                 dop=running.grant.units,
                 unit_s=waiting.unit_s,
                 environment_lost_on=environment_lost_on,
+                cause=cause,
+                kind=waiting.action.kind,
             )
         )

@@ -1,8 +1,8 @@
-"""Where environments are placed, and what waits for them.
+"""The placement of environments, and the actions that wait for them.
 
 An environment is placed once, by memory and load, and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`.
-Actions of an environment wait here, *parked*, for two things that are not units: that it is open, and that the
-earlier action of the same shell session has ended. A worker is thus only ever handed what can start at once.
+Actions wait here, *parked*, until their environment is open and the earlier action of the same shell session has ended. So a worker
+only receives actions that can start at once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from scheduler.core.open_order import OpenOrder
 from scheduler.core.open_queue import OpenQueue
 from scheduler.core.pools import Pools
 from scheduler.model import Environment, Grant, NodeSpec, Running, Waiting
-from scheduler.model.commands import CloseEnvironment, Command, NoteEnvironment, Start, Stop
-from scheduler.model.events import EnvironmentGone
+from scheduler.model.commands import CloseEnvironment, Command, NoteEnvironment, Start
+from scheduler.model.events import EnvironmentGone, LeaseRenewed
 from scheduler.model.lifecycle import End
 from scheduler.model.shares import Shares
 from scheduler.model.state import Node, State, memory_of, wants_cores
@@ -29,7 +29,7 @@ STARTS: Final = "starts"
 """Start slots as a resource: the environments that may be opening at once."""
 
 LEAST_MEMORY_MB: Final = 1
-"""Memory, in MB, that an environment counts for in the shares where it declares none: many of those are more than few, too."""
+"""Memory, in MB, for which an environment without declared memory counts in the shares. So many of them count more than few."""
 
 NOTED_PART: Final = 0.1
 """Part of a lease after which another use of an environment is written down."""
@@ -47,17 +47,17 @@ class Environments:
         self.ended = GoneEnvironments()
         self.opens = OpenQueue(state.rules.pod_cores or 0)
         self.places = Shares(state.limits.weights)
-        """What jobs hold of the memory of nodes, and of start slots, by their environments; a job is active while it has any."""
+        """The memory of nodes and the start slots that jobs hold by environments. A job is active while it has any."""
         self.places.offer(STARTS, state.limits.starting_limit)
         self._order = OpenOrder(state, pools.cpu, self.opens, self.places)
         self._changed = False
         self._returns_seen = (0, 0)
-        self._opening = 0
-        self._next_start_s = float("-inf")
+        self.opening = 0
+        self.next_start_s = float("-inf")
         self.leases = Leases(state)
 
     def open(self, waiting: Waiting, now: float) -> None:
-        """Take in a `cpu.open` action; its environment is placed when the event is dealt with, or as soon as there is room."""
+        """Take in a `cpu.open` action. Its environment is placed at the end of the event, or as soon as a node has room."""
         action = waiting.action
         assert action.environment is not None, "checked by Action"
         environment = Environment(
@@ -69,6 +69,8 @@ class Environments:
             since=now,
             last_used=now,
             client="" if action.detached else action.client,
+            owner=action.owner,
+            lease_s=action.lease_s,
         )
         self._keep(environment)
         self.opens.add(waiting)
@@ -89,7 +91,7 @@ class Environments:
         self._changed = True
 
     def wait_again(self, waiting: Waiting, environment: Environment) -> None:
-        """Let an environment open elsewhere whose node is gone before it stood."""
+        """Let an environment open on another node, since its node is gone before it stood."""
         self._count_opening(environment, -1)
         self._cpu.environment_gone(environment, None)
         if environment.node is not None:
@@ -100,8 +102,9 @@ class Environments:
         self.opens.add(waiting)
         self._changed = True
 
-    def withdraw(self, waiting: Waiting, environment: Environment, reason: str, now: float) -> None:
+    def withdraw(self, waiting: Waiting, environment: Environment, reason: str, cause: str, now: float) -> None:
         """Forget an environment that waits to be opened; the caller ends the action."""
+        environment.cause = cause
         self.opens.remove(waiting)
         self.forget(environment, reason, now)
         self._changed = True
@@ -112,16 +115,16 @@ class Environments:
         self._changed = True
 
     def allocate(self, now: float) -> None:
-        """Begin to open waiting environments, if there may be room since the last time.
+        """Begin to open waiting environments, if room may have come free since the last time.
 
-        They go in the order of `OpenOrder`, as far as there is room and the caps on starting allow.
+        They go in the order of `OpenOrder`, while nodes have room and the caps on starting allow.
         """
-        returns = (self._pools.memory_returns, self._cpu.cores_returned if self._state.rules.pod_cores else 0)
+        returns = (self._pools.looks, self._cpu.cores_returned if self._state.rules.pod_cores else 0)
         if not self._changed and returns == self._returns_seen:
             return
         self._changed, self._returns_seen = False, returns
         state = self._state
-        while len(self.opens) and self._opening < state.limits.starting_limit and now >= self._next_start_s:
+        while len(self.opens) and self.opening < state.limits.starting_limit and now >= self.next_start_s:
             chosen = self._order.next(now)
             if chosen is None:
                 return
@@ -132,7 +135,7 @@ class Environments:
             self._put(environment, node, pod_cores)
             self._count_opening(environment, 1)
             if state.limits.starts_per_s:
-                self._next_start_s = max(now, self._next_start_s) + 1.0 / state.limits.starts_per_s
+                self.next_start_s = max(now, self.next_start_s) + 1.0 / state.limits.starts_per_s
             grant = Grant(node=node.spec.name, attempt=waiting.attempt + 1, units=max(1, pod_cores), core_ids=environment.pod_core_ids)
             self._start(waiting, grant, now)
             self._note(environment)
@@ -147,11 +150,11 @@ class Environments:
         self._start(waiting, Grant(node=environment.node, attempt=waiting.attempt + 1), now)
 
     def _count_opening(self, environment: Environment, sign: int) -> None:
-        self._opening += sign
+        self.opening += sign
         self.places.hold(environment.job, STARTS, sign)
 
     def _count_place(self, environment: Environment, sign: int) -> None:
-        """Count what an environment that has a node holds of its memory, or holds no longer."""
+        """Count the memory of an environment on its node, or stop counting it."""
         self.places.hold(environment.job, MEMORY_MB, sign * max(environment.memory_mb, LEAST_MEMORY_MB))
 
     def _keep(self, environment: Environment) -> None:
@@ -160,8 +163,8 @@ class Environments:
         self.places.enter(environment.job)
 
     def next_start(self, now: float) -> float | None:
-        """Return when the cap on starts per second lets the next environment begin; None where it does not matter."""
-        return self._next_start_s if len(self.opens) and self._next_start_s > now else None
+        """Return when the cap on starts per second lets the next environment begin; None if it does not delay any."""
+        return self.next_start_s if len(self.opens) and self.next_start_s > now else None
 
     def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
         environment.node = node.spec.name
@@ -173,15 +176,15 @@ class Environments:
             self._cpu.take_pod(environment, node, pod_cores)
 
     def opened(self, environment: Environment, now: float) -> None:
-        """Note that an environment stands: what was parked for it may go on, unless it is to be closed again."""
+        """Note that an environment stands. Its parked actions go on, unless the environment is to be closed again."""
         self._count_opening(environment, -1)
         environment.enter("open")
         environment.last_used = now
-        self.leases.begin(environment)
+        self.leases.begin(environment, now)
         self._note(environment)
         asked = any(waiting.action.kind == "cpu.close" for waiting in environment.parked)
         if environment.close_requested and not asked:
-            self.close_unasked(environment, environment.close_requested, now)
+            self.close_unasked(environment, environment.close_requested, environment.end_cause, now)
         elif not asked:
             parked = list(environment.parked)
             environment.parked.clear()
@@ -190,10 +193,10 @@ class Environments:
         self._changed = True
 
     def adopt(self, environment: Environment, node: Node, used_at: float | None, now: float) -> None:
-        """Take over an environment that an earlier scheduler had opened, and was closing where that is requested.
+        """Take over an environment that an earlier scheduler had opened, and was closing if `close_requested` is set.
 
-        Its lease goes on, where it is known when it was `used_at`.
-        A part of the lease is added: its last use is noted only as often (`_note_use`), and what was sent meanwhile must arrive first.
+        Its lease goes on from `used_at`, if known. A part of the lease is added for two reasons. Uses are noted only once per part
+        (`_note_use`), and actions that were sent meanwhile must arrive first.
         """
         environment.since, environment.last_used = now, used_at if used_at is not None else now
         environment.use_noted = environment.last_used
@@ -203,14 +206,15 @@ class Environments:
         self._occupy(environment, node)
         environment.state = "closing" if environment.close_requested else "open"
         if environment.state == "open":
-            self.leases.begin(environment)
+            self.leases.resume(environment, now)
 
     def readopt_opening(self, environment: Environment, node: Node | None) -> None:
-        """Take over an environment that an earlier scheduler had begun to open; its node may be gone."""
+        """Take over an environment that an earlier scheduler had begun to open. Its node may be gone."""
         self._count_opening(environment, 1)
         known = self._state.environments.get(environment.id)
         if known is not None:
-            known.state, known.open_id, known.close_requested = "opening", environment.open_id, environment.close_requested
+            known.state, known.open_id = "opening", environment.open_id
+            known.close_requested, known.cause = environment.close_requested, environment.cause
         elif node is None:
             environment.state = "opening"
             environment.pod_core_ids = ()
@@ -226,21 +230,22 @@ class Environments:
         self._count_place(environment, 1)
         self._cpu.resume_pod(environment, node)
 
-    def not_opened(self, environment: Environment, reason: str, now: float) -> None:
-        """Note that an environment could not be opened: its room is free, its actions fail, or are lost where it is."""
+    def not_opened(self, environment: Environment, reason: str, cause: str, now: float) -> None:
+        """Note that an environment could not be opened. Its actions fail by the same cause, or are lost if it is lost."""
+        environment.cause = cause
         self._count_opening(environment, -1)
         failed = f"it could not be opened: {reason}" if reason else "it could not be opened"
         self.forget(environment, reason if environment.lost else failed, now)
         self._changed = True
 
     def admit(self, waiting: Waiting, environment: Environment, now: float) -> None:
-        """Queue an action of an environment for cores, or park it while it cannot run anyway."""
+        """Queue an action of an environment for cores, or park it while it cannot run."""
         session = waiting.action.session
         self._note_use(environment, now)
         refused = self._cpu.refusal(waiting.action)
         if refused is not None:
             environment.actions.pop(waiting.id, None)
-            self._ends.end_waiting(waiting, "rejected", refused, now)
+            self._ends.end_waiting(waiting, "rejected", refused, "impossible", now)
             return
         environment.actions[waiting.id] = None
         if environment.state in ("waiting", "opening") or (session and environment.sessions.get(session, waiting.id) != waiting.id):
@@ -266,7 +271,7 @@ class Environments:
             self.closed(environment, environment.over, now)
 
     def _go_on(self, environment: Environment, session: str, now: float) -> None:
-        """Admit the next action of a session; one that is refused at once makes way for the one after it."""
+        """Admit the next action of a session; after a refusal, the action after it."""
         while session not in environment.sessions:
             following = next((w for w in environment.parked if w.action.session == session), None)
             if following is None:
@@ -275,7 +280,7 @@ class Environments:
             self.admit(following, environment, now)
 
     def closed(self, environment: Environment, reason: str, now: float) -> None:
-        """Note that an environment stands no longer; its room is free once the last of its actions has ended."""
+        """Note that an environment no longer stands. Its room is free once its last action has ended."""
         if environment.actions:
             environment.over = reason
             return
@@ -283,7 +288,7 @@ class Environments:
         self._changed = True
 
     def gone(self, environment: Environment, reason: str, now: float) -> None:
-        """Note that an environment has ended by itself: what waits for it is lost, its room is free once what runs has ended."""
+        """Note that an environment ended by itself. Waiting actions are lost; its room is free once running actions end."""
         environment.lost = True
         if not environment.actions:
             self.forget(environment, reason, now)
@@ -304,40 +309,52 @@ class Environments:
             self._cpu.withdraw(waiting)
         self.action_ended(waiting, environment, now)
 
-    def closing(self, environment: Environment, reason: str, now: float) -> None:
-        """Fail what waits and stop what runs in an environment that is being closed."""
+    def closing(self, environment: Environment, reason: str, cause: str, now: float) -> None:
+        """Close an environment: fail its waiting actions and stop its running actions."""
         environment.enter("closing")
+        environment.cause = cause
         environment.close_requested = environment.close_requested or reason
         self._end_waiting(environment, reason, now)
         for action_id in list(environment.actions):
             running = self._state.running.get(action_id)
             if running is not None and not running.stopping:
-                running.stopping = reason
-                self._out.append(Stop(id=action_id, node=running.grant.node, attempt=running.grant.attempt, reason=reason))
+                self._ends.stop(running, reason, cause)
         self._note(environment, reason)
 
-    def close_unasked(self, environment: Environment, reason: str, now: float) -> None:
-        """Close an environment that no trainer will close: now if it is open, as soon as it stands if it is opening."""
+    def close_unasked(self, environment: Environment, reason: str, cause: str, now: float) -> None:
+        """Close an environment that no trainer will close. If it is opening, close it as soon as it stands."""
         if environment.state == "opening":
-            environment.close_requested = reason
+            environment.close_requested, environment.cause = reason, cause
             self._note(environment, reason)
         if environment.state != "open":
             return
         assert environment.node is not None, "an open environment has a node"
-        self.closing(environment, reason, now)
+        self.closing(environment, reason, cause, now)
         self._out.append(CloseEnvironment(id=environment.id, node=environment.node, reason=reason))
 
     def _note_use(self, environment: Environment, now: float) -> None:
-        """Note that an environment is in use, in the journal once per part of a lease: a restarted scheduler lets the lease go on."""
+        """Note that an environment is in use. The journal gets a note once per part of a lease, for restarted schedulers."""
         environment.last_used = now
         lease_s = self._state.limits.lease_s
-        if environment.state == "open" and lease_s is not None and now - environment.use_noted >= lease_s * NOTED_PART:
+        if (
+            environment.state == "open"
+            and lease_s is not None
+            and environment.ends_at is None
+            and now - environment.use_noted >= lease_s * NOTED_PART
+        ):
             self._note(environment)
 
     def end_leases(self, now: float) -> None:
-        """Close the environments that nobody has used for as long as a lease lasts."""
+        """Close the environments whose lease is over."""
         for environment in self.leases.over(now):
-            self.close_unasked(environment, f"unused for {self._state.limits.lease_s:g} s", now)
+            self.close_unasked(environment, self.leases.why(environment), "lease_over", now)
+
+    def renew_lease(self, renewed: LeaseRenewed, now: float) -> None:
+        """Renew the lease of an environment. Do nothing if the environment is gone or being closed, or belongs to another job."""
+        environment = self._state.environments.get(renewed.id)
+        if environment is not None and environment.job == renewed.job and environment.state in ("waiting", "opening", "open"):
+            self.leases.renew(environment, renewed.lease_s, now)
+            self._note(environment)
 
     def forget(self, environment: Environment, reason: str, now: float) -> None:
         """Give back the room of an environment that was closed or lost, and remember how it ended."""
@@ -358,7 +375,10 @@ class Environments:
             self._cpu.ranking.trajectory_ended(environment)
         state: Literal["closed", "lost"] = "lost" if environment.lost else "closed"
         environment.enter(state)
-        self.ended.add(EnvironmentGone(id=environment.id, state=state, node=environment.node or "", reason=reason, at=now))
+        gone = EnvironmentGone(
+            id=environment.id, state=state, node=environment.node or "", reason=reason, at=now, cause=environment.end_cause
+        )
+        self.ended.add(gone)
         self._note(environment, reason)
 
     def _note(self, environment: Environment, reason: str = "") -> None:
@@ -376,11 +396,14 @@ class Environments:
                 reason=reason,
                 client=environment.client,
                 used_at=environment.last_used,
+                cause=environment.cause,
+                owner=environment.owner,
+                ends_at=self.leases.noted_end(environment),
             )
         )
 
     def _end_waiting(self, environment: Environment, reason: str, now: float) -> None:
-        """End what waits: as lost where its environment is, else as failed."""
+        """End the waiting actions: as lost if the environment is lost, else as failed."""
         status: End = "lost" if environment.lost else "failed"
         lost_on = (environment.node or "") if environment.lost else ""
         for action_id in list(environment.actions):
@@ -394,4 +417,4 @@ class Environments:
             environment.actions.pop(action_id, None)
             if environment.sessions.get(waiting.action.session or "") == action_id:
                 del environment.sessions[waiting.action.session or ""]
-            self._ends.end_waiting(waiting, status, reason, now, environment_lost_on=lost_on)
+            self._ends.end_waiting(waiting, status, reason, environment.end_cause, now, environment_lost_on=lost_on)

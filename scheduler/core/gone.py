@@ -1,7 +1,6 @@
-"""Environments that are gone, kept so that a later action on one is told how it ended.
+"""Gone environments, remembered so that a later action on a gone environment gets the reason of the end.
 
-As many are kept as `REMEMBERED` says, of each of the two ends: environments that are closed all the time do not push out the few that
-were lost.
+`REMEMBERED` environments of each of the two ends are kept. So the many closed environments do not push out the few lost ones.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class GoneEnvironments:
         self._closed: OrderedDict[str, EnvironmentGone] = OrderedDict()
 
     def add(self, gone: EnvironmentGone) -> None:
-        """Remember an environment; what was known of an earlier one of the same id is forgotten."""
+        """Remember an environment, and forget an earlier environment of the same id."""
         for known in (self._lost, self._closed):
             known.pop(gone.id, None)
         kept = self._lost if gone.state == "lost" else self._closed
@@ -31,5 +30,5 @@ class GoneEnvironments:
             kept.popitem(last=False)
 
     def get(self, environment_id: str) -> EnvironmentGone | None:
-        """Return how an environment ended; None where it never was, or ended too long ago."""
+        """Return how an environment ended; None if it never existed, or ended too long ago."""
         return self._lost.get(environment_id) or self._closed.get(environment_id)

@@ -1,7 +1,13 @@
 """Nodes come, beat, leave and are lost; the life cycle is in `scheduler/model/lifecycle.py`.
 
-A node is lost when it misses three beats, when it says that it restarted, and also when it beats but never takes
-up what it was handed: a worker whose consumer hangs looks alive from outside.
+A node is lost in three cases. It misses three beats. It reports a restart. Or it beats three times without taking up any grant that
+was sent to it, since a worker whose consumer hangs looks alive from outside. A node that takes up some grants between two beats is
+only slow.
+
+An operator may *drain* a node. Its actions and environments go on to their end. New actions in its environments still run, so that
+the environments can end. Nothing else begins on the node (`Node.takes`): no environment, no action that could run on another node,
+no warm service. Actions that only this node could run wait. The flag stays with the node's name, so a lost node comes back
+draining.
 """
 
 from __future__ import annotations
@@ -12,12 +18,14 @@ from scheduler.core.ends import Ends
 from scheduler.core.environments import Environments
 from scheduler.core.pools import Pools
 from scheduler.model import NodeSpec, Running, Waiting, events
-from scheduler.model.commands import Command, NoteNode, Requeue
+from scheduler.model.commands import Command, NoteDraining, NoteNode, Requeue
 from scheduler.model.lifecycle import MISSED_BEATS, MOST_TRIES
 from scheduler.model.state import Node, State
+from tangram.ends import cause_of, loss_cause
 
 SILENCE = f"{MISSED_BEATS} beats missed"
 IDLENESS = "it beats but does not run what it was handed"
+NODE_LOST = "node_lost"
 
 
 def silent(state: State, beat_s: float, now: float) -> list[str]:
@@ -26,14 +34,19 @@ def silent(state: State, beat_s: float, now: float) -> list[str]:
 
 
 def idle(state: State, beat: events.NodeBeat) -> bool:
-    """Return whether a node has by now beaten too often without running what it was handed."""
+    """Return whether a node has beaten too often without taking up any grant."""
     node = state.nodes.get(beat.name)
-    missing = [action_id for action_id in node.running if action_id not in beat.running] if node is not None else ()
-    return any(state.running[action_id].unseen_beats >= MISSED_BEATS for action_id in missing)
+    return node is not None and node.idle_beats >= MISSED_BEATS and _takes_up_nothing(state, node, beat)
+
+
+def _takes_up_nothing(state: State, node: Node, beat: events.NodeBeat) -> bool:
+    """Return whether a node has grants that it does not run, and has taken up no grant since its last beat."""
+    taken_up = any(state.running[action_id].unseen_beats for action_id in node.running if action_id in beat.running)
+    return not taken_up and any(action_id not in beat.running for action_id in node.running)
 
 
 class Nodes:
-    """Keeps the nodes, and decides what becomes of the actions of a lost one."""
+    """Keeps the nodes, and decides on the actions of a lost node."""
 
     def __init__(
         self,
@@ -52,18 +65,36 @@ class Nodes:
         self._enqueue = enqueue
 
     def joined(self, spec: NodeSpec, now: float) -> None:
-        """Take in a node; one that is up already has restarted, and what it ran is gone."""
+        """Take in a node. A node that is up already has restarted, and its actions are gone."""
         state = self._state
         if spec.name in state.nodes:
             self.lost(spec.name, "its worker was restarted", now, left=False)
-        node = state.nodes[spec.name] = Node(spec, spec.memory_mb, now)
+        node = state.nodes[spec.name] = Node(spec, spec.memory_mb, now, draining=spec.name in state.draining)
         state.offer(spec, 1)
         self._out.append(NoteNode(name=spec.name, state="up"))
+        if node.draining:  # the journal may have got the flag before it knew the node
+            self._out.append(NoteDraining(name=spec.name, draining=True))
         self._pools.joined(node)
         self._environments.joined(spec)
 
+    def drained(self, event: events.NodeDrained, now: float) -> None:
+        """Begin or end the draining of a node. All waiting actions are looked at again."""
+        state, node = self._state, self._state.nodes.get(event.name)
+        if event.draining:
+            state.draining[event.name] = None
+        else:
+            state.draining.pop(event.name, None)
+        self._out.append(NoteDraining(name=event.name, draining=event.draining))
+        if node is None or node.draining == event.draining:
+            return
+        node.draining = event.draining
+        for each in state.nodes.values():
+            self._pools.look_again(each)
+        if node.heard and not node.draining:
+            self._pools.gpu.residency.joined(event.name, now)
+
     def beat(self, event: events.NodeBeat, now: float) -> None:
-        """Note that a node lives, and count the beats in which it does not run what it was handed."""
+        """Note that a node lives, and count the beats in which it takes up no grant."""
         node = self._state.nodes.get(event.name)
         if node is None:
             return
@@ -71,19 +102,26 @@ class Nodes:
             self.lost(event.name, IDLENESS, now, left=False)
             return
         node.last_beat = now
+        node.idle_beats = node.idle_beats + 1 if _takes_up_nothing(self._state, node, event) else 0
         for action_id in node.running:
             running = self._state.running[action_id]
             running.unseen_beats = 0 if action_id in event.running else running.unseen_beats + 1
         self._forget_closed(node, event, now)
 
     def _forget_closed(self, node: Node, event: events.NodeBeat, now: float) -> None:
-        """Take back the room of environments that the node has no more, as nobody waits for their closing or they ended there."""
+        """Take back the room of environments that the node no longer holds."""
         environments = [self._state.environments[e] for e in node.environments if e not in event.environments]
+        losses = {loss.id: loss for loss in event.lost}
         for environment in environments:
             if environment.state == "closing" and not environment.actions:
-                self._environments.closed(environment, environment.close_requested or "closed by the system", now)
+                why = environment.over or environment.close_requested or "closed by the system"
+                self._environments.closed(environment, why, now)
             elif environment.state == "open":
-                self._environments.gone(environment, f"it ended on node {node.spec.name}", now)
+                loss = losses.get(environment.id)
+                if loss is not None and not environment.cause:  # else the end of a command has given the cause already
+                    environment.cause = loss_cause(loss.cause)
+                reason = loss.reason if loss is not None else f"it ended on node {node.spec.name}"
+                self._environments.gone(environment, reason, now)
 
     def miss(self, beat_s: float, now: float) -> None:
         """Lose the nodes whose last beat is too old."""
@@ -91,7 +129,7 @@ class Nodes:
             self.lost(name, SILENCE, now, left=False)
 
     def lost(self, name: str, reason: str, now: float, *, left: bool, ended: Sequence[events.StoredEnd] = ()) -> None:
-        """Forget a node: its environments are lost, its actions wait again or are lost too, but for those that have `ended`."""
+        """Forget a node. Its environments are lost. Its actions wait again or are lost, except the actions in `ended`."""
         state = self._state
         node = state.nodes.pop(name, None)
         if node is None:
@@ -114,22 +152,24 @@ class Nodes:
         self._environments.node_gone(node.spec)
 
     def _end(self, running: Running, stored: events.StoredEnd, now: float) -> None:
-        """End an action of a node that is gone as its result says; nothing is learned of it, as figures are missing."""
+        """End an action of a lost node by its stored result. Nothing is learned, since figures are missing."""
         self._ends.release(running, now)
-        self._ends.note_end(running, stored.status, stored.reason, now, finished=stored.finished(running.grant.attempt))
+        cause = cause_of(stored.status, stored.cause)
+        self._ends.note_end(running, stored.status, stored.reason, cause, now, finished=stored.finished(running.grant.attempt))
         environment = self._state.environments.get(running.waiting.action.environment or "")
         if environment is not None and running.waiting.action.kind == "cpu.open":
-            self._environments.not_opened(environment, stored.reason, now)
+            self._environments.not_opened(environment, stored.reason, cause, now)
         elif environment is not None:
             environment.actions.pop(stored.id, None)
 
     def lose(self, running: Running, reason: str, now: float) -> None:
-        """Requeue or end an action whose node is gone; the node itself is out of the state already."""
+        """Requeue or end an action whose node is gone. The node must be out of the state already."""
         waiting, action = running.waiting, running.waiting.action
         self._ends.release(running, now)
         environment = self._state.environments.get(action.environment or "")
         opening = action.kind == "cpu.open" and environment is not None
-        # Tries that an outside API refused or that never arrived lost no node; a restarted scheduler knows only their sum, and is careful.
+        # Tries that an outside API refused or that never arrived lost no node. A restarted scheduler knows only the sum of all
+        # tries, and is careful.
         tried = running.grant.attempt - waiting.refused >= MOST_TRIES
         unwanted = running.stopping or (environment is not None and environment.close_requested)
         if (opening or (action.idempotent and action.environment is None)) and not tried and not unwanted:
@@ -143,9 +183,10 @@ class Nodes:
         if tried and action.idempotent:
             reason += f"; it was the {MOST_TRIES}nd node that this action lost, so it is not tried again"
         lost_on = running.grant.node if action.environment is not None else ""
-        self._ends.note_end(running, "lost", reason, now, finished=None, environment_lost_on=lost_on)
+        cause = NODE_LOST if action.environment is None or opening else "environment_lost"
+        self._ends.note_end(running, "lost", reason, cause, now, finished=None, environment_lost_on=lost_on)
         if opening and environment is not None:
             environment.lost = True
-            self._environments.not_opened(environment, reason, now)
+            self._environments.not_opened(environment, reason, NODE_LOST, now)
         elif environment is not None:
             environment.actions.pop(waiting.id, None)

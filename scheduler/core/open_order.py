@@ -1,36 +1,36 @@
 """Which waiting environment is opened next, and on which node.
 
-1. The job that holds least of its entitlement goes first. What counts is its part of the memory that environments can have, or its part of
-   the start slots where that is larger (`Environments.places`). Within a job it is first come, first served, and a higher priority goes
-   before.
-2. An open that fits nowhere lets others pass, of its own job too.
-3. A job whose first open has been the first for `KEPT_AFTER_S` gets a *turn* for it: a place at the end of one line. While other jobs have
-   opens waiting, it gets none for an open that would take it beyond its part of the memory, unless it holds nothing. As long as that is
-   so, no other open of the job begins.
-4. The opens in the line go before all others. One keeps a node where none before it in the line could stand on the same nodes, whatever
-   their memory. Others may take as much of a kept node as will be left over when all that stood there is gone.
+1. The job that holds least of its entitlement goes first. The larger of two parts counts: of the memory that environments can have,
+   and of the start slots (`Environments.places`). Within a job, higher priorities go first, then earlier arrivals.
+2. An open that fits on no node lets other opens pass, even of its own job.
+3. A job whose first open has been the first for `KEPT_AFTER_S` gets a *turn* for this open: a place at the end of the line. The
+   turn is withheld while other jobs have opens waiting and the open would take the job beyond its part of the memory. A job that
+   holds nothing still gets it. While a turn is withheld, no other open of the job begins.
+4. The opens in the line go before all others. An open keeps a node if no open before it in the line could stand on the same nodes,
+   memory apart. Other opens may take the part of a kept node that will be left over once all its earlier environments are gone.
 
 Under policies without shares all jobs count as one.
 
-*Claim.* An environment holds its memory for at most H seconds: while it opens, lives and closes. A start slot that is taken falls free
-within S seconds: while an environment opens, and 1 / `starts_per_s` where that is bounded. At most J jobs have opens that wait. An open
-that finds n - 1 of its job waiting begins within n · (KEPT_AFTER_S + H + J · (H + S)) seconds. One that goes before it by priority, though
-it came later, counts twice. All of this is for opens that an empty node could hold, while no node comes or goes and nothing but
-environments holds memory on the nodes, or cores where environments do.
+*Claim.* An environment holds its memory for at most H seconds: while it opens, lives and closes. A start slot falls free within S
+seconds: while an environment opens, and 1 / `starts_per_s` if the rate is bounded. At most J jobs have opens that wait. An open
+that finds n - 1 opens of its job waiting begins within n · (KEPT_AFTER_S + H + J · (H + S)) seconds. A later open that goes first
+by priority counts twice. The claim holds for opens that an empty node could hold, while no node comes, goes or drains. Only
+environments may hold memory on the nodes, and also cores if environments hold cores.
 
-*Proof.* It is enough that a job's first open begins within KEPT_AFTER_S + H + J · (H + S) after it became the first. It is to have a turn
-after KEPT_AFTER_S. Until it has one no other open of its job begins. So after another H the job holds nothing, and its first open has its
-turn. At most J - 1 turns are before that, since a job has one at a time, and nobody gets in before them. It remains to show that whoever is
-the first in the line begins within H + S. It keeps a node at once, since nobody before it could stand there. What stood there is gone after
-H. What came since leaves enough room by rule 4. So it fits then, and the next start slot is its own. The line is looked at before anything
-begins, so what happens between two looks changes nothing. ∎
+*Proof.* It suffices that a job's first open begins within KEPT_AFTER_S + H + J · (H + S) after it became the first. The open is due
+for a turn after KEPT_AFTER_S. Until it has the turn, no other open of its job begins. So after another H the job holds nothing, and
+its first open has its turn. At most J - 1 turns are before this turn, since each job has one at a time, and no open enters the line
+before them. It remains to show that the first open in the line begins within H + S. It keeps a node at once, since no open before
+it could stand on the node. The earlier environments of the node are gone after H. Later environments leave enough room by rule 4.
+Then the open fits, and gets the next start slot. The line is looked at before anything begins, so events between two looks change
+nothing. ∎
 
-*Between jobs.* An open goes before one of a job that holds less of its entitlement only by a turn, or where the other does not fit. In
-KEPT_AFTER_S a job has at most one open begin by a turn. That keeps one node, for H + S at most. When the job got the turn, the open was
-within its part, or all that it had, or nobody else waited.
+*Between jobs.* An open overtakes a job that holds less of its entitlement in two cases: by a turn, or if the other open does not
+fit. In KEPT_AFTER_S at most one open of a job begins by a turn. It keeps one node, for H + S at most. When the job got the turn,
+the open was within the job's part, or the job held nothing, or no other job waited.
 
-A node is kept from other environments alone. Actions that hold memory while they run give it back soon, and an environment that stands may
-need them to come to its end.
+A node is kept only from other environments. Actions that hold memory while they run give it back soon. A standing environment may
+need them before it can end.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from scheduler.model.state import Node, State, memory_of
 from tangram.action import MEMORY_MB
 
 KEPT_AFTER_S: Final = 60.0
-"""Seconds for which others may pass a job's first open. Environments live for minutes. A shorter time would empty nodes for opens that are
-about to find room by themselves; a longer one adds to the wait of a large environment, which is this time and that in which its node
-empties."""
+"""Seconds for which other opens may pass a job's first open. Environments live for minutes. A shorter time would empty nodes for
+opens that soon find room by themselves. A longer time adds to the wait of a large environment: this time, and the time in which its
+node empties."""
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A place in the line. `stood` are the environments that were on its node when that was kept."""
+    """A place in the line. `stood` are the environments that were on the node when the turn first kept it."""
 
     waiting: Waiting
     needs: Needs
@@ -64,10 +64,13 @@ class _Turn:
 
 
 class OpenOrder:
-    """Chooses among the waiting opens. `_line` has the turns by job, in order; `_began` says when a job's first open began last.
+    """Chooses among the waiting opens.
 
-    The rest is true for one decision: for a kept node its turn, and the memory and cores that others may have there; for what opens
-    need the nodes that have that when empty, memory apart, and the most memory that one without a turn can have there now.
+    `_line` has the turns by job, in order. `_began` holds the last time at which a first open of a job began.
+
+    The other attributes hold for one decision. `_kept` has, for a kept node, its turn and the memory and cores left for other
+    opens. `_able` has the nodes that meet the needs of an open when empty, memory apart. `_most_mb` has the most memory that an
+    open without a turn can have on these nodes now.
     """
 
     def __init__(self, state: State, cpu: CpuPool, opens: OpenQueue, places: Shares) -> None:
@@ -82,7 +85,7 @@ class OpenOrder:
         self._most_mb: dict[Needs, int] = {}
 
     def next(self, now: float) -> tuple[Waiting, Node] | None:
-        """Return the open that is next, and its node; None where nothing fits. It must begin now."""
+        """Return the next open and its node; None if nothing fits. The open must begin now."""
         self._able, self._most_mb = {}, {}
         firsts = self._firsts()
         held_back = self._line_up(firsts, now)
@@ -108,7 +111,7 @@ class OpenOrder:
         return firsts
 
     def _line_up(self, firsts: dict[str, Waiting], now: float) -> list[str]:
-        """Take those that have begun or were given up out of the line, and new ones in; return the jobs that are to have no turn yet."""
+        """Remove begun and withdrawn opens from the line, and add new ones. Return the jobs whose turn is withheld."""
         self._line = {job: turn for job, turn in self._line.items() if turn.waiting in self._opens}
         self._began = {job: at for job, at in self._began.items() if job in firsts}
         held_back: list[str] = []
@@ -123,7 +126,7 @@ class OpenOrder:
         return held_back
 
     def _keep_nodes(self) -> None:
-        """Keep a node for each in the line that could stand on no node on which one before it could."""
+        """Keep a node for each open in the line that shares no possible node with an open before it."""
         self._kept = {}
         taken: dict[str, None] = {}
         looked_at: dict[Needs, None] = {}
@@ -140,7 +143,7 @@ class OpenOrder:
             taken |= dict.fromkeys(names)
 
     def _keep_node(self, turn: _Turn) -> None:
-        """Keep the node on which least is missing, and go on keeping it."""
+        """Keep the node with the least missing room, also in later rounds."""
         nodes = [node for node in self._nodes(turn.needs) if node.spec.memory_mb >= turn.memory_mb]
         if not nodes:
             turn.node = None
@@ -164,7 +167,7 @@ class OpenOrder:
         return None
 
     def _by_share(self, firsts: dict[str, Waiting], held_back: list[str]) -> Waiting | None:
-        """Return the open of the job with least of its entitlement among those that fit."""
+        """Return the fitting open whose job holds least of its entitlement."""
         fitting = self._opens.fitting(self._most_memory)
         may = (one for one in fitting if self._job(one) not in held_back or one is firsts[self._job(one)])
         return min(may, key=self._rank, default=None)
@@ -175,14 +178,14 @@ class OpenOrder:
         return share, waiting.key
 
     def _nodes(self, needs: Needs) -> list[Node]:
-        """Return the nodes that have what is needed when they are empty, memory apart."""
+        """Return the nodes that take environments and, when empty, meet the needs apart from memory."""
         if needs not in self._able:
             nodes = self._state.nodes.values()
-            self._able[needs] = [node for node in nodes if node.spec.cores >= needs.cores and node.offers("cpu", needs.requires)]
+            self._able[needs] = [node for node in nodes if node.spec.cores >= needs.cores and node.takes("cpu", needs.requires)]
         return self._able[needs]
 
     def _room(self, node: Node, needs: Needs, waiting: Waiting | None = None) -> int:
-        """Return the memory that an open can have on a node now; -1 where cores are missing."""
+        """Return the memory that an open can have on a node now; -1 if cores are missing."""
         memory_mb, cores = node.memory_free, self._free_cores(node)
         if node.spec.name in self._kept:
             turn, memory_over_mb, cores_over = self._kept[node.spec.name]
@@ -191,13 +194,13 @@ class OpenOrder:
         return memory_mb if cores >= needs.pod_cores else -1
 
     def _most_memory(self, needs: Needs) -> int:
-        """Return the most memory that an open without a kept node can have on one; -1 where there is none for it."""
+        """Return the most memory that an open without a kept node can have on a node; -1 if no node has cores for it."""
         if needs not in self._most_mb:
             self._most_mb[needs] = max((self._room(node, needs) for node in self._nodes(needs)), default=-1)
         return self._most_mb[needs]
 
     def _node_for(self, waiting: Waiting) -> Node:
-        """Return the node with fewest environments for each core among those that have room now, of which there is one."""
+        """Return the node with fewest environments for each core, among the nodes with room now. There must be such a node."""
         needs, memory_mb = self._opens.needs_of(waiting), memory_of(waiting.action)
         able = [(node, self._room(node, needs, waiting)) for node in self._nodes(needs)]
         fitting = [(node, room_mb) for node, room_mb in able if room_mb >= memory_mb]

@@ -1,7 +1,7 @@
-"""The `cpu.open` actions that wait for a place, so that the next one is found without looking at all of them.
+"""The `cpu.open` actions that wait for a place, indexed so that the next is found quickly.
 
-Opens of a job that need the same of a node, apart from memory, stand in one line. Within it those of one size of memory are a line of
-their own. So the first open that fits into a given memory is found among the heads of the sizes.
+Opens of a job with the same needs, apart from memory, stand in one line. Each size of memory has its own queue within the line. So
+the first open that fits into a given memory is found among the heads of the sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tangram.action import CORES, MEMORY_MB
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a node must have for an environment, apart from memory: labels, `cores` in all, and free cores for its pod."""
+    """An environment's needs of a node, apart from memory: labels, `cores` in all, and free cores for its pod."""
 
     requires: tuple[str, ...]
     cores: int
@@ -72,7 +72,7 @@ class OpenQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Walk all of them, line by line."""
+        """Walk all opens, line by line."""
         return (waiting for jobs in self._by_needs.values() for alike in jobs.values() for waiting in alike.line.items)
 
     def __contains__(self, waiting: Waiting) -> bool:
@@ -80,7 +80,7 @@ class OpenQueue:
         return alike is not None and waiting in alike.line
 
     def needs_of(self, waiting: Waiting) -> Needs:
-        """Return what an open needs of a node; a pod has at least the cores of the largest of its trajectory's actions."""
+        """Return an open's needs of a node. A pod has at least the cores of the largest action of its trajectory."""
         cores = waiting.action.cost.least(CORES)
         pod_cores = max(self._pod_cores, cores) if self._pod_cores else 0
         return Needs(waiting.action.requires, max(1, pod_cores, cores), pod_cores)
@@ -110,7 +110,7 @@ class OpenQueue:
         return (alike.line.items[0] for jobs in self._by_needs.values() for alike in jobs.values())
 
     def fitting(self, memory_of: Callable[[Needs], int]) -> Iterator[Waiting]:
-        """Return the first open of each line that fits, where `memory_of` is the most memory of a node that has what is needed."""
+        """Return the first fitting open of each line. `memory_of` gives the most memory of a node that meets the needs."""
         for needs, jobs in self._by_needs.items():
             memory_mb = memory_of(needs)
             for alike in jobs.values():

@@ -1,4 +1,4 @@
-"""The three pools, and which of them an action belongs to.
+"""The three pools, and the choice of an action's pool.
 
 | an action needs | pool |
 |---|---|
@@ -32,8 +32,8 @@ class Pools:
         self.cpu = CpuPool(state, self.quotas, policy.cores, history)
         self.gpu = GpuPool(state, self.quotas, policy.cells)
         self._all: tuple[Pool, ...] = (self.cpu, self.gpu, self.quotas)
-        self.memory_returns = 0
-        """How often memory came back to a node: who waits for it compares this with what it was."""
+        self.looks = 0
+        """How often a node was looked at again. Opens wait outside the pools, and compare two readings of this count."""
 
     def of(self, action: Action) -> Pool:
         """Return the pool that an action waits in."""
@@ -52,13 +52,17 @@ class Pools:
             pool.gone(node)
 
     def give_memory(self, node: Node, memory_mb: int) -> None:
-        """Give a node memory back, and have all looked at again who may have waited for it."""
+        """Give a node memory back, and look again at all actions that may have waited for it."""
         if not memory_mb:
             return
         node.memory_free += memory_mb
-        self.memory_returns += 1
+        self.look_again(node)
+
+    def look_again(self, node: Node) -> None:
+        """Look again at all actions that wait for a node's memory, or for the end of its draining."""
+        self.looks += 1
         for pool in self._all:
-            pool.memory_returned(node)
+            pool.look_again(node)
 
     @property
     def changed(self) -> bool:
@@ -75,5 +79,5 @@ class Pools:
             pool.wake(now)
 
     def next_wake(self, now: float) -> float | None:
-        """Return when a round would change something though nothing else has happened."""
+        """Return when time alone makes a round necessary."""
         return min((at for pool in self._all if (at := pool.next_wake(now)) is not None), default=None)

@@ -1,4 +1,4 @@
-"""What a restarted scheduler is told of the time before it: environments that stand, actions that run."""
+"""Recovery: a restarted scheduler takes in standing environments and running actions from the journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Recovery:
         self._out = out
 
     def environment_opened(self, event: events.EnvironmentOpened, now: float) -> None:
-        """Adopt an environment that stands on a node that is up, with its pod where the policy has pods."""
+        """Adopt an environment that stands on a node that is up, with its pod if the policy has pods."""
         node = self._state.nodes.get(event.node)
         if node is None or event.id in self._state.environments:
             return
@@ -36,12 +36,15 @@ class Recovery:
             life=self._pools.cpu.ranking.resume(event.job, event.id),
             client=event.client,
             close_requested=event.closing,
+            cause=event.cause,
+            owner=event.owner,
+            ends_at=event.ends_at,
         )
         environment.ended_work_s = environment.life.work_s
         self._environments.adopt(environment, node, event.used_at, now)
 
     def resumed(self, event: events.Resumed, now: float) -> None:
-        """Put a granted action back among the running ones; if its node is gone, it is lost or waits again."""
+        """Put a granted action back among the running actions. If its node is gone, the action is lost or waits again."""
         state, action, grant = self._state, event.action, event.grant
         if event.id in state.running or event.id in state.waiting:
             return
@@ -63,6 +66,7 @@ class Recovery:
         state.occupy(running, node)
         if environment is not None and action.kind == "cpu.close":
             environment.state, environment.close_requested = "closing", environment.close_requested or CLOSED
+            environment.cause = environment.end_cause
         elif environment is not None and action.kind != "cpu.open":
             self._adopt_into(environment, running)
         pool = self._pools.of(action)
@@ -70,13 +74,13 @@ class Recovery:
             self._out += pool.resume(running, now)
 
     def _adopt_into(self, environment: Environment, running: Running) -> None:
-        """Count an action to its environment; where that is being closed, the action is being stopped."""
+        """Add an action to its environment. If the environment is being closed, the action is being stopped."""
         action, action_id = running.waiting.action, running.waiting.id
         environment.actions[action_id] = None
         if action.session:
             environment.sessions[action.session] = action_id
         if environment.state == "closing":
-            running.stopping = f"environment {environment.id} is being closed"
+            running.stopping, running.stop_cause = f"environment {environment.id} is being closed", environment.end_cause
 
     def _opening(self, waiting: Waiting, event: events.Resumed, now: float) -> None:
         action = event.action
@@ -90,5 +94,8 @@ class Recovery:
             last_used=now,
             client="" if action.detached else action.client,
             close_requested=event.close_requested,
+            cause=event.close_cause,
+            owner=action.owner,
+            lease_s=action.lease_s,
         )
         self._environments.readopt_opening(environment, self._state.nodes.get(event.grant.node))

@@ -1,7 +1,7 @@
 """Cores: the free ones of a node, and the ones of a pod.
 
-A node's cores are one group. Under a policy with pods, each environment takes cores out of that group for its
-whole life and is a group of its own. Which cores a grant gets is a matter of where they lie (`free_cores.py`).
+A node's cores are one group. Under a policy with pods, each environment takes cores out of the group for its whole life, and forms
+a group of its own. The place of the free cores decides which of them a grant gets (`free_cores.py`).
 
 | an action here     | is in                                                  |
 |--------------------|--------------------------------------------------------|
@@ -51,15 +51,18 @@ class CoreGroup(Group):
         return self._free.ids()
 
     def pod(self, core_ids: Iterable[int]) -> CoreGroup:
-        """Return a group of some of these cores, in which they lie as they lie here."""
+        """Return a group of some of these cores, with the same domains."""
         return CoreGroup(self.node, self._free.only(core_ids), self._changed)
 
     def releases(self) -> Iterable[Release]:
-        """Return the expected ends of what runs on these cores."""
+        """Return the expected ends of the actions on these cores."""
         return (Release(running.expected_end, len(running.grant.core_ids)) for running in self.running.values())
 
     def enter(self, running: Running, candidate: Candidate | None = None) -> None:
-        """Note what runs on these cores; `candidate` is its entry in the marginal queue already, where it is elastic."""
+        """Note an action that runs on these cores.
+
+        For an elastic action, `candidate` is its existing entry in the marginal queue.
+        """
         action_id = running.waiting.id
         self.running[action_id] = running
         if candidate is not None:
@@ -69,7 +72,7 @@ class CoreGroup(Group):
             self.occupants.enter(running)
 
     def adopt(self, running: Running, *, resizes: bool) -> None:
-        """Note what an earlier scheduler had started here, with the steps that it has taken where it may be resized."""
+        """Note an action that an earlier scheduler had started here. Count its steps if the action may be resized."""
         candidate = Candidate.of(running.waiting, self.capacity)
         candidate.taken = sum(step.units <= running.units for step in candidate.steps)
         elastic = resizes and running.waiting.action.preemptible and bool(candidate.steps)
@@ -81,9 +84,9 @@ class CoreGroup(Group):
             self.enter(running)
 
     def to_background(self, running: Running) -> None:
-        """Note that an action is in the background; its cores, if it had any, are given back apart from this.
+        """Note that an action is in the background. The caller gives back its cores, if it had any.
 
-        It must be in the queue, or come to be there.
+        The action must be in the queue, or enter it next.
         """
         action_id = running.waiting.id
         self._off_cores(action_id)
@@ -96,7 +99,7 @@ class CoreGroup(Group):
         self.enter(running, candidate)
 
     def leave(self, running: Running) -> None:
-        """Forget what ran, and take its cores back."""
+        """Forget an action, and take its cores back."""
         action_id = running.waiting.id
         self.running.pop(action_id, None)
         self._off_cores(action_id)
@@ -111,20 +114,20 @@ class CoreGroup(Group):
             self.marginal.leave(candidate)
 
     def take(self, count: int, near: Iterable[int] = ()) -> tuple[int, ...]:
-        """Take `count` free cores that lie together; with `near`, the cores held already, close to these.
+        """Take `count` free cores that lie together, close to the cores in `near`, which the action already holds.
 
-        Raises `ValueError` where there are fewer.
+        Raises `ValueError` if fewer are free.
         """
         if count > self._free.count:
             raise ValueError(f"{count} cores wanted of {self._free.count} free ones on {self.node.spec.name}")
         return self._free.take(count, near)
 
     def shrink(self, core_ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Take back all but `count` of the cores that a grant holds; return those that it keeps, which lie together."""
+        """Take back all but `count` of the cores that a grant holds; return the kept cores, which lie together."""
         return self._free.shrink(core_ids, count)
 
     def claim(self, core_ids: Iterable[int]) -> tuple[int, ...]:
-        """Take these very cores as far as they are free, for a grant made by an earlier scheduler; return those taken."""
+        """Take the free ones of these cores, for a grant made by an earlier scheduler; return the taken cores."""
         return tuple(core_id for core_id in core_ids if self._free.claim(core_id))
 
     def give_back(self, core_ids: Sequence[int]) -> None:

@@ -1,21 +1,21 @@
-"""Cores given and taken back: what `elastic` does on the cores of one node.
+"""How `elastic` gives the cores of one node to actions, and takes them back.
 
-A *contender* is an action that wants cores and has none: it waits, or it runs in the background. An *occupant* has cores of its own
-and may lose them. One round over a group, when something in it has changed or an expectation has:
+A *contender* is an action that wants cores and has none: it waits, or runs in the background. An *occupant* is an action that may
+lose its cores. A round is held over a group when the group or an expectation has changed:
 
-1. **Rank by expected work left.** Contenders stand in order: jobs beyond their share last, then by priority, then by the work
-   that is expected to be left of the action and of its trajectory (`scheduler/learning/work_left.py`).
-2. **Hand cores over.** Each contender in turn gets its least amount: free cores, extra units, or the cores of the occupant with
-   most expected work left, if that is 1.2 times the contender's. That occupant goes to the background. Whoever has contended
-   for 20 s comes before all others and keeps its cores for 2 s, its *turn*.
-3. **Give what is left by marginal gain** (`marginal.py`). Units are taken from one action for another only if they gain 1.25
-   times as much there. Nothing grows that would not save 50 ms.
+1. **Rank by expected work left.** Jobs beyond their share come last. The next criteria are the priority and the expected work left
+   (`scheduler/learning/work_left.py`).
+2. **Hand cores over.** Each contender in turn gets its least amount. It gets free cores, extra units, or the cores of the occupant
+   with most expected work left. The occupant must have 1.2 times the contender's, and goes to the background. An action that has
+   contended for 20 s comes first and keeps its cores for 2 s, its *turn*.
+3. **Give what is left by marginal gain** (`marginal.py`). Units move from one action to another only if they gain 1.25 times as
+   much there. An action grows only if that saves 50 ms.
 
 Contenders that still have no cores then start in the background. A job beyond its share loses units to any other job first
 (`fairness.py`). The constants are in `tuning.py`.
 
-A round is worked out first (`round.py`) and then put into commands. Whoever loses cores comes before whoever gets them, so that no
-core is granted twice.
+A round is worked out first (`round.py`) and then put into commands. Actions lose cores before other actions get them. So no core is
+granted twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from scheduler.cpu.round import Round
 from scheduler.cpu.tuning import TUNING
 from scheduler.learning.durations import speed_on
 from scheduler.model import Grant, Running, Waiting
-from scheduler.model.queue import Contenders, Walk
+from scheduler.model.queue import Walk
 from scheduler.model.state import own_memory
 
 
@@ -52,7 +52,7 @@ class ElasticCores:
         """Give out the cores of a group anew."""
         fairness = Fairness(self._state.shares, counts=self._rules.shares)
         round_ = Round(group, now, self._state.shares, fairness, shrinks=self._shrinks)
-        contended = any(len(queue) for queue in self._queues(round_))
+        contended = any(len(queue) for queue in self._pool.queues_of(round_.group))
         if contended:
             self._refresh(group, now)
             self._rank_again(round_)
@@ -67,26 +67,22 @@ class ElasticCores:
     # 1. Rank
 
     def _refresh(self, group: CoreGroup, now: float) -> None:
-        """Note anew what is expected of the occupants of which that may have changed."""
+        """Update the expected work left of the occupants for which it may have changed."""
         for running in group.occupants.take_due(now):
             self._ranking.note(running, now)
             group.occupants.offer(running, self._ranking.left_s(running.waiting), now + self._ranking.changes_in_s(running))
 
     def _rank_again(self, round_: Round) -> None:
-        for queue in self._queues(round_):
+        for queue in self._pool.queues_of(round_.group):
             if round_.now >= queue.rank_again_at:
                 queue.rank_again_at = round_.now + TUNING.rank_again_s
                 for waiting in [*queue]:
                     self._ranking.renew(waiting, queue)
 
-    def _queues(self, round_: Round) -> list[Contenders]:
-        floating = [self._pool.floating] if round_.group is self._pool.groups[round_.node.spec.name] else []
-        return [round_.group.queue, *floating]
-
     # 2. Hand cores over
 
     def _give_turns(self, round_: Round) -> bool:
-        """Give turns; say whether the cores that are left are reserved for an action that needs more of them."""
+        """Give turns; say whether the remaining cores are reserved for an action that needs more of them."""
         group = round_.group
         most_turns = max(1, group.capacity // TUNING.cores_per_turn)
         for waiting in self._starving(round_):
@@ -105,18 +101,18 @@ class ElasticCores:
         return False
 
     def _starving(self, round_: Round) -> Iterator[Waiting]:
-        """Walk those that have contended for long enough for a turn, the longest first.
+        """Walk the actions that have contended for long enough for a turn, the longest first.
 
-        An action that has cores, but has not had them for a turn, is one of them: it only has to keep its cores.
+        The walk includes actions that have had cores for less than a turn. Such an action only has to keep its cores.
         """
         now, after_s = round_.now, TUNING.turn_after_s
-        lines = [queue.starving(now, after_s) for queue in self._queues(round_)]
+        lines = [queue.starving(now, after_s) for queue in self._pool.queues_of(round_.group)]
         recent = [running.waiting for running in round_.group.occupants.recent(now, TUNING.turn_s)]
         lines.append(iter(sorted((one for one in recent if now >= one.contends_since + after_s), key=_contends_since)))
         return heapq.merge(*lines, key=_contends_since)
 
     def _reserves(self, round_: Round, waiting: Waiting) -> bool:
-        """Say whether a group is reserved for an action. One that can run on any node has one of them reserved at a time."""
+        """Say whether a group is reserved for an action. An action that can run on any node has one node reserved at a time."""
         if waiting.action.environment is not None:
             return True
         node = self._state.nodes.get(waiting.reserved_on)
@@ -125,9 +121,9 @@ class ElasticCores:
         return waiting.reserved_on == round_.node.spec.name
 
     def _hand_over(self, round_: Round, *, reserved: bool) -> None:
-        """Give each contender in turn its least amount; while cores are `reserved`, only to those that can lose it again."""
+        """Give each contender in turn its least amount. While cores are `reserved`, only preemptible contenders get any."""
         too_much = dict[str, int]()
-        contenders = self._state.in_order(self._queues(round_), round_.now)
+        contenders = self._state.in_order(self._pool.queues_of(round_.group), round_.now)
         for waiting in contenders:
             job, least = waiting.action.job, waiting.least
             if (reserved and not waiting.preemptible) or waiting.id in round_.turns or least >= too_much.get(job, least + 1):
@@ -137,7 +133,7 @@ class ElasticCores:
             if self._find_cores(round_, waiting):
                 self._begin(round_, waiting)
                 continue
-            # Whoever of the job comes later has no better claim, so only those that need less may find cores.
+            # Later actions of the job may take no more than this one, so only actions that need fewer cores may find any.
             too_much[job] = least
             if least > 1:
                 continue
@@ -165,7 +161,7 @@ class ElasticCores:
             round_.memory_free -= own_memory(waiting.action)
 
     def _find_cores(self, round_: Round, waiting: Waiting) -> bool:
-        """Have a contender's least amount free; returns False, and takes nothing, where it may not have that."""
+        """Free a contender's least amount. If it may not have the cores, take nothing and return False."""
         job, least, left_s = waiting.action.job, waiting.least, waiting.key[1]
         fair = round_.fairness.may_take
 
@@ -181,7 +177,7 @@ class ElasticCores:
         return round_.shrink_others(least, lambda other, loss: fair(job, least, other, loss)) or round_.preempt(least, may_lose)
 
     def _take_back(self, round_: Round, job: str, units: int) -> bool:
-        """Take units from jobs beyond their share, for one that is not: extra ones first, then those of occupants."""
+        """Take units from jobs beyond their share for a job within its share: first extra units, then those of occupants."""
         fairness = round_.fairness
         if not fairness.contended or fairness.deprioritised(job):
             return False
@@ -206,13 +202,13 @@ class ElasticCores:
 
     def _saves_enough(self, candidate: Candidate, now: float) -> bool:
         if candidate.running is None:
-            return True  # what starts is granted something anyway
+            return True  # an action that starts is granted cores anyway
         left_s = candidate.running.left_s(now)
         after = speed_on(candidate.waiting.estimate.curve, candidate.next_step.units)
         return left_s / candidate.speed - left_s / after >= TUNING.least_saving_s
 
     def _find_units(self, round_: Round, candidate: Candidate) -> bool:
-        """Have the units for a step free; returns False, and takes nothing, where they gain too little."""
+        """Free the units for a step. If they gain too little, take nothing and return False."""
         step, job = candidate.next_step, candidate.waiting.action.job
         if round_.free >= step.extra_units:
             return True
@@ -251,13 +247,13 @@ class ElasticCores:
         self._pool.regrant(running, (), now)
         group.give_back(core_ids)
         group.to_background(running)
-        had_enough = now >= running.on_cores_since + TUNING.turn_s  # the very sum at which a turn ends: a difference may round otherwise
+        had_enough = now >= running.on_cores_since + TUNING.turn_s  # the same sum as in `_give_turns`: a difference may round otherwise
         self._ranking.enter(waiting, group.queue, now if had_enough else waiting.contends_since)
         if now >= waiting.contends_since + TUNING.turn_after_s:
             self._pool.hold_round_at(group, now + TUNING.soonest_s)  # its own turn may have come
 
     def _enter(self, round_: Round, candidate: Candidate) -> None:
-        """Give an action its first cores, or its first after a time in the background."""
+        """Give an action its first cores, or its first cores after a time in the background."""
         waiting, group, now = candidate.waiting, round_.group, round_.now
         running: Running
         if waiting.id in group.background:
@@ -278,7 +274,7 @@ class ElasticCores:
             group.occupants.protect(running, now + TUNING.turn_s if waiting.preemptible else math.inf)
 
     def _start_in_background(self, round_: Round) -> None:
-        """Start contenders without a core, so that they use what others leave idle."""
+        """Start contenders without a core, so that they use idle time."""
         group = round_.group
         most = min(TUNING.background_per_core * group.capacity, len(group.queue))
         room = min(most - len(group.background), TUNING.most_started // 2 - len(group.running))
@@ -290,10 +286,10 @@ class ElasticCores:
             group.to_background(self._pool.start(waiting, grant, round_.now, math.inf))
 
     def _wake_later(self, round_: Round) -> None:
-        """Ask for a round when an expectation changes, or somebody's turn comes."""
-        group, now, queues = round_.group, round_.now, self._queues(round_)
-        self._refresh(group, now)  # those that have just got their cores
-        # Whose turn has come waits for the end of another one's, which the occupants know.
+        """Ask for a round when an expectation changes, or the next turn is due."""
+        group, now, queues = round_.group, round_.now, self._pool.queues_of(round_.group)
+        self._refresh(group, now)  # includes the actions that have just got their cores
+        # An action whose turn is due waits for the end of another turn. The occupants know when.
         times = [group.occupants.next_due(), *(queue.next_starving(now, TUNING.turn_after_s) for queue in queues)]
         at = min((at for at in times if at is not None), default=None)
         if at is not None and any(len(queue) for queue in queues):
@@ -302,7 +298,7 @@ class ElasticCores:
 
 def _may_start_in_background(group: CoreGroup, waiting: Waiting) -> bool:
     action = waiting.action
-    for_cores = action.queue_timeout_s is not None  # it waits for cores: in the background it would count as started
+    for_cores = action.queue_timeout_s is not None  # its deadline counts until it has cores; in the background it would count as started
     return waiting.preemptible and not for_cores and not action.cost.quotas and waiting.id not in group.background
 
 

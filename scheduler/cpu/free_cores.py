@@ -2,13 +2,13 @@
 
 A *domain* is a row of cores in which neighbours have most in common (docs/scheduling.md, "Where cores lie"). The rules:
 
-1. Cores that are granted together come from one domain where any has enough: the one with fewest left over. Otherwise they come
+1. Cores that are granted together come from one domain if any has enough: the domain with fewest left over. Otherwise they come
    from as few domains as possible.
 2. Within a domain they are the shortest stretch of free neighbours that is long enough. Otherwise they are as few stretches as possible.
-3. An action that grows gets the cores next to its own first, then others of its domains.
+3. An action that grows first gets the cores next to its own, then other cores of its domains.
 4. An action that shrinks keeps the cores that lie closest together.
 
-The free cores of a domain are a string of bytes, 1 for a free core, so that a regular expression finds the stretches.
+The free cores of a domain are a string of bytes, 1 for a free core. A regular expression finds the stretches.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class FreeCores:
         return sorted(core for core, (number, place) in self._at.items() if self._free[number][place])
 
     def only(self, core_ids: Iterable[int]) -> list[list[int]]:
-        """Return the domains without what is not among these cores."""
+        """Return the domains, reduced to these cores."""
         wanted = frozenset(core_ids)
         rows = ([core for core in domain if core in wanted] for domain in self._domains)
         return [row for row in rows if row]
 
     def take(self, count: int, near: Iterable[int] = ()) -> tuple[int, ...]:
-        """Take `count` free cores, of which there must be as many; with `near`, the cores held already, close to these."""
+        """Take `count` free cores, close to the cores in `near`, which the action already holds. Enough cores must be free."""
         held = self._by_domain(near)
         taken = list[int]()
         while len(taken) < count:
@@ -62,7 +62,7 @@ class FreeCores:
         return tuple(taken)
 
     def claim(self, core_id: int) -> bool:
-        """Take this very core; False where it is not free, or none of these."""
+        """Take this core; return False if it is not free, or unknown."""
         number, place = self._at.get(core_id, (-1, 0))
         if number < 0 or not self._free[number][place]:
             return False
@@ -78,7 +78,10 @@ class FreeCores:
             self._count(number, 1)
 
     def shrink(self, core_ids: Iterable[int], count: int) -> tuple[int, ...]:
-        """Give back all but `count` of these cores; return those kept, which lie closest together: in as few domains as possible."""
+        """Give back all but `count` of these cores; return the kept cores.
+
+        These lie closest together, in as few domains as possible.
+        """
         held = self._by_domain(core_ids)
         kept = list[int]()
         while len(kept) < count:
@@ -130,5 +133,5 @@ class FreeCores:
 
 
 def _fit(amount: int, count: int) -> tuple[bool, int]:
-    """Order amounts where `count` is wanted: the least that is enough comes first, else the most."""
+    """Order amounts where `count` is wanted: the least sufficient amount comes first, else the largest."""
     return (amount < count, amount if amount >= count else -amount)

@@ -1,4 +1,4 @@
-"""Cores given out in the order of the queue, for `paper`, `fcfs`, `fixed:N` and `static:N`: what runs keeps the cores that it has."""
+"""Cores given out in the order of the queue, for `paper`, `fcfs`, `fixed:N` and `static:N`. Running actions keep their cores."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from scheduler.model.state import own_memory
 
 
 class InOrderCores:
-    """Shows a chooser those of the queue that fit, and starts those that it chooses."""
+    """Shows a chooser the actions of the queue that fit, and starts the chosen ones."""
 
     def __init__(self, pool: CpuPool, chooser: Chooser) -> None:
         self._pool = pool
         self._chooser = chooser
 
     def run(self, group: CoreGroup, now: float) -> None:
-        """Start what can start on the free cores of a group."""
+        """Start actions on the free cores of a group."""
         pool, chooser, node = self._pool, self._chooser, group.node
         room, memory = group.free, node.memory_free
         if not room:
             return
-        queues = [group.queue, pool.floating] if group is pool.groups[node.spec.name] else [group.queue]
-        able = (one for one in merged(queues) if one.action.environment is not None or could_run(one, node, group.capacity))
+        able = (one for one in merged(pool.queues_of(group)) if one.action.environment is not None or could_run(one, node, group.capacity))
         candidates: list[Waiting] = []
         behind: list[Waiting] = []
         for waiting in able:
@@ -36,7 +35,7 @@ class InOrderCores:
                 break
             own = own_memory(waiting.action)
             if own > memory:
-                memory = 0  # those behind that need none of it go on; only closing environments may ever free it
+                memory = 0  # actions that need no memory go on; only closing environments may ever free any
                 continue
             if waiting.action.cost.quotas and pool.quotas.keeps_back(waiting, group, now):
                 continue
@@ -47,7 +46,7 @@ class InOrderCores:
             return
         for choice in chooser.choose(candidates, behind, group.free, group, now):
             if pool.quotas.keeps_back(choice.waiting, group, now):
-                group.touch()  # one before it has taken what was left of the quota: those behind may have the cores
+                group.touch()  # an earlier action used up the quota: later actions may have the cores
             else:
                 self._start(choice.waiting, choice.units, group, now)
 

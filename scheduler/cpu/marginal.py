@@ -1,23 +1,22 @@
-"""Who gains most from more units, and who misses them least: the elastic actions of one group of cores, kept in order.
+"""The elastic actions of one group of cores, ordered by their gain from more units and by their loss from fewer.
 
-A *step* leads from one of an action's amounts to a larger one. Its *marginal gain* is the time that it saves over the core-time
-that it costs, since wide grants are less efficient:
+A *step* leads from one of an action's amounts to a larger one. Its *marginal gain* is the saved time over the extra core-time,
+since wide grants are less efficient:
 
     (d(a) - d(b)) / (c(b) - c(a)),   d(m) = 1 / speed on m,   c(m) = m ** width_charge * d(m)
 
-That is the price of a core's second at which both amounts come to the same. If each action takes all steps that gain more than
-one price, the same for all, then the sum of durations and of core-time at that price is least. The queue finds the price at
-which the units are just used up. Durations cancel out, so a step's gain does not change with time. Three other orders were
-turned down:
+The gain is the price of a core's second at which both amounts cost the same. Suppose that all actions take the steps that gain more
+than one common price. Then the sum of durations and of core-time at this price is least. The queue finds the price at which the
+units are just used up. Durations cancel out, so a step's gain does not change with time. Three other orders were turned down:
 
 * The sum of remaining seconds, which the paper minimises, favours long actions. But units that are given to the action that is
   soonest done come back soonest.
-* The sum of speeds asks what units do now and not what they cost until the end.
-* The product of all speeds (proportional fairness; F. Kelly 1997) gives an action that scales badly nearly as much as one that
-  scales well.
+* The sum of speeds counts the use of units now, and not their cost until the end.
+* The product of all speeds (proportional fairness; F. Kelly 1997) gives a badly scaling action nearly as much as a well scaling
+  one.
 
-So the order is kept, not computed: a decision costs O(log n) for each step, however many actions run, and one comparison for each
-job. Entries of the heaps are not removed when an action moves on: each bears the version that it was made for.
+So the order is kept, not computed. A decision costs O(log n) for each step, and one comparison for each job. Entries of the heaps
+stay when an action moves on. Each entry bears the version of the action that it was made for.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from scheduler.model import ROUNDING, Running, Waiting
 from tangram.elasticity import FLAT, Curve
 
 FREE_GAIN: Final = 1000.0
-"""The gain of a step that costs no core-time at all, as where a recorded curve scales better than perfectly. No other step gains
-more: it is far above what any curve of Amdahl's comes to."""
+"""The gain of a step that costs no core-time, as on a recorded curve that scales better than perfectly. No other step gains more;
+Amdahl's curves stay far below."""
 
 LEAST_STOP: Final = 0.1
-"""Part of the time that a stop on the way to a better amount must save. A stop that saves little would be refused to a running
-action, and would so keep it from all that comes after."""
+"""Part of the time that a stop on the way to a better amount must save. A running action would be refused a stop that saves little,
+and then never reach the later steps."""
 
 
 class Step(NamedTuple):
-    """A step to a larger amount: its marginal gain, the units that it costs, and the amount that it reaches."""
+    """A step to a larger amount: its marginal gain, its extra units, and the amount that it reaches."""
 
     gain: float
     extra_units: int
@@ -52,17 +51,17 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def steps_of(units: tuple[int, ...], curve: Curve) -> tuple[Step, ...]:
-    """Return the steps of some amounts on a curve, in descending order of gain; none where more units do nothing.
+    """Return the steps of some amounts on a curve, in descending order of gain. There are none where more units do nothing.
 
-    The corners are the lower convex hull of durations over charges: the amounts that some price makes the best. Amounts between
-    two corners are steps too, with the same gain: where there is no room for the whole way, part of it is taken.
+    The corners are the lower convex hull of durations over charges: each is the best amount at some price. Amounts between two
+    corners are steps too, with the same gain. If the whole way has no room, part of it is taken.
     """
     if len(units) < 2 or curve is FLAT:
         return ()
     amounts, durations = _ever_faster(units, curve)
     charges = [amount**TUNING.width_charge * duration for amount, duration in zip(amounts, durations, strict=True)]
     last = len(amounts) - 1
-    # As far as the charge falls with the duration, no price makes the smaller amount the better: that way is free.
+    # While the charge falls with the duration, the smaller amount is better at no price: these steps are free.
     at, corner, gain = 0, min(range(last + 1), key=lambda index: (charges[index], -index)), FREE_GAIN
     steps = list[Step]()
     while True:
@@ -134,14 +133,14 @@ Entry = tuple[float, int, int, Candidate]
 
 @dataclass(slots=True, eq=False)
 class MarginalQueue:
-    """The elastic actions of one group; `extra` are the units that they hold above their smallest amounts."""
+    """The elastic actions of one group. `extra` counts their units above their smallest amounts."""
 
     extra: int = 0
     extra_by_job: dict[str, int] = field(default_factory=dict)
     _next: dict[str, list[Entry]] = field(default_factory=dict)
-    """For each job, who would take a step, the highest gain first."""
+    """For each job, the actions that can take a step, the highest gain first."""
     _last: dict[str, list[Entry]] = field(default_factory=dict)
-    """For each job, who has taken a step, the lowest gain first."""
+    """For each job, the actions that have taken a step, the lowest gain first."""
     _resting: list[Entry] = field(default_factory=list)
     _versions: int = 0
 
@@ -169,15 +168,15 @@ class MarginalQueue:
         self._offer(candidate)
 
     def best_to_grow(self, but: Collection[str] = ()) -> Candidate | None:
-        """Return who gains most from its next step, of all jobs but some."""
+        """Return the action that gains most from its next step. Jobs in `but` are left out."""
         return self._best(self._next, but)
 
     def best_to_shrink(self, but: Collection[str] = ()) -> Candidate | None:
-        """Return who misses its last step least, of all jobs but some."""
+        """Return the action that misses its last step least. Jobs in `but` are left out."""
         return self._best(self._last, but)
 
     def first_to_shrink(self, job: str) -> Candidate | None:
-        """Return who of a job misses its last step least."""
+        """Return the action of a job that misses its last step least."""
         entry = self._first(self._last, job) if job in self._last else None
         return None if entry is None else entry[3]
 
@@ -187,7 +186,7 @@ class MarginalQueue:
         heapq.heappush(self._resting, (until, candidate.waiting.seq, candidate.version, candidate))
 
     def wake(self, now: float) -> None:
-        """Consider again those that have rested until `now`."""
+        """Consider again the actions that have rested until `now`."""
         while self._resting and self._resting[0][0] <= now:
             _, seq, version, candidate = heapq.heappop(self._resting)
             if not candidate.gone and version == candidate.version:

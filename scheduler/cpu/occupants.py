@@ -1,12 +1,12 @@
-"""Who has cores of its own and may lose them: the preemptible actions of one group.
+"""Occupants: the running actions of one group that other actions may take cores from, and the order in which they lose them.
 
-The first to lose its cores is the one of lowest priority, of these the one with most expected work left. That expectation changes
-when an action or its trajectory reaches another bin of its life table, so each occupant says when it is to be *refreshed*. An
-occupant that has its *turn* loses nothing until the turn ends.
+Occupants of jobs beyond their share lose their cores first, then occupants of lower priority, then the ones with more expected work
+left. The expected work changes when an action or its trajectory reaches another bin of its life table. So each occupant has a time at
+which it is *refreshed*. An occupant in its *turn* loses nothing until the turn ends.
 
-Nothing is worked out for occupants while nobody else wants their cores: they are `fresh` until somebody does.
+Nothing is worked out for occupants while no other action wants their cores. Until then they are `fresh`.
 
-Entries of the heaps are not removed when an occupant changes: each bears the version that it was made for.
+Entries of the heaps stay when an occupant changes. Each entry bears the version of the occupant that it was made for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scheduler.model import Running
 class Occupant:
     """A running action on cores of its own.
 
-    `left_s` is the work expected of it and its trajectory, in seconds on one core; `refresh_at` is when that changes.
+    `left_s` is the expected work left of the action and its trajectory, in seconds on one core. It changes at `refresh_at`.
     """
 
     running: Running
@@ -58,11 +58,11 @@ class Occupants:
         return len(self._turns)
 
     def enter(self, running: Running) -> None:
-        """Note an action that has got cores that it may lose."""
+        """Note an action that has got cores and may lose them."""
         self._fresh[running.waiting.id] = running
 
     def leave(self, action_id: str) -> None:
-        """Forget an occupant, if it is one."""
+        """Forget an action, if it is an occupant."""
         self._fresh.pop(action_id, None)
         self._turns.pop(action_id, None)
         occupant = self._occupants.pop(action_id, None)
@@ -70,7 +70,7 @@ class Occupants:
             occupant.version = -1
 
     def offer(self, running: Running, left_s: float, refresh_at: float) -> None:
-        """Note that an occupant may lose its cores, what is expected of it, and when to refresh that."""
+        """Note that an occupant may lose its cores, its expected work left, and when to refresh it."""
         occupant = self._renew(running)
         occupant.left_s, occupant.refresh_at = left_s, refresh_at
         entry = (occupant.priority, -left_s, -running.waiting.seq, occupant.version, occupant)
@@ -78,7 +78,7 @@ class Occupants:
         heapq.heappush(self._due, (refresh_at, running.waiting.seq, occupant.version, occupant))
 
     def protect(self, running: Running, until: float) -> None:
-        """Give an occupant its turn. That of an action that cannot lose its cores ends with the action."""
+        """Give an occupant its turn. The turn of an action that is not preemptible ends with the action."""
         self._fresh.pop(running.waiting.id, None)
         occupant = self._renew(running)
         self._turns[running.waiting.id] = None
@@ -90,7 +90,7 @@ class Occupants:
         return [one for one in running if one.on_cores_since + turn_s > now and not one.stopping]
 
     def take_due(self, now: float) -> list[Running]:
-        """Return the occupants that are to be refreshed by now, each once; `offer` them."""
+        """Return each occupant that is to be refreshed by now, once. The caller must `offer` them."""
         due = [*self._fresh.values()]
         self._fresh.clear()
         while (at := self.next_due()) is not None and at <= now:
@@ -107,9 +107,9 @@ class Occupants:
         return self._due[0][0] if self._due else None
 
     def first(self, deprioritised: Callable[[str], bool], may_lose: Callable[[Occupant], bool]) -> Occupant | None:
-        """Return who loses its cores first, of those that `may_lose` them; deprioritised jobs go before all others.
+        """Return the occupant that loses its cores first, if it `may_lose` them. Deprioritised jobs lose cores before all others.
 
-        Only the first of each job is asked: where that one may not lose its cores, none of its job does.
+        Only the first occupant of each job is asked. If this occupant may not lose its cores, no occupant of its job does.
         """
         found: tuple[tuple[bool, int, float, int], Occupant] | None = None
         for job in tuple(self._order):

@@ -1,4 +1,4 @@
-"""The pool of cores: the cores of all nodes, who waits for them, and the dispatcher that gives them out.
+"""The pool of cores: the cores of all nodes, the actions that wait for them, and the dispatcher that gives them out.
 
 | an action needs | it waits in |
 |---|---|
@@ -6,7 +6,7 @@
 | cores, anywhere | `floating`: any node of the pool `cpu` may run it |
 | nothing that is counted | `unplaced`, while there is no node |
 
-Under a policy with pods, each environment takes cores out of its node's group for its whole life, and is a group of its own.
+Under a policy with pods, each environment takes cores out of its node's group for its whole life, and forms its own group.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CpuPool:
         self.floating = Contenders()
         self.unplaced = WaitQueue()
         self.cores_returned = 0
-        """How often cores came back to the group of a node: who waits for room for a pod compares it with what it was."""
+        """How often cores came back to the group of a node. Opens that wait for room for a pod compare two readings of it."""
         self._changed: dict[CoreGroup, None] = {}
         self._out: list[Command] = []
         self._rounds: list[tuple[float, int, CoreGroup]] = []
@@ -59,12 +59,17 @@ class CpuPool:
         self._dispatcher = dispatcher(self)
 
     def group_of(self, environment: Environment | None, node: Node) -> CoreGroup:
-        """Return the cores that the actions of an environment run on; without one, those of the node."""
+        """Return the cores for the actions of an environment; without an environment, the cores of the node."""
         pod = self.pods.get(environment.id) if environment is not None else None
         return pod if pod is not None else self.groups[node.spec.name]
 
+    def queues_of(self, group: CoreGroup) -> list[Contenders]:
+        """Return the queues whose actions may start on a group: its queue, and `floating` on a node that takes actions."""
+        floats = not group.node.draining and group is self.groups[group.node.spec.name]
+        return [group.queue, self.floating] if floats else [group.queue]
+
     def group_of_action(self, action: Action) -> CoreGroup | None:
-        """Return the cores of the environment that an action names; None where it has no node."""
+        """Return the cores of the environment that an action names; None if it has no node."""
         environment = self.state.environments.get(action.environment or "")
         node = self.state.nodes.get(environment.node or "") if environment is not None else None
         return self.group_of(environment, node) if node is not None else None
@@ -92,7 +97,7 @@ class CpuPool:
         self._touch_groups_for(waiting.action, group)
 
     def withdraw(self, waiting: Waiting) -> None:
-        """Take a waiting action out of its queue; whom it may have held up is looked at again."""
+        """Take a waiting action out of its queue. Its groups get a round, since it may have held up other actions."""
         if self.unplaced.remove(waiting):
             return
         group = self.group_of_action(waiting.action)
@@ -107,11 +112,14 @@ class CpuPool:
             group.touch()
             return
         for node in self.state.nodes.values():
-            if node.offers("cpu", action.requires):
+            if node.takes("cpu", action.requires):
                 self.groups[node.spec.name].touch()
 
     def release(self, running: Running, now: float) -> None:
-        """Take the cores of an action back. Even one without any is forgotten here: another grant may have named the same ones."""
+        """Take the cores of an action back.
+
+        An action without cores is forgotten, too: another grant may hold the cores that its grant named.
+        """
         node = self.state.nodes.get(running.grant.node)
         if node is None or not wants_cores(running.waiting.action) or running.waiting.action.kind == "cpu.open":
             return
@@ -121,20 +129,23 @@ class CpuPool:
         self.cores_returned += 1
 
     def resume(self, running: Running, now: float) -> list[Command]:
-        """Take in an action that an earlier scheduler started, with its cores. What another grant has claimed is its own."""
+        """Take in an action that an earlier scheduler started, with its cores.
+
+        Cores that another grant has taken stay with that grant.
+        """
         waiting, grant, node = running.waiting, running.grant, self.state.nodes[running.grant.node]
         if waiting.action.kind == "cpu.open" or not (grant.core_ids or grant.background):
             return []
         group = self.group_of(self.state.environments.get(waiting.action.environment or ""), node)
         group.touch()
-        if grant.background and self.state.rules.ranks:  # preemption or not, it wants a core
+        if grant.background and self.state.rules.ranks:  # it wants a core, even without preemption
             group.to_background(running)
             self.ranking.enter(waiting, group.queue, now)
             return []
         running.grant = replace(grant, core_ids=group.claim(grant.core_ids), background=False)
         self.state.shares.hold(waiting.action.job, CORES, len(running.grant.core_ids) - len(grant.core_ids))
         group.adopt(running, resizes=self.state.rules.resizes)
-        # A policy that knows no background has the action run beside what has cores, as if it had been granted none to begin with.
+        # A policy without a background lets the action run beside actions with cores, like an action that was granted none.
         return [_resize(running)] if grant.background else []
 
     def joined(self, node: Node) -> None:
@@ -150,8 +161,8 @@ class CpuPool:
         self._changed.pop(group, None)
         self.quotas.forget(group)
 
-    def memory_returned(self, node: Node) -> None:
-        """Look again at those who may have waited for memory."""
+    def look_again(self, node: Node) -> None:
+        """Look again at the actions that wait for a node's memory, or for the end of its draining."""
         self.groups[node.spec.name].touch()
         self._place_unplaced = True
 
@@ -188,12 +199,12 @@ class CpuPool:
             group.touch()
 
     def next_wake(self, now: float) -> float | None:
-        """Return when the next round is to be held though nothing has happened."""
+        """Return when the next round is due without an event."""
         while self._rounds and self._rounds[0][2].next_round != self._rounds[0][0]:
             heapq.heappop(self._rounds)
         return self._rounds[0][0] if self._rounds else None
 
-    # What the dispatchers decide
+    # Decisions of the dispatchers
 
     def start(self, waiting: Waiting, grant: Grant, now: float, expected_s: float) -> Running:
         """Start an action that is out of its queue."""
@@ -201,25 +212,25 @@ class CpuPool:
         return self.state.start(waiting, grant, now, expected_s)
 
     def regrant(self, running: Running, core_ids: tuple[int, ...], now: float) -> None:
-        """Have a running action hold these cores from now on; with none, it goes on in the background."""
+        """Have a running action hold these cores from now on; without cores, it goes on in the background."""
         before = running.grant
         running.regrant(replace(before, units=len(core_ids) or before.units, core_ids=core_ids, background=not core_ids), now)
         self.state.shares.hold(running.waiting.action.job, CORES, len(core_ids) - len(before.core_ids))
         self._out.append(_resize(running))
 
     def hold_round_at(self, group: CoreGroup, at: float) -> None:
-        """Have a round held over a group when that time has come, unless one is to be held earlier."""
+        """Have a round held over a group at `at`, unless a round is due earlier."""
         if at < group.next_round:
             group.next_round = at
             self._rounds_asked += 1
             heapq.heappush(self._rounds, (at, self._rounds_asked, group))
 
     def unqueue(self, waiting: Waiting, group: CoreGroup) -> None:
-        """Take an action that starts on a group out of the queue that it waits in."""
+        """Take an action that starts on a group out of its queue."""
         if not group.queue.remove(waiting):
             self.floating.remove(waiting)
 
-    # What is heard of actions
+    # Reports of actions
 
     def used(self, running: Running, cpu_s: float, now: float) -> None:
         """Take in the core-seconds that an action has got in the background, and rank it anew."""
@@ -239,7 +250,7 @@ class CpuPool:
         self._make_pod(environment, node)
 
     def resume_pod(self, environment: Environment, node: Node) -> None:
-        """Give an environment the cores that it had under an earlier scheduler, as far as they are free."""
+        """Give an environment the free ones of the cores that it had under an earlier scheduler."""
         if environment.pod_core_ids:
             environment.pod_core_ids = self.groups[node.spec.name].claim(environment.pod_core_ids)
             self._make_pod(environment, node)
@@ -250,7 +261,10 @@ class CpuPool:
         self.pods[environment.id] = group.pod(environment.pod_core_ids)
 
     def environment_gone(self, environment: Environment, node: Node | None) -> None:
-        """Take back the cores of an environment that was on `node`; None where that is gone, too, or there was none."""
+        """Take back the cores of an environment that was on `node`.
+
+        None means that the node is gone, or that the environment had no node.
+        """
         pod = self.pods.pop(environment.id, None)
         if pod is not None:
             self._changed.pop(pod, None)
@@ -266,13 +280,13 @@ class CpuPool:
 
 
 def could_run(waiting: Waiting, node: Node, cores: int) -> bool:
-    """Say whether a node could run an action that is bound to none, were so many cores of it free."""
+    """Say whether a node with `cores` free cores could run an action that is bound to no node."""
     action = waiting.action
-    return node.offers("cpu", action.requires) and waiting.least <= cores and own_memory(action) <= node.spec.memory_mb
+    return node.takes("cpu", action.requires) and waiting.least <= cores and own_memory(action) <= node.spec.memory_mb
 
 
 def _resize(running: Running) -> Resize:
-    """Return the command that tells the worker of an action what it holds."""
+    """Return the command that tells the worker of an action about its grant."""
     grant = running.grant
     return Resize(
         id=running.waiting.id,

@@ -1,7 +1,7 @@
-"""Where actions that want cores stand in their queues: by priority, then by the work that is expected to be left.
+"""The order of actions that want cores: by priority, then by expected work left.
 
-The work that is left counts in seconds on one core: that of the action, and that of its trajectory beyond it
-(`scheduler/learning/work_left.py`). A policy that ranks nobody keeps the order of arrival.
+The expected work left of the action and of its trajectory counts, in seconds on one core (`scheduler/learning/work_left.py`). A
+policy without ranking keeps the order of arrival.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scheduler.model.state import State, wants_cores
 
 
 class Ranking:
-    """What is expected of actions on cores, and what follows from it for their places."""
+    """The expected work of actions on cores, and the order that follows from it."""
 
     def __init__(self, state: State, history: Sequence[Observation]) -> None:
         self._state = state
@@ -26,12 +26,12 @@ class Ranking:
         self._work_left = WorkLeft(history if self._ranks and self._learns else ())
 
     def enter(self, waiting: Waiting, queue: Contenders, since: float) -> None:
-        """Have an action want cores, which counts as if it had since then."""
+        """Let an action enter a queue, as if it had wanted cores since `since`."""
         self._rank(waiting)
         queue.enter(waiting, since)
 
     def renew(self, waiting: Waiting, queue: Contenders) -> None:
-        """Put an action where it belongs in its queue, now that more is known."""
+        """Move an action to its right place in the queue, now that more is known."""
         queue.remove(waiting)
         self._rank(waiting)
         queue.add(waiting)
@@ -41,13 +41,13 @@ class Ranking:
             waiting.key = (-waiting.action.priority, self.left_s(waiting), waiting.seq)
 
     def left_s(self, waiting: Waiting) -> float:
-        """Return the work that is expected to be left of an action and of its trajectory, in seconds on one core."""
+        """Return the expected work left of an action and of its trajectory, in seconds on one core."""
         environment = self._environment_of(waiting)
         trajectory = environment.life if environment is not None else None
         return self._work_left.expected_s(waiting.action.job, waiting.life, trajectory)
 
     def note(self, running: Running, now: float) -> None:
-        """Take in what an action on cores has had so far."""
+        """Take in the work that an action has had so far."""
         if not self._learns:
             return
         job, work_s, environment = running.waiting.action.job, running.done_at(now), self._environment_of(running.waiting)
@@ -58,7 +58,7 @@ class Ranking:
         self._work_left.note(job, running.waiting.life, work_s, environment.life, before_s + work_s)
 
     def changes_in_s(self, running: Running) -> float:
-        """Return the seconds until what is expected of a running action changes, as far as it gets cores until then."""
+        """Return the seconds until the expected work left of a running action changes, if it keeps its cores until then."""
         environment = self._environment_of(running.waiting)
         work_s = next_bin_s(running.waiting.life)
         if environment is not None:
@@ -83,7 +83,7 @@ class Ranking:
             self._work_left.trajectory_ended(environment.job, environment.life)
 
     def resume(self, job: str, environment_id: str) -> Life:
-        """Return the work that the trajectory of an environment has had, as far as the history says."""
+        """Return the work that the trajectory of an environment has had by the history."""
         return self._work_left.resume(job, environment_id)
 
     def _environment_of(self, waiting: Waiting) -> Environment | None:

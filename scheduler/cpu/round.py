@@ -1,4 +1,4 @@
-"""One round over the cores of a group: what is decided so far, before any of it is put into commands."""
+"""One round over the cores of a group: its decisions before they are put into commands."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Round:
     Attributes
     ----------
     free, memory_free
-        Cores, and memory in MB, that are left once all that is decided so far is carried out.
+        Cores, and memory in MB, that remain after all decisions so far.
     entering
-        Actions that get their first cores, or cores again after a time in the background.
+        Actions that get cores, for the first time or after a time in the background.
     turns
-        The ids of those among them that get their cores for a turn.
+        The ids of the entering actions that get their cores for a turn.
     moved
-        Running actions that grow or shrink, with the units that they had.
+        Running actions that grow or shrink, with their units before the round.
     preempted
         Running actions that lose all their cores.
 
@@ -70,10 +70,10 @@ class Round:
         self.group.marginal.shrink(candidate)
 
     def shrink_others(self, units: int, may_take: MayTake, *, to_gain: Step | None = None) -> bool:
-        """Take extra units back until `units` are free, whoever misses them least first.
+        """Take extra units back until `units` are free, first from the action that misses them least.
 
-        Returns False, and takes nothing, where there are not enough. With `to_gain`, the step that they are for, neither any unit
-        nor all of them together may be worth nearly as much where they are.
+        If there are not enough, take nothing and return False. `to_gain` is the step that needs the units. It must gain
+        `TUNING.gain_ratio` times as much as the actions lose, for each taken step and for all of them together.
         """
         taken, lost = list[Candidate](), 0.0
         if not self._shrinks or self.free + self.group.marginal.extra < units:
@@ -97,8 +97,8 @@ class Round:
     def preempt(self, units: int, may_lose: Callable[[Occupant, int], bool]) -> bool:
         """Send occupants to the background until `units` are free, in their order.
 
-        `may_lose` says whether an occupant may lose its cores where its job loses so many units. Returns False, and sends
-        nobody, where there are not enough.
+        `may_lose` says whether an occupant may lose its cores if its job loses so many units in all. If there are not enough, send
+        no occupant and return False.
         """
         occupants, found, free = self.group.occupants, list[Occupant](), self.free
         lost = dict[str, int]()
@@ -120,7 +120,7 @@ class Round:
         return free >= units
 
     def settle(self) -> None:
-        """Have jobs hold again what they did before this round: carrying it out counts what they hold anew."""
+        """Undo the counts of this round in the jobs' shares. Carrying the round out counts them again."""
         if self.fairness.contended:
             for job, units in self._taken.items():
                 self._shares.hold(job, CORES, -units)
@@ -135,7 +135,7 @@ class Round:
             self.group.marginal.leave(candidate)
 
     def _protected(self, may_take: MayTake) -> Collection[str]:
-        """Return the jobs that may not lose the extra units that are next to go."""
+        """Return the jobs that may not lose their next extra units."""
         if not self.fairness.contended:
             return ()
         marginal, found = self.group.marginal, list[str]()
@@ -150,7 +150,7 @@ class Round:
         return candidate.units if candidate is not None else running.units
 
     def _note(self, candidate: Candidate) -> None:
-        """Remember on how many units a running action was before this round."""
+        """Remember the units of a running action before this round."""
         if candidate.running is not None and not candidate.running.grant.background:
             self.moved.setdefault(candidate.waiting.id, (candidate, candidate.units))
 

@@ -1,26 +1,28 @@
-"""Ageing: how a line that others are preferred to gets an instance in time.
+"""Ageing: how a line gets an instance in time, though other lines are preferred.
 
-The other rules prefer actions whose service is resident, lines with more waiting, and jobs within their share. Any of these could come
-without end. So the preference for them ends once a line is old enough:
+The other rules prefer actions whose service is resident, lines with more waiting, and jobs within their share. Such preferred work
+could arrive without end. So the preference ends once a line is old enough:
 
 1. *Age.* A line has *aged* once its first action has waited for `Tuning.aged_s`. An aged line needs an instance however soon a place
    should fall free, and does not wait for a cheaper eviction.
-2. *Starving.* An aged line is starving while it is shut out: it can use no resident instance, or only idle ones on cells on which others
-   compute. Starving lines are served before all others, in the order of their turns. A turn begins when the first action came in, or
-   when the line was last brought an instance, whichever is later.
-3. *Reservation.* A starving line that finds no room reserves a node: the one where the instances in its way have had their turn first.
-   A busy instance has had its turn `Tuning.turn_s` after it was brought; an idle one is not protected. Nothing else is brought onto a
-   reserved node. When all turns have ended, the instances in the way take no more actions, and are evicted once idle. Where the line has
-   an instance there, and only waits for the cells, the others on these cells are not evicted, but take no actions until it has started.
+2. *Starving.* An aged line is starving while it is shut out: no instance that it could use is resident, or each is idle while
+   others compute on its cells. Starving lines are served before all others, in the order of their turns. A turn begins when the
+   first action came in, or when the line was last brought an instance, whichever is later.
+3. *Reservation.* A starving line that finds no room reserves a node. It chooses the node on which the turns of the instances in its
+   way end first. A busy instance has had its turn `Tuning.turn_s` after it was brought; an idle one is not protected. Nothing else
+   is brought onto a reserved node. When all turns have ended, the instances in the way take no more actions, and are evicted once
+   idle. The line may have an instance on the node, and wait only for the cells. Then the other instances on these cells are not
+   evicted. They take no actions until the line has started.
 4. *Release.* Reservations are made anew in each round. An instance takes actions again when no reservation needs it to go.
 
-*Claim.* Let no action hold cells for longer than L seconds, its restore included. An action waits for a service that is nowhere at
-most `bound_s(p, L)` = `aged_s` + p · (`turn_s` + L) seconds, where p counts the starving lines up to its own.
+*Claim.* Let no action hold cells for longer than L seconds, its restore included. Let p be the number of starving lines up to and
+including an action's own. If its service is resident nowhere, the action waits at most `bound_s(p, L)` = `aged_s` + p · (`turn_s` +
+L) seconds.
 
-*Proof.* The line is starving after at most `aged_s`, since a round is held when it ages. Consider the first of the starving lines. Nothing
-is brought onto the node that it reserves, so all turns there end within `turn_s`. Then the instances in its way take no more actions,
-and are idle within L. Now the line is brought an instance, and its next turn comes after those of all lines that are starving by then.
-So each of the p lines takes at most `turn_s` + L. ∎
+*Proof.* The line is starving after at most `aged_s`, since a round is held when it ages. Consider the first of the starving lines.
+Nothing is brought onto the node that this line reserves, so all turns on the node end within `turn_s`. Then the instances in the
+way take no more actions, and are idle within L. Now the line is brought an instance. Its next turn comes after the turns of all
+lines that are starving by then. So each of the p lines takes at most `turn_s` + L. ∎
 
 The bound does not hold while a quota, the memory of the node, `instances_per_node` or a pinned instance keeps the line back. Where its
 service is resident, an action waits as in any queue.
@@ -45,7 +47,7 @@ def bound_s(place: int, longest_s: float, tuning: Tuning = TUNING) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The service that a node is reserved for, the instances that are in its way there, and when the last of them has had its turn."""
+    """The service for which a node is reserved, the instances in its way, and the time at which the last turn of them ends."""
 
     service: str
     evicted: list[Instance]
@@ -91,7 +93,10 @@ class Ageing:
         return group not in self._reserved or self._reserved[group].service == line.service
 
     def reserve(self, line: Line, round_: Round) -> None:
-        """Reserve the node where a starving line will have room soonest; one where instances are evicted for it already comes first."""
+        """Reserve the node where a starving line will have room soonest.
+
+        A node on which instances already make way for the line comes first.
+        """
         found: list[tuple[bool, float, CellGroup, Reservation]] = []
         for group in line.groups:
             evicted = _in_the_way(group, line, round_) if group.node.memory_free >= line.memory_mb else None
@@ -111,7 +116,7 @@ class Ageing:
             round_.refresh()
 
     def release(self, round_: Round) -> bool:
-        """Have instances take actions again that no reservation needs to go; say whether there were any."""
+        """Let instances take actions again if no reservation needs them to go. Say whether there were any."""
         needed = {id(instance) for reservation in self._reserved.values() for instance in reservation.evicted}
         released = [
             instance
@@ -131,7 +136,7 @@ class Ageing:
 
 
 def _in_the_way(group: CellGroup, line: Line, round_: Round) -> list[Instance] | None:
-    """Return the instances that must be idle for a line to have room on a node; None where it can have none."""
+    """Return the instances that must be idle for a line to have room on a node; None if the node cannot have room."""
     for instance in group.instances:
         if instance.service == line.service and instance.size in line.units and instance.evicting_for is None:
             return group.others_on(instance)

@@ -3,8 +3,9 @@
 A *block* of 2, 4 or 8 cells begins at a multiple of its size. Where a machine numbers its GPUs by place, the GPUs of a block share a
 switch or a link. The rules:
 
-1. A power of two is one block where one is free. It is cut out of the smallest free block that is large enough, the first of these.
-2. Any other number, or a power of two that no free block can hold, is made of the largest blocks that there are, as few as possible.
+1. A power of two is one block if a block is free. It is cut out of the smallest free block that is large enough; of equal blocks,
+   the first.
+2. Any other number, or a power of two that no free block can hold, is made of as few of the largest blocks as possible.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def take(free: Sequence[int], count: int) -> tuple[int, ...]:
         size, first = min(block for block in blocks if block[0] >= piece)
         blocks.remove((size, first))
         taken += range(first, first + piece)
-        while size > piece:  # its other half is free, and so on down to the piece
+        while size > piece:  # the other half stays free, down to the piece
             size //= 2
             blocks.append((size, first + size))
     return tuple(sorted(taken))

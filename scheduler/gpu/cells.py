@@ -1,9 +1,9 @@
-"""The books of one node's GPU cells: which instance of which service is resident on which cells, and what it runs.
+"""The books of one node's GPU cells: the resident instances, their cells and their actions.
 
 An *instance* is a service on a set of cells. It stays resident between actions until another instance needs the cells, and runs up to
 `max_concurrency` actions at once. Where cells are shared (`CellGroup.sharing`), a cell may hold instances of several services as long
-as their memory fits; only one of them computes at a time. A service that declares no memory takes whole cells. So does every service
-on a node that does not declare the memory of its cells.
+as their memory fits; only one of them computes at a time. A service that declares no memory takes whole cells. Every service takes
+whole cells on a node that does not declare the memory of its cells.
 
 | from | on | to |
 |---|---|---|
@@ -32,8 +32,8 @@ from scheduler.model.state import Node
 class Instance:
     """A service that has been resident on cells since `since`, with `memory_mb` on each of them.
 
-    A `pinned` instance is never evicted. An instance with `evicting_for` takes no more actions: it makes way for that service. One
-    that is `restoring` without an action takes none yet.
+    A `pinned` instance is never evicted. An instance with `evicting_for` takes no more actions, and makes way for the named
+    service. An instance that is `restoring` without an action takes no actions yet.
     """
 
     service: str
@@ -78,7 +78,7 @@ class CellGroup(Group):
 
     @property
     def free(self) -> int:
-        """Cells that can be granted now: the empty ones and those of idle instances."""
+        """Cells that can be granted now: empty cells and the cells of idle instances."""
         return self.capacity - len({cell for i in self.instances if i.busy or i.pinned for cell in i.cell_ids})
 
     @property
@@ -108,7 +108,7 @@ class CellGroup(Group):
         return self.free > 0 or any(instance.takes for instance in self.instances)
 
     def place_on(self, service: str, units: tuple[int, ...]) -> Instance | None:
-        """Return a resident instance with a place free for the action: a busy one first, then the last used."""
+        """Return a resident instance with a free place for the action: first a busy instance, then the last used."""
         fitting = [i for i in self.instances if i.service == service and i.size in units and i.takes]
         return max(fitting, key=lambda i: (bool(i.active), i.last_used), default=None)
 
@@ -121,7 +121,7 @@ class CellGroup(Group):
         return list(dict.fromkeys(other for cell in instance.cell_ids for other in self._on[cell] if other is not instance))
 
     def full_of(self, spec: ServiceSpec) -> bool:
-        """Say whether the node holds as many instances of the service as it may, none of which can be evicted."""
+        """Say whether the node holds its most instances of the service, and can evict none of them."""
         own = [i for i in self.instances if i.service == spec.name]
         return spec.instances_per_node is not None and len(own) >= spec.instances_per_node and all(i.busy or i.pinned for i in own)
 
@@ -130,7 +130,7 @@ class CellGroup(Group):
         return spec.memory_mb if self.sharing and spec.memory_mb else self.cell_memory_mb
 
     def plan(self, spec: ServiceSpec, cells: int, candidates: Sequence[Instance]) -> PlacementPlan | None:
-        """Find cells for one more instance; None where there are none, even with all `candidates` evicted.
+        """Find cells for one more instance; return None if no cells have room even with all `candidates` evicted.
 
         Where the node holds as many instances of the service as it may, the first candidate of this service is replaced.
         """
@@ -149,7 +149,7 @@ class CellGroup(Group):
         return self.plan(spec, cells, sorted(idle, key=lambda i: (i.last_used, i.cell_ids)))
 
     def bring(self, spec: ServiceSpec, plan: PlacementPlan) -> Instance:
-        """Carry a plan out: forget the instances that it evicts, and make the one that it is for."""
+        """Carry a plan out: forget the evicted instances, and add the planned instance."""
         for instance in plan.evicted:
             self.drop(instance)
         return self._put(spec, plan.cell_ids)
@@ -163,7 +163,10 @@ class CellGroup(Group):
         return all(0 <= cell < self.capacity and self._fits(spec, cell) for cell in cell_ids)
 
     def adopt(self, spec: ServiceSpec, cell_ids: tuple[int, ...]) -> Instance:
-        """Return the instance on exactly these cells. One that is not known yet is noted, and those in its way are forgotten."""
+        """Return the instance on exactly these cells.
+
+        If it is not known yet, note the instance and forget the instances in its way.
+        """
         known = self.instance_on(spec.name, cell_ids)
         if known is not None:
             return known

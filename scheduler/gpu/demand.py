@@ -1,4 +1,4 @@
-"""How much each service is asked for: how often, and how many cells that would keep busy. Both fade with time.
+"""The demand for each service: actions a second, and the load that they make. Both fade with time.
 
 Nothing here reads a clock: time is handed in, and never runs backwards.
 """
@@ -16,10 +16,9 @@ LEAST_S = 1.0
 
 @dataclass(slots=True)
 class Demand:
-    """What has been asked of one service lately, as of `at`.
+    """The recent demand for one service, as of `at`.
 
-    `rate` is in actions a second. `load` is the number of actions that would be running in the mean, were each to start at once on its
-    least amount.
+    `rate` is in actions a second. `load` is the mean number of actions that would run if each started at once on its least amount.
     """
 
     at: float
@@ -38,7 +37,7 @@ class Demands:
         self._by_service: dict[str, Demand] = {}
 
     def arrived(self, waiting: Waiting, now: float) -> None:
-        """Count an action. One that came in earlier, as after a restart, counts for as much less."""
+        """Count an action. An action that came in earlier, as after a restart, has faded for that time."""
         service, duration_s = waiting.action.service or "", waiting.durations_s[0]
         demand = self._by_service.setdefault(service, Demand(now))
         self._fade(demand, now)

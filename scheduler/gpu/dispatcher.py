@@ -1,4 +1,4 @@
-"""What the dispatchers of GPU cells have in common: rounds, and the start of an action on an instance."""
+"""The base of the dispatchers of GPU cells: rounds, and the start of an action on an instance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CellDispatcher:
         self._started: list[Waiting] = []
 
     def hold_rounds(self, groups: list[CellGroup], now: float) -> None:
-        """Start what can start on the cells of the nodes that have changed."""
+        """Start actions on the cells of changed nodes."""
         for group in groups if len(self._pool.queue) else ():
             if group.has_room:
                 self._start_in_order(group, now)
@@ -33,10 +33,10 @@ class CellDispatcher:
         """Take note of an action that has come in."""
 
     def node_gone(self) -> None:
-        """Take note that a node is there no more."""
+        """Note that a node is gone."""
 
     def next_round(self) -> float | None:
-        """Return when a round would change something though nothing else has happened."""
+        """Return when time alone makes a round necessary."""
         return None
 
     def _candidates(self, group: CellGroup, now: float) -> Iterator[Waiting]:
@@ -47,7 +47,7 @@ class CellDispatcher:
                 yield waiting
 
     def _bring(self, waiting: Waiting, group: CellGroup, plan: PlacementPlan, now: float) -> Instance:
-        """Have an action bring an instance of its service, and start it there."""
+        """Bring an instance of an action's service, and start the action on the instance."""
         spec = self._state.services[waiting.action.service or ""]
         instance = group.bring(spec, plan)
         instance.since = now
@@ -72,7 +72,7 @@ class CellDispatcher:
         group.running[waiting.id] = self._pool.start(waiting, grant, now, expected_s)
 
     def _take_out_started(self) -> None:
-        """Take the started actions out of the queue. A walk over the queue must not see it change, so this comes after it."""
+        """Take the started actions out of the queue. Call this after a walk: the queue must not change during the walk."""
         for waiting in self._started:
             self._pool.queue.remove(waiting)
         self._started.clear()

@@ -2,21 +2,22 @@
 
 *Example.* Two GPUs hold `math` and `code`. A restore takes 0.5 s, and so does an action. An action for `math` starts at once on the
 resident instance. A second one waits for this instance, since that takes no longer than a restore. When three more come, they would
-wait for long: a second instance of `math` is brought onto the GPU of `code`, which is idle. An action for `code` then waits until a GPU
-falls idle. If none does, it ages, and one of the instances of `math` makes way.
+wait for long: a second instance of `math` is brought onto the GPU of `code`, which is idle. An action for `code` then waits until a
+GPU falls idle. If no GPU does, the action's line ages, and an instance of `math` makes way.
 
 Waiting actions that can take each other's place form a *line* (round.py). A round is held when cells have changed, when a line ages,
 and when a turn ends. It has four steps:
 
-1. *Start on what is resident.* Actions start in the order of the queue wherever an instance of their service has a place free: on the
-   largest one, then on a busy one, then on the one used last. Two rules keep actions off idle instances, so that these can make way. A
-   job beyond its share starts on none while a job within its share waits for a service that is nowhere. An overloaded line starts on
-   none that is larger than its best size. What has not made way by the end of the round is used after all.
+1. *Start on what is resident.* Actions start in the order of the queue on any instance of their service with a free place. The
+   largest instance comes first, then a busy one, then the last used. Two rules keep actions off idle instances, so that these can
+   make way. A job beyond its share starts on no idle instance while a job within its share waits for a service that is resident
+   nowhere. An overloaded line starts on no idle instance larger than its best size. Instances that have not made way by the end of
+   the round are used after all.
 2. *Rank services.* The lines that need an instance are ranked: starving lines first, then jobs within their share (ranking.py).
-3. *Choose size and place.* An instance is as large as the backlog allows (sizing.py), or smaller where fewer cells are idle. It goes to
-   the node where it can be largest, then to the one where fewest instances are evicted (placement.py).
-4. *Choose what to evict.* Idle instances make way, the least asked for first, unless it is cheaper to wait for a busy one (eviction.py).
-   For a starving line, busy ones take no more actions and make way once they are idle (ageing.py).
+3. *Choose size and place.* An instance is as large as the backlog allows (sizing.py), or smaller where fewer cells are idle. It
+   goes to the node where it can be largest. Among equal nodes, the fewest evictions decide (placement.py).
+4. *Choose what to evict.* Idle instances make way, those with least demand first, unless waiting for a busy instance is cheaper
+   (eviction.py). For a starving line, busy instances take no more actions and make way once they are idle (ageing.py).
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ class ElasticCells(CellDispatcher):
             self._demands.arrived(waiting, now)
 
     def next_round(self) -> float | None:
-        """Return when a line ages, or a turn ends that a line waits for."""
+        """Return when a line ages, or when a turn ends for which a line waits."""
         return self._wake
 
     def node_gone(self) -> None:
-        """Wait for nothing where no node has cells any more."""
+        """Wait for nothing if no node has cells any more."""
         if not any(group.capacity for group in self._pool.groups.values()):
             self._wake = None
 
     def hold_rounds(self, groups: list[CellGroup], now: float) -> None:
-        """Hold one round for all cells that have changed: what starts on one node decides what is brought to another."""
-        if self._ageing.reserves:  # a reservation may end because of what happens on any node
+        """Hold one round for all changed cells. The starts on one node decide which instances another node gets."""
+        if self._ageing.reserves:  # a change on any node may end a reservation
             groups = list(self._pool.groups.values())
         elif not len(self._pool.queue):
             self._overloaded, self._wake = {}, None
@@ -84,13 +85,13 @@ class ElasticCells(CellDispatcher):
         self._wake = self._ageing.next_round(round_.lines.values(), now)
 
     def _start_on_resident(self, round_: Round, overloaded: dict[tuple[object, ...], int]) -> bool:
-        """Start the actions that have a place, and form lines of the others; say whether idle instances were kept from any of them.
+        """Start the actions that have a place, and form lines of all others. Say whether idle instances were kept from any action.
 
-        `overloaded` lines start on no idle instance of more cells than given here.
+        `overloaded` gives overloaded lines the largest size of an idle instance on which they may start.
         """
         state, lines, now = self._state, round_.lines, round_.now
         contended, closed = state.shares.contended, False
-        # Thousands may wait, and most of them only join their line: as little as can be is done for each.
+        # Thousands of actions may wait, and most only join their line. So this loop does little for each.
         for waiting in state.in_order([self._pool.queue], now):
             line = lines.get(waiting.alike)
             if line is None:
@@ -111,10 +112,10 @@ class ElasticCells(CellDispatcher):
         return closed or any(line.kept_off for line in lines.values())
 
     def _is_starved_of_cells(self, line: Line, round_: Round) -> bool:
-        """Say whether idle cells are kept for a line: its service is nowhere, could be somewhere, and it reserves no node yet."""
+        """Say whether idle cells are kept for a line: its service is resident nowhere but could be, and the line has not aged."""
         if not line.waiting or self._ageing.aged(line, round_.now):
             return False
-        instances = (instance for group in self._pool.groups.values() for instance in group.instances)
+        instances = (instance for group in self._pool.groups.values() if not group.node.draining for instance in group.instances)
         if any(instance.service == line.service and instance.size in line.units for instance in instances):
             return False
         return any(group.plan(line.spec, line.units[0], candidates(group, line, round_)) is not None for group in line.groups)
@@ -165,18 +166,19 @@ class ElasticCells(CellDispatcher):
         return self._pool.quotas.keeps_back(line.first, group, round_.now)
 
     def _backlog(self, round_: Round) -> Backlog:
-        """Count the actions on hand: those that run or wait, and those that should come within `ahead_durations` of their durations."""
+        """Count running and waiting actions, and the actions that should come within `ahead_durations` of their durations."""
         backlog = Backlog(self._pool.groups.values())
         for line in round_.lines.values():
             if line.waiting:
                 backlog.spread(len(line.waiting), line.able)
         for service, load in self._demands.loads(round_.now).items():
-            able = [group for group in self._pool.groups.values() if group.node.heard and group.node.serves(service)]
+            nodes = [group for group in self._pool.groups.values() if group.node.heard and not group.node.draining]
+            able = [group for group in nodes if group.node.serves(service)]
             backlog.spread(self._tuning.ahead_durations * load, able)
         return backlog
 
     def _size(self, line: Line, backlog: Backlog, *, overloaded: bool) -> None:
-        """Choose the best size for a line; where it is overloaded, its larger instances make way."""
+        """Choose the best size for a line. If the line is overloaded, its larger instances make way."""
         per_cell = backlog.per_cell(line.able) / line.spec.max_concurrency
         restore_s = self._tuning.restored_share * line.spec.restore_s
         line.best = best_size(line.units, line.first.durations_s, restore_s, per_cell)
@@ -200,7 +202,10 @@ class ElasticCells(CellDispatcher):
         return next((plan for size in sizes if (plan := group.plan(line.spec, size, idle)) is not None), None)
 
     def _bring_for(self, line: Line, group: CellGroup, plan: PlacementPlan, round_: Round) -> bool:
-        """Bring an instance, and start on it as many of the line as it has places; False where a quota keeps the first back."""
+        """Bring an instance, and start an action of the line on each of its places.
+
+        Return False if a quota keeps the first action back.
+        """
         if self._held(line, group, round_):
             return False
         instance = self._bring(line.waiting.pop(0), group, plan, round_.now)

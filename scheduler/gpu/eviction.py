@@ -1,11 +1,10 @@
 """Which instances make way for another one, and in which order.
 
-Instances that are being evicted for the line already go first. Idle instances go before busy ones, those that are asked for least
-before others, and those that were used least recently before others. Of its own service, a line evicts the instances that it cannot
-use or that are too large for it.
+Instances that already make way for the line go first. The next criteria are: idle before busy, lower demand before higher, and less
+recently used before more. Of its own service, a line evicts only the instances that it cannot use or that are too large.
 
-An idle instance that is often asked for therefore goes before a busy one that hardly is. If the busy one is soon done, it may be
-cheaper to wait for it: all callers of the evicted service would have to wait for its next restore.
+So an idle instance with high demand goes before a busy instance with low demand. If the busy instance is soon done, waiting may be
+cheaper. Otherwise all callers of the evicted service would wait for its next restore.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from scheduler.gpu.round import Line, Round
 
 
 def candidates(group: CellGroup, line: Line, round_: Round) -> list[Instance]:
-    """Return the instances that could make way for a line once they are idle, in their order."""
+    """Return the instances that could make way for a line once they are idle, in order."""
 
     def order(instance: Instance) -> tuple[object, ...]:
         return instance.evicting_for is None, instance.busy, round_.asked(instance), instance.last_used, instance.cell_ids
@@ -31,7 +30,7 @@ def candidates(group: CellGroup, line: Line, round_: Round) -> list[Instance]:
 
 
 def better_later(plan: PlacementPlan, candidates: Sequence[Instance], line: Line, round_: Round) -> bool:
-    """Say whether a line had better wait for a busy candidate than carry out the evictions of a plan at once."""
+    """Say whether waiting for a busy candidate is cheaper for a line than the evictions of a plan."""
     cost_s = sum(_restore_cost_s(instance, round_) for instance in plan.evicted)
     running = round_.state.running
     for other in candidates if plan.evicted else ():
@@ -43,7 +42,7 @@ def better_later(plan: PlacementPlan, candidates: Sequence[Instance], line: Line
 
 
 def _restore_cost_s(instance: Instance, round_: Round) -> float:
-    """Return the seconds that the actions which come during the next restore of an instance wait for it, in total."""
+    """Return the total seconds for which later actions would wait for the next restore of an instance."""
     spec = round_.state.services.get(instance.service)
     restore_s = spec.restore_s if spec is not None else 0.0
     return round_.asked(instance) * restore_s * restore_s / 2.0

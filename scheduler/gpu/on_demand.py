@@ -1,7 +1,7 @@
 """GPU cells on demand, for `paper`, `fcfs`, `fixed:N` and `elastic` without `services`.
 
-Each action that finds no place on a resident instance brings one, in the order of the queue. Idle instances are evicted for it, the
-least recently used first. A chooser says on how many cells each runs.
+Each action that finds no place on a resident instance brings a new instance, in the order of the queue. Idle instances are evicted
+for it, the least recently used first. A chooser says on how many cells each action runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OnDemandCells(CellDispatcher):
             if group.full_of(spec) or any(other.action.service == spec.name for other in bringing if spec.instances_per_node):
                 continue
             wanted = self._chooser.wanted(waiting, group.most)
-            if wanted > group.most:  # pinned instances leave no room for it, so it must not hold up those behind it
+            if wanted > group.most:  # pinned instances leave no room for it, so it must not hold up later actions
                 continue
             if reserved + wanted > group.free:
                 break
@@ -58,5 +58,5 @@ class OnDemandCells(CellDispatcher):
 
 
 def _leaves(group: CellGroup, instance: Instance, reserved: int) -> bool:
-    """Say whether enough cells are free for those that bring an instance, once this one is in use."""
+    """Say whether `reserved` cells stay free once this instance is in use."""
     return bool(instance.active) or instance.pinned or group.free - instance.size >= reserved

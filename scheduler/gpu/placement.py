@@ -1,9 +1,9 @@
-"""Which cells an instance goes onto, and which instances are evicted for it: no more than the memory requires.
+"""The cells for an instance, and the instances to evict for it: only as many as the memory requires.
 
-1. A cell is usable where nothing computes, no other instance of the service is, and enough memory is left.
+1. A cell is usable if nothing computes on it, it holds no other instance of the service, and it has enough memory left.
 2. Where too few cells are usable, candidates are evicted in their order, each only if it is in the way of a cell.
-3. Of the usable cells, those with the fewest instances left on them are taken, as aligned blocks (aligned.py).
-4. Finally, the candidates that turned out not to be in the way on these cells are spared, the last first.
+3. The usable cells with the fewest remaining instances are taken, as aligned blocks (aligned.py).
+4. Finally, the candidates that turned out not to be in the way are spared, the last first.
 
 `pinned` instances are in the way only while they compute: their memory is never given to others.
 """
@@ -44,7 +44,7 @@ class Placement:
     cell_mb
         The memory of each cell.
     service, need_mb
-        The service of the instance that is placed, and the memory that it takes of each of its cells.
+        The service of the placed instance, and its memory on each cell.
 
     """
 
@@ -63,7 +63,7 @@ class Placement:
         self._evict(instance)
 
     def plan(self, count: int, candidates: Iterable[Instance]) -> PlacementPlan | None:
-        """Return `count` cells and whom to evict for them; None where all candidates together do not make room."""
+        """Return `count` cells and the instances to evict; None if all candidates together do not make room."""
         for candidate in candidates:
             if len(self._usable()) >= count:
                 break
@@ -94,7 +94,7 @@ class Placement:
         self._count(instance, -1)
 
     def _spare(self, instance: Instance, cell_ids: Sequence[int]) -> None:
-        """Take an instance back where the cells are usable all the same."""
+        """Spare an instance if the cells are usable even with it."""
         self._count(instance, 1)
         if all(self._is_usable(cell) for cell in cell_ids):
             self._evicted = [one for one in self._evicted if one is not instance]

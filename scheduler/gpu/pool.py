@@ -1,7 +1,7 @@
-"""The pool of GPU cells: the cells of all nodes, who waits for them, and the dispatcher that decides what is resident where.
+"""The pool of GPU cells: the cells of all nodes, the waiting actions, and the dispatcher that decides on instances.
 
-Actions for models wait in one queue, since any node that has their service may run them. What workers say of the instances on their
-cells is dealt with in `residency.py`.
+Actions for models wait in one queue, since any node that has their service may run them. `residency.py` handles the workers'
+reports of the instances on their cells.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Dispatcher(Protocol):
     """Starts actions on cells, and decides which instances there are."""
 
     def hold_rounds(self, groups: list[CellGroup], now: float) -> None:
-        """Start what can start on cells that have changed. None of the groups is without cells."""
+        """Start actions on changed cells. Each of the groups has cells."""
 
     def arrived(self, waiting: Waiting, now: float) -> None:
         """Take note of an action that has come in."""
 
     def node_gone(self) -> None:
-        """Take note that a node is there no more."""
+        """Note that a node is gone."""
 
     def next_round(self) -> float | None:
-        """Return when a round would change something though nothing else has happened."""
+        """Return when time alone makes a round necessary."""
 
 
 MakeDispatcher = Callable[["GpuPool"], Dispatcher]
@@ -74,7 +74,7 @@ class GpuPool:
         return self._room_refusal(serving, service, min(able), memory_of(action))
 
     def _room_refusal(self, groups: Sequence[CellGroup], service: ServiceSpec, cells: int, own_mb: int) -> str | None:
-        """Return why none of the nodes can ever hold an instance on so many cells, and run an action with `own_mb` of memory beside it."""
+        """Return why no node can ever hold an instance on `cells` cells and run an action with `own_mb` of memory."""
         most = max(group.capacity for group in groups)
         if cells > most:
             return f"needs {cells} cells, the largest node has {most}"
@@ -102,7 +102,7 @@ class GpuPool:
         self._touch_all()
 
     def withdraw(self, waiting: Waiting) -> None:
-        """Take a waiting action out of the queue; whom it may have held up is looked at again."""
+        """Take a waiting action out of the queue. All cells get a round, since the action may have held up other actions."""
         self.queue.remove(waiting)
         self._touch_all()
 
@@ -123,7 +123,7 @@ class GpuPool:
         group.touch()
 
     def resume(self, running: Running, now: float) -> list[Command]:
-        """Take in an action that an earlier scheduler started, with the instance that it runs on."""
+        """Take in an action that an earlier scheduler started, with its instance."""
         if not running.grant.cell_ids:
             return []
         service, action_id = running.waiting.action.service or "", running.waiting.id
@@ -149,8 +149,8 @@ class GpuPool:
         self._dispatcher.node_gone()
         self._touch_all()
 
-    def memory_returned(self, node: Node) -> None:
-        """Look again at the cells of a node: who waits for its memory may start."""
+    def look_again(self, node: Node) -> None:
+        """Look again at the cells of a node: actions that waited for its memory, or for the end of its draining, may start."""
         self.groups[node.spec.name].touch()
 
     @property
@@ -159,7 +159,7 @@ class GpuPool:
         return bool(self._changed)
 
     def allocate(self, now: float) -> list[Command]:
-        """Start what can start on cells that have changed."""
+        """Start actions on changed cells."""
         groups = [group for group in self._changed if group.capacity]
         self._changed.clear()
         if groups:
@@ -190,7 +190,7 @@ def can_run(waiting: Waiting, group: CellGroup, state: State) -> bool:
     """Say whether a node, were it all free, could run an action on its cells."""
     action, node = waiting.action, group.node
     spec = state.services.get(action.service or "")
-    if spec is None or not (node.heard and node.serves(spec.name) and node.offers("gpu", action.requires)):
+    if spec is None or not (node.heard and node.serves(spec.name) and node.takes("gpu", action.requires)):
         return False
     return waiting.least <= group.capacity and spec.memory_mb <= group.cell_memory_mb and own_memory(action) <= node.spec.memory_mb
 

@@ -1,9 +1,9 @@
 """Which lines need an instance, and in which order they are served.
 
-A line *needs* an instance if it can use none that is resident, or if more of it wait than should start soon. That number is counted over
-the resident instances. Within `Tuning.soon_restores` restores, an instance starts one action on each place that falls free, and further
-ones after that, as long as an action takes. An instance that shares its cells counts once for each place: the next turn on these cells may
-be another service's.
+A line *needs* an instance if it can use no resident one, or if more of its actions wait than should start soon. This number is
+summed over the resident instances, within `Tuning.soon_restores` restores. Each place that falls free starts one action, and
+another one each time an action has lasted its expected duration. A place on shared cells counts once, since another service may
+compute on these cells next.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from scheduler.gpu.ageing import Ageing
 from scheduler.gpu.round import Line, Place, Round
 
 LEAST_S: Final = 0.01
-"""Seconds that an action is taken to last at least. Its expected duration may be 0."""
+"""Least seconds for which an action counts as lasting. Its expected duration may be 0."""
 
 
 def rank(round_: Round, ageing: Ageing) -> list[Line]:
     """Return the lines in the order in which they are served.
 
-    Starving lines come first, in the order of their turns. Then come jobs within their share, higher priorities, and the lines with
-    most waiting for each place that they have: there a restore serves most.
+    Starving lines come first, in the order of their turns. The next criteria are jobs within their share, higher priorities, and
+    more waiting actions for each place. With more waiting actions, a restore serves more.
     """
 
     def order(line: Line) -> tuple[object, ...]:
@@ -35,12 +35,12 @@ def rank(round_: Round, ageing: Ageing) -> list[Line]:
 
 
 def starts_soon(line: Line, round_: Round) -> int:
-    """Return how many of a line should start soon on resident instances. If more wait, the line needs an instance."""
+    """Return how many actions of a line should start soon on resident instances. If more wait, the line needs an instance."""
     return sum(_starts_on(place, line, round_) for place in round_.usable(line))
 
 
 def _starts_on(place: Place, line: Line, round_: Round) -> int:
-    """Return how many of a line an instance should start within `Tuning.soon_restores`."""
+    """Return how many actions of a line an instance should start within `Tuning.soon_restores`."""
     instance, group = place
     now, restore_s = round_.now, line.spec.restore_s
     if not instance.busy and group.blocked(instance):

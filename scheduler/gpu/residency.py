@@ -1,7 +1,7 @@
-"""What the workers say of their instances, against what the core takes to be resident.
+"""Workers' reports of their instances, compared with the core's books.
 
-The core decides which instances there are and its nodes carry it out, so mostly a report says what is known. Where it does
-not, the node is right:
+The core decides on instances and its nodes carry the decisions out. So most reports agree with the core's books. Where a report
+differs, the node is right:
 
 | it says | the core has | then |
 |---|---|---|
@@ -9,16 +9,17 @@ not, the node is right:
 | `resident` | nothing that would be in its way | it is adopted |
 | `starting`, `restoring` | nothing that would be in its way | it is adopted, and takes no actions yet |
 | `absent`, `host`, `failed` | the instance, idle | it is forgotten |
-| `failed` | the instance, being restored | it is forgotten; who waits for it has another one brought |
+| `failed` | the instance, being restored | it is forgotten; a line that waits for it has another one brought |
 
-Everything else changes nothing. A report may be late: what has actions is not forgotten, for they say themselves how they
-end; and what is being restored may have been reported gone from before that.
+Everything else changes nothing. A report may be late. An instance with actions is not forgotten, since its actions report their own
+ends. A report that an instance is gone may be older than its present restore.
 
-A node that has joined says first what is there already; of one that an earlier scheduler knew the first beat does, and until then
-none of its cells is granted. After that its *warm* services, those that should be there before they
-are asked for, are brought onto cells that are free, in their declared order, on the least amount each. What finds no room waits
-until it is asked for, like any other. The same is done when a node declares its services anew. A service that no node
-declares any more, one that is away included, is forgotten then.
+A node that has joined first reports its existing instances. If an earlier scheduler knew the node, its first beat reports them, and
+no cell of the node is granted before. Next, its *warm* services are brought onto free cells, in their declared order, on the least
+amount each. *Warm* services should be resident before an action asks for them. A warm service that finds no room waits for its
+first action, like any other. The node's warm services are brought again when it declares its services anew, and when it ceases to
+drain. Nothing is brought onto a draining node. A service is forgotten once no node declares it any more. Declarations of nodes that
+are away count, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from scheduler.model.state import State
 
 
 class Residency:
-    """Takes reports of instances, and orders those that should be there before they are asked for."""
+    """Takes reports of instances, and brings warm services."""
 
     def __init__(self, state: State, groups: Mapping[str, CellGroup], out: list[Command]) -> None:
         self._state = state
@@ -44,20 +45,20 @@ class Residency:
         self._declared: dict[str, frozenset[str] | None] = {}
 
     def joined(self, name: str, now: float) -> None:
-        """Have the warm services of a node brought with the next `Tick`, when it has said what is there."""
+        """Have the warm services of a node brought at the next `Tick`. By then the node has reported its instances."""
         if any(spec.warm for spec in self._state.services.values()) and not self._state.rules.owned_cells:
             self._to_warm[name] = now
 
     def resumed(self, spec: NodeSpec) -> None:
-        """Have nothing brought or started on the cells of a node until `declared` follows what it says is there."""
+        """Bring and start nothing on the cells of a node until its reports and then `declared` have come."""
         node = self._state.nodes.get(spec.name)
         if node is not None:
             node.heard = spec.services is None
 
     def gone(self, node: str, services: frozenset[str] | None) -> list[str]:
-        """Take note of what a node declares; return the services that it did before and that are known no longer.
+        """Note the services that a node declares; return the dropped services that no node declares any more.
 
-        A node that is away may come back, so what it declared counts until it does.
+        A node that is away may come back. Its declarations count until then.
         """
         before, self._declared[node] = self._declared.get(node), services
         if before is None or services is None:
@@ -69,7 +70,7 @@ class Residency:
         return gone
 
     def declared(self, event: ServicesDeclared, now: float) -> list[str]:
-        """Have a node run what it declares from now on; return the services that are known no longer."""
+        """Have a node run its declared services from now on; return the services that no node declares any more."""
         node = self._state.nodes.get(event.node)
         if node is None:
             return []
@@ -81,7 +82,7 @@ class Residency:
         return gone
 
     def _as_declared(self, group: CellGroup) -> None:
-        """Have the instances of a node be as their services are declared now: the worker starts them anew under their actions."""
+        """Give the instances of a node their newly declared properties. The worker restarts them under their actions."""
         if self._state.rules.owned_cells:
             return
         for instance in group.instances:
@@ -91,7 +92,7 @@ class Residency:
                 instance.memory_mb = group.need_mb(spec)
 
     def next_warm(self) -> float | None:
-        """Return when warm services are to be brought; None where there are none."""
+        """Return when warm services are to be brought; None if there are none."""
         return min(self._to_warm.values(), default=None)
 
     def warm_up(self, now: float) -> None:
@@ -99,12 +100,12 @@ class Residency:
         names, self._to_warm = list(self._to_warm), {}
         for group in [self._groups[name] for name in names if name in self._groups]:
             for spec in self._state.services.values():
-                wanted = spec.warm and group.node.offers("gpu", ()) and group.node.serves(spec.name)
+                wanted = spec.warm and group.node.takes("gpu", ()) and group.node.serves(spec.name)
                 if wanted and all(one.service != spec.name for one in group.instances):
                     self._bring(group, spec, now)
 
     def _bring(self, group: CellGroup, spec: ServiceSpec, now: float) -> None:
-        """Bring a service onto cells with room for it, where there are any."""
+        """Bring a service onto cells with room, if there are any."""
         if spec.memory_mb > group.cell_memory_mb:
             return
         plan = group.plan(spec, spec.cells[0], ())
@@ -116,7 +117,7 @@ class Residency:
         self._out.append(Restore(node=group.node.spec.name, service=spec.name, cell_ids=instance.cell_ids))
 
     def changed(self, event: ServiceChanged, now: float) -> None:
-        """Take note of the state of an instance. What is said of a node that is not up, or of a service nobody knows, is dropped."""
+        """Note the state of an instance. Reports of a node that is not up, or of an unknown service, are dropped."""
         group = self._groups.get(event.node)
         if group is None:
             return

@@ -1,6 +1,6 @@
 """One round of the elastic dispatcher: the waiting actions in lines, and the instances that they could use.
 
-A round is made when cells have changed, and is gone when it ends. It changes nothing itself.
+A round is made when cells have changed, and dropped at its end. It changes nothing itself.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Place = tuple[Instance, CellGroup]
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """Waiting actions that can take each other's place, in their order: same service, amounts, labels and memory.
+    """Waiting actions with the same service, amounts, labels and memory, in order. They can take each other's place.
 
     Attributes
     ----------
     able, groups
-        The cells that could run the actions: of all nodes, and of those of the round.
+        The nodes' cells that could run the actions: all, and those of the round.
     open
-        The instances of the service that have a place free. All lines of a service share this list.
+        Instances of the service with a free place. All lines of a service share this list.
     since
-        When the first action came in.
+        The arrival of the first action.
     stuck
-        Whether no open instance is left on which an action could start.
+        Whether no open instance is left for an action.
     kept_off
-        Whether only idle instances that are too large are left.
+        Whether the only instances left are idle and too large.
     best
-        The cells of an instance that is brought for the line, or fewer where fewer are idle.
+        The best number of cells of a new instance.
     largest
-        The cells of the largest idle instance that an action may start on.
+        The largest idle instance on which an action may start, in cells.
 
     """
 
@@ -64,7 +64,7 @@ class Line:
 
 
 class Round:
-    """What one round knows. `groups` are the cells that have changed; `demands` says how often services are asked for."""
+    """The view of one round. `groups` are the changed cells; `demands` holds the demand for the services."""
 
     def __init__(self, pool: GpuPool, demands: Demands, tuning: Tuning, groups: list[CellGroup], now: float) -> None:
         self.state = pool.state
@@ -82,10 +82,13 @@ class Round:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again which instances are resident on all nodes. Those that are being evicted count as gone."""
+        """Look again which instances are resident on all nodes.
+
+        Instances that make way, or whose node is draining, count as gone.
+        """
         self._residents = {}
         for place in _places(self.all_groups.values()):
-            if place[0].evicting_for is None:
+            if place[0].evicting_for is None and not place[1].node.draining:
                 self._residents.setdefault(place[0].service, []).append(place)
 
     def line_of(self, waiting: Waiting) -> Line:
@@ -103,7 +106,7 @@ class Round:
         return line
 
     def close_idle(self) -> None:
-        """Have no more actions start on idle instances, except on pinned ones, which cannot be evicted."""
+        """Let no more actions start on idle instances, except on pinned instances, which cannot be evicted."""
         for places in self._open.values():
             places[:] = [(instance, group) for instance, group in places if instance.active or instance.pinned]
 
@@ -116,11 +119,11 @@ class Round:
         return [place for place in self.residents(line.service) if place[0].size in line.units]
 
     def shut_out(self, line: Line) -> bool:
-        """Say whether a line could run on no instance, or only on idle ones on whose cells others compute."""
+        """Say whether no usable instance is resident for a line, or each is idle while others compute on its cells."""
         return all(not instance.busy and group.blocked(instance) for instance, group in self.usable(line))
 
     def asked(self, instance: Instance) -> float:
-        """Return how often an instance is asked for, in actions a second."""
+        """Return the demand for an instance, in actions a second."""
         return self.demands.rate(instance.service) / max(1, len(self.residents(instance.service)))
 
 

@@ -1,8 +1,8 @@
-"""On how many cells an instance that is brought should compute: the number on which actions are done soonest in the mean.
+"""The size of a new instance: the number of cells on which actions are done soonest in the mean.
 
-Few actions get many cells each, where each action is fast. Many actions get few cells each, so that more of them run at once: twice
-the cells make no action twice as fast. To compare sizes, imagine that instances of one size hold all cells, and that each of them could
-serve any action. The actions on hand then run in waves, one at a time on each place.
+Few actions get many cells each, where each action is fast. Many actions get few cells each, so that more of them run at once. On
+twice the cells, an action is less than twice as fast. To compare sizes, imagine that instances of one size hold all cells and that
+each can serve any action. The actions on hand then run in waves, one at a time on each place.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from scheduler.gpu.cells import CellGroup
 
 
 def best_size(sizes: Sequence[int], durations_s: Sequence[float], restore_s: float, per_cell: float) -> int:
-    """Return the size on which actions are expected to be done soonest in the mean; of equally good ones the smallest.
+    """Return the size on which actions should be done soonest in the mean; of equally good sizes the smallest.
 
     Parameters
     ----------
     sizes, durations_s
-        Ascending numbers of cells, and how long an action takes on each.
+        Ascending numbers of cells, and the duration of an action on each.
     restore_s
-        What a restore adds to an action in the mean.
+        The mean cost of restores for an action.
     per_cell
-        Actions on hand for each cell, divided by the number that an instance runs at once.
+        The backlog of each cell, divided by the actions that an instance runs at once.
 
     """
     best_s, best = math.inf, sizes[0]
@@ -36,7 +36,7 @@ def best_size(sizes: Sequence[int], durations_s: Sequence[float], restore_s: flo
 
 
 class Backlog:
-    """The actions on hand for each cell: those that run count on their node, all others are spread over the nodes that could run them."""
+    """The backlog of each cell. Running actions count on their node; all others are spread over the nodes that could run them."""
 
     def __init__(self, groups: Iterable[CellGroup]) -> None:
         self._per_cell = {group: len(group.running) / group.capacity for group in groups if group.capacity}

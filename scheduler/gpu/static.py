@@ -10,7 +10,7 @@ from scheduler.model import Waiting
 
 
 class StaticCells(CellDispatcher):
-    """Starts each action on the fastest amount that is left of its service's share."""
+    """Starts each action on the fastest amount within the rest of its service's share."""
 
     def _start_in_order(self, group: CellGroup, now: float) -> None:
         groups = self._pool.groups.values()
@@ -33,6 +33,6 @@ class StaticCells(CellDispatcher):
 
     @staticmethod
     def _size(waiting: Waiting, room: int) -> int:
-        """Return the amount up to `room` on which an action is fastest; 0 where there is none."""
+        """Return the amount up to `room` on which an action is fastest; 0 if no amount is that small."""
         sizes = [amount for amount in waiting.units if amount <= room]
         return min(sizes, key=lambda amount: (waiting.duration_s(amount), amount), default=0)

@@ -1,1 +1,1 @@
-"""What is learned from actions that have run: how much work is left of those that run now."""
+"""Learning: from ended actions, estimate durations and the work left of running actions."""

@@ -1,20 +1,21 @@
-"""What the core expects of durations, and how it learns them.
+"""Expected durations, and how the core learns them.
 
-An action's *work* is `T_ori`, its seconds on one unit. What is expected of it, in this order:
+An action's *work* is `T_ori`, its seconds on one unit. The expected work is the first of these that applies:
 
-1. what earlier actions of its class took (job, kind, class or service, largest amount), once there are some;
-2. what was declared, times what this class's declarations have been wrong by, where that has been nearer;
-3. what the same class took in other jobs; what the kind has taken, whatever the class; what it usually takes.
+1. the declared work, corrected by the usual error of the class's declarations, if this has been nearer than the class's mean, or if the
+   class is unknown;
+2. the mean work of earlier actions of its class (job, kind, class or service, largest amount), once there are any;
+3. the mean of the class in other jobs; the mean of the kind; a constant for the kind.
 
-Few observations are pulled towards the level above them, as if it were `PRIOR` observations more. Three things are
-robust by construction: an observation counts at most `OUTLIER` medians, older ones fade, and expectations of what is
-left of a running action come from the distribution, not from the mean: what has run for long is expected to run on.
+Estimates are shrunk towards the level above, which counts as `PRIOR` more observations. Three rules make the estimates robust. An
+observation counts at most `OUTLIER` medians. Older observations fade. The expected rest of a running action comes from the
+distribution, not from the mean: an action that has run for long is expected to run on.
 
-Also learned, from core-seconds: how many units a class really uses. A program that burns one core on eight is given one.
+Core-seconds also show how many units a class really uses. A program that burns one of eight cores is given one core.
 
-Who goes first on cores is not decided by these durations, but by the work that is left (`learning/`).
+These durations do not decide the order on cores. The expected work left does (`work_left.py`).
 
-What may live here: numbers and the tables of them. No clock; time only passes by observations.
+Only numbers and tables of numbers may live here. There is no clock; time only passes by observations.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ USUAL_S: Final[dict[str, float]] = {
     "cpu.exec": 1.0,
     "cpu.read_file": 0.005,
     "cpu.write_file": 0.005,
+    "cpu.request": 0.05,
     "cpu.snapshot": 1.0,
+    "cpu.close_session": 0.02,
     "cpu.close": 0.02,
     "gpu.score": 0.6,
     "gpu.logprobs": 0.6,
     "gpu.generate": 3.0,
     "api.call": 0.8,
 }
-"""Seconds on one unit by kind, for actions of which nothing is known."""
+"""Seconds on one unit by kind, for unknown actions."""
 
 USUAL_OTHER_S: Final = 1.0
 
@@ -50,10 +53,10 @@ PRIOR: Final = 2.0
 """Observations that the level above a class counts for."""
 
 FADING: Final = 0.998
-"""Weight that an observation keeps for each one after it: some five hundred of them count."""
+"""Weight that an observation keeps for each later observation. About five hundred observations count."""
 
 OUTLIER: Final = 8.0
-"""Medians of its class that one observation counts for at most, once `SETTLED` of them are known."""
+"""Most medians of its class that one observation counts for, once `SETTLED` observations are known."""
 
 SETTLED: Final = 8
 BINS_PER_OCTAVE: Final = 2
@@ -63,7 +66,7 @@ EDGES: Final = tuple(SMALLEST_S * 2.0 ** (index / BINS_PER_OCTAVE) for index in 
 """Upper edges of the histogram's bins: 1 ms to some 37 hours; the last bin has none."""
 
 LEAST_LEFT: Final = 0.05
-"""Share of its work that an action which has run longer than expected is still taken to need, where nothing is learned."""
+"""Part of its work that an action still counts as needing after it has run for longer than expected, where nothing is learned."""
 
 USED: Final = 0.4
 """Part of the declared speed-up that a class must show in core-seconds for its curve to be believed."""
@@ -72,17 +75,17 @@ BUSY_UNITS: Final = 1.5
 """Units from which on core-seconds say something about parallelism."""
 
 MEASURED: Final = "cpu.exec"
-"""The kind whose core-seconds are measured; of all others nobody knows them."""
+"""The kind whose core-seconds are measured. For other kinds they are unknown."""
 
 MOST_CLASSES: Final = 20_000
-"""Classes that are remembered, some 2 kB each; beyond them, those that nobody has asked for longest are forgotten."""
+"""Most classes that are remembered, about 2 kB each. The least recently used classes are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One action that succeeded: what it declared, the units it held on average, its seconds and its core-seconds.
+    """One action that succeeded: its declarations, its mean units, its seconds and its core-seconds.
 
-    `cpu_s` is None where nobody measured it (`MEASURED`). `environment` is the one that it ran in.
+    `cpu_s` is None if it was not measured (`MEASURED`). `environment` is the action's environment.
     """
 
     job: str
@@ -110,9 +113,9 @@ class Distribution:
     until_looked: int = SETTLED
 
     def add(self, work_s: float) -> None:
-        """Take in an observation; what lies far out counts as less."""
+        """Take in an observation. An outlier counts as less work."""
         work_s = min(work_s, self.most_s)
-        # Instead of fading everything that is there, what comes later weighs more; sums are rescaled now and then.
+        # Later observations weigh more, instead of fading all earlier ones. Sums are rescaled now and then.
         self.scale /= FADING
         index = bisect_right(EDGES, work_s)
         self.weights[index] += self.scale
@@ -149,7 +152,7 @@ class Distribution:
         return last
 
     def left_s(self, done_s: float) -> float | None:
-        """Return the mean work beyond `done_s` of those that had more than that; None where none had."""
+        """Return the mean work beyond `done_s` of the actions that had more work; None if no action had."""
         weight = amount = 0.0
         for index in range(bisect_right(EDGES, done_s) + 1, BINS):
             weight += self.weights[index]
@@ -176,7 +179,7 @@ class ClassRecord:
         return self.error_declared <= self.error_learned
 
     def used_fraction(self) -> float | None:
-        """Return Amdahl's fraction that core-seconds speak of, where they contradict what was declared."""
+        """Return Amdahl's fraction by the measured core-seconds, if it contradicts the declared curve."""
         if self.parallels < 2.0 or self.parallel_speed >= USED * self.declared_speed:
             return None
         speed, units = max(1.0, self.parallel_speed / self.parallels), self.parallel_units / self.parallels
@@ -185,10 +188,10 @@ class ClassRecord:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is expected of one action: its work, and the curve its units follow.
+    """The expected work of one action, and its curve.
 
-    `record` gives what is left of it while it runs; None where nothing is learned, and then `declared` says whether
-    the work is more than what its kind usually takes.
+    `record` gives the expected work left while the action runs. Without a record, `declared` says whether the work was declared or
+    is only an estimate.
     """
 
     work_s: float
@@ -197,10 +200,10 @@ class Estimate:
     declared: bool = True
 
     def left_s(self, done_s: float) -> float:
-        """Return the work that is expected to be left after `done_s` of it."""
+        """Return the expected work left after `done_s` of work."""
         if self.record is not None:
             left = self.record.work.left_s(done_s)
-            # Beyond all that was ever seen, durations of commands have heavy tails: as much again is a fair guess.
+            # Durations of commands have heavy tails. Beyond all known durations, as much work again is a fair guess.
             return left if left is not None else max(done_s, LEAST_LEFT * self.work_s)
         if self.declared:
             return max(self.work_s - done_s, LEAST_LEFT * self.work_s)
@@ -209,7 +212,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """How far expectations were off: factors (2 means twice or half) that half and nine in ten of them stay within."""
+    """How far expectations were off: half of them, and nine in ten, stay within these factors.
+
+    A factor of 2 means twice or half.
+    """
 
     predictions: int
     factor_p50: float
@@ -227,7 +233,7 @@ class Durations:
             self._take_history(observation)
 
     def expect(self, action: Action) -> Estimate:
-        """Return what is expected of an action."""
+        """Return the estimate for an action."""
         declared = action.work_s
         usual = USUAL_S.get(action.kind, USUAL_OTHER_S)
         if not self._learning:
@@ -270,13 +276,17 @@ class Durations:
         count = sum(folded)
         return PredictionError(count, _factor(folded, 0.5 * count), _factor(folded, 0.9 * count))
 
+    def ratios(self) -> tuple[int, ...]:
+        """Return how often work was 2 ** (i / 8) times the expected work, for i from -80 to 80. Values beyond count at the ends."""
+        return tuple(self._errors)
+
     def _take_history(self, seen: Observation) -> None:
         speed = speed_on(seen.curve, seen.held_units)
         for record in self._records(seen.job, seen.kind, seen.action_class or seen.service, seen.units[-1]):
             _learn(record, seen.execution_s * speed, seen.held_units, seen.execution_s, seen.cpu_s, speed)
 
     def _records(self, job: str, kind: str, name: str | None, most_units: int) -> tuple[ClassRecord, ClassRecord, ClassRecord]:
-        """Return the records of the class in its job, of the same class in all jobs, and of its kind, elastic or not."""
+        """Return three records: of the class in its job, of the class in all jobs, and of the kind, elastic or not."""
         return self._record((job, kind, name, most_units)), self._record((kind, name, most_units)), self._record((kind, most_units > 1))
 
     def _record(self, key: tuple[object, ...]) -> ClassRecord:
@@ -297,7 +307,7 @@ def expected_s(estimate: Estimate, units: Iterable[int]) -> tuple[float, ...]:
 
 @lru_cache(maxsize=4096)
 def speed_on(curve: Curve, units: float) -> float:
-    """Return the speed-up on `units`, which may be a mean of amounts: between two points of a table it is on the line."""
+    """Return the speed-up on `units`, which may be a mean of amounts. Between two points of a table it is interpolated."""
     if units <= 0:
         return 1.0
     if not isinstance(curve, Table):
@@ -326,7 +336,7 @@ def _learn(record: ClassRecord, work_s: float, held_units: float, execution_s: f
     if execution_s <= 0 or cpu_s is None:
         return
     if held_units >= BUSY_UNITS:
-        # Sums of speeds over observations, all fading alike: their ratios are means.
+        # Sums over observations with the same fading. Their ratios are means.
         record.parallels = record.parallels * FADING + 1.0
         record.parallel_units = record.parallel_units * FADING + held_units
         record.parallel_speed = record.parallel_speed * FADING + cpu_s / execution_s

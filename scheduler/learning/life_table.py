@@ -1,15 +1,15 @@
-"""How much work is left, read from a life table.
+"""The expected work left, read from a life table.
 
 Actuaries ask how long somebody of a given age will live. They count, for each year of age, how many people reached it and
-how many died in it. Here the age is the work that an action, or a whole trajectory, has had so far, in seconds on one core.
-The years are bins of work, each `RATIO` times as wide as the one before.
+how many died in it. Here the age is the work of an action or trajectory so far, in seconds on one core. The years are bins of work,
+each `RATIO` times as wide as the one before.
 
-What still runs has reached its bin and not ended in it. So a table says something from the first minute, when only short
-actions have ended, and it is not misled by that (the estimator of Kaplan and Meier, 1958).
+A running action has reached its bin and not ended in it. So a table is useful from the first minute. It is not misled when only
+short actions have ended yet (the estimator of Kaplan and Meier, 1958).
 
-Where little is known, the rule is "as long again as it has lasted". One in three ends in each bin, and that counts like
-`PRIOR` observations: with bins of 1.5, half of those that have lasted some time then last as long again. Beyond the last bin that
-anybody has reached, it is the age itself.
+Where little is known, the rule is "as long again as it has lasted". As a prior, one in three ends in each bin, with the weight of
+`PRIOR` observations. With bins of 1.5, half of the actions that have lasted some time then last as long again. Beyond the last bin
+that was reached, the expected work left is the age itself.
 
 Only numbers live here: no clock, no action.
 """
@@ -20,7 +20,7 @@ import math
 from typing import Final
 
 FIRST_S: Final = 0.1
-"""Upper edge of the first bin, in seconds. Shorter actions are all alike: a hand-over costs about as much as they do."""
+"""Upper edge of the first bin, in seconds. Shorter actions are all alike: a hand-over costs about as much as such an action."""
 
 RATIO: Final = 1.5
 BINS: Final = 36
@@ -29,7 +29,7 @@ BINS: Final = 36
 PRIOR_END: Final = 1 / 3
 PRIOR: Final = 3.0
 GROWTH: Final = 1.02
-"""A table is read anew when it has taken in this many times as much as when it was read last."""
+"""A table is read anew when its number of entries has grown by this factor since the last reading."""
 
 EDGES: Final = (0.0, *(FIRST_S * RATIO**index for index in range(BINS - 1)))
 """Lower edges of the bins, in seconds."""
@@ -52,7 +52,7 @@ def bin_ends_at(index: int) -> float:
 
 
 class LifeTable:
-    """How many reached each bin, and how many ended in it."""
+    """How many lives reached each bin, and how many ended in it."""
 
     __slots__ = ("_ended", "_left_s", "_reached", "_read_again_at", "_taken")
 
@@ -64,24 +64,24 @@ class LifeTable:
         self._left_s: list[float] = []
 
     def reach(self, first: int, last: int) -> None:
-        """Count one that has come from bin `first` on to bin `last`, and had not been counted in either."""
+        """Count a life that has come from bin `first` to bin `last`, and is counted in none of them yet."""
         for index in range(first, last + 1):
             self._reached[index] += 1
         self._taken += 1
 
     def end(self, index: int, count: int = 1) -> None:
-        """Count one that has ended in a bin, which it has reached; -1 for one that turns out not to have."""
+        """Count a life that has ended in a bin. A `count` of -1 takes an end back."""
         self._ended[index] += count
         self._taken += 1
 
     def left_s(self, index: int) -> float:
-        """Return the work that is expected to be left, in seconds, of one that is in a bin."""
+        """Return the expected work left, in seconds, of a life in a bin."""
         if self._taken >= self._read_again_at:
             self._read()
         return self._left_s[index]
 
     def _read(self) -> None:
-        """Work out what is left from each bin on, from the last bin that was reached down to the first."""
+        """Work out the expected work left for each bin, from the last reached bin down to the first."""
         self._read_again_at = self._taken * GROWTH + 1
         left_s = [max(edge, FIRST_S) for edge in EDGES]
         known = max((index for index in range(BINS - 1) if self._reached[index]), default=-1)

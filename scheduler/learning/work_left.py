@@ -1,7 +1,7 @@
-"""How much work is expected to be left: of an action's trajectory, and of the action itself.
+"""The expected work left of an action and of its trajectory.
 
-Each job has two life tables, one for its actions and one for its trajectories. Work is in seconds on one core. A trajectory's work
-is that of all its actions on cores; the table takes an environment for a trajectory.
+Each job has two life tables, for its actions and for its trajectories. Work is in seconds on one core. A trajectory's work is the
+work of all its actions on cores. The table takes an environment for a trajectory.
 
 | of an action  | when                                   | what the tables take in         |
 |---------------|----------------------------------------|---------------------------------|
@@ -10,8 +10,9 @@ is that of all its actions on cores; the table takes an environment for a trajec
 | it ends       | its worker says so                     | it has ended in its bin         |
 | it is lost    | cancelled, its node lost               | nothing: it reached its bin     |
 
-The same holds of a trajectory, which begins with its first action and ends when its environment is closed. Of earlier actions
-(`history`) nobody says which environments still stand, so all of them count as ended; one that is taken over has not (`resume`).
+The same holds for a trajectory. It begins with its first action and ends when its environment is closed. The `history` of earlier
+actions does not say which environments still stand. So all of their trajectories count as ended, until `resume` takes the end of a
+continuing trajectory back.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from scheduler.learning.durations import MEASURED, Observation, speed_on
 from scheduler.learning.life_table import LifeTable, bin_ends_at, bin_of
 
 ACTION_PART: Final = 0.1
-"""Part of the work left of the action that counts beside that of its trajectory, of which it is a part already.
+"""Part of the action's expected work left that is added to its trajectory's. The trajectory's already includes it once.
 
-A trajectory whose present action turns out to be long is longer than others of its age, so some of it must count. Counted in full,
-the action weighs twice: where each trajectory ends in one long action, all of those pile up. Mean and p95 of ACT for 0, 0.1, 0.25
-and 1 are in docs/scheduling.md.
+A trajectory with a long present action is longer than other trajectories of its age. So part of the action must count. Counted in
+full, the action weighs twice. Where each trajectory ends in one long action, all of the long actions then pile up.
+docs/scheduling.md compares 0, 0.1 and 1.
 """
 
 
 MOST_JOBS: Final = 1000
-"""Jobs whose tables are kept; the oldest goes first."""
+"""Most jobs whose tables are kept. The oldest tables are dropped first."""
 
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One action or one trajectory: the work that it has had, and the bin that its table knows of; -1 before it begins."""
+    """An action or a trajectory: its work so far, and its bin in the table. The bin is -1 before it begins."""
 
     work_s: float = 0.0
     bin: int = -1
@@ -66,14 +67,17 @@ class WorkLeft:
             self.trajectory_ended(job, life)
 
     def expected_s(self, job: str, action: Life, trajectory: Life | None) -> float:
-        """Return the work by which an action is ranked, in seconds; outside an environment it is its own trajectory."""
+        """Return the expected work left that ranks an action, in seconds.
+
+        Outside an environment an action is its own trajectory.
+        """
         of_action_s = _table(self._actions, job).left_s(max(0, action.bin))
         if trajectory is None:
             return of_action_s
         return _table(self._trajectories, job).left_s(max(0, trajectory.bin)) + ACTION_PART * of_action_s
 
     def note(self, job: str, action: Life, work_s: float, trajectory: Life | None, trajectory_work_s: float) -> None:
-        """Take in that an action has had `work_s` so far, and its trajectory `trajectory_work_s`, this action included."""
+        """Take in an action's work so far, and the work of its trajectory, including this action."""
         action.advance(work_s, _table(self._actions, job))
         if trajectory is not None:
             trajectory.advance(trajectory_work_s, _table(self._trajectories, job))
@@ -83,12 +87,12 @@ class WorkLeft:
         _table(self._actions, job).end(max(0, action.bin))
 
     def trajectory_ended(self, job: str, trajectory: Life) -> None:
-        """Take in that a trajectory has ended; one that never began says nothing."""
+        """Take in that a trajectory has ended. A trajectory that never began does not count."""
         if trajectory.bin >= 0:
             _table(self._trajectories, job).end(trajectory.bin)
 
     def resume(self, job: str, environment: str) -> Life:
-        """Return what is known of a trajectory that goes on, and has not ended after all."""
+        """Return the known life of a trajectory that goes on after all."""
         life = self._earlier.pop((job, environment), None)
         if life is None:
             return Life()

@@ -1,7 +1,7 @@
-"""Which clients have gone: those that have given no sign of life for too long.
+"""Finds clients that are gone: they have given no sign of life for too long.
 
-A client is silent for at most as long as this scheduler has been able to hear it. While the store is away, or this process does not run,
-nobody's silence counts, and nobody's counts at once when a scheduler starts:
+Silence counts only while this scheduler can hear clients. It does not count while the store is away or this process does not run,
+nor at once when a scheduler starts:
 
 | what happened | a client is given |
 |---|---|
@@ -24,19 +24,19 @@ from scheduler.model.state import State
 log = logging.getLogger(__name__)
 
 START_S: Final = 15.0
-"""Time that clients have for their next sign when a scheduler starts: store and clients may have been away until then."""
+"""Time that clients have for their next sign after the start of a scheduler. Store and clients may have been away before."""
 
 CHECKS: Final = 10
 """How often clients are checked while the limit lasts."""
 
 
 class Clients:
-    """Listens to the clients whose actions or environments there are. `handle` takes an event to the core."""
+    """Listens to the clients with actions or environments. `handle` takes an event to the core."""
 
     def __init__(
         self, state: State, transport: Transport, handle: Callable[[events.Event, float], None], limit_s: float, now: float
     ) -> None:
-        """Begin at `now`; with a limit of 0, nobody ever goes."""
+        """Begin at `now`. With a limit of 0, no client ever counts as gone."""
         self._state = state
         self._transport = transport
         self._handle = handle
@@ -46,7 +46,7 @@ class Clients:
         self._unknown_since: dict[str, float] = {}
 
     def check(self, now: float) -> None:
-        """Take the end of the clients that are gone to the core, if it is time to check."""
+        """Report clients that are gone to the core, if it is time to check."""
         if not self._limit_s or now - self._checked_at < self._limit_s / CHECKS:
             return
         stood_still = now - self._checked_at > self._limit_s / 2
@@ -66,7 +66,7 @@ class Clients:
                 self._handle(events.ClientGone(client=client, reason=f"its client gave no sign of life for {self._limit_s:g} s"), now)
 
     def _watched(self) -> list[str]:
-        """Return the clients that have something to lose: what is ending already does not count."""
+        """Return the clients with actions or environments that are not ending already."""
         state = self._state
         waiting = [one.action.client for one in state.waiting.values() if one.action.kind != "cpu.close"]
         running = [

@@ -1,8 +1,7 @@
-"""Carries out the core's commands: what is written down, and what is sent to whom.
+"""Carries out the core's commands: writes journal entries and sends messages.
 
-The order in which things become true is fixed here, in `commit`: first the journal, then the messages, last the
-acknowledgement of what was received. When the process dies in between, what was not acknowledged comes again and is
-known by its task id.
+`commit` fixes the order: first the journal, then the messages, last the acknowledgement of received messages. If the process dies
+in between, the messages without acknowledgement come again. They are known by their task id.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from scheduler.live.entries import (
     EnvironmentChanged,
     Journal,
     NodeChanged,
+    NodeDraining,
     UnpublishedEnd,
 )
 from scheduler.live.giving import Giving
@@ -32,12 +32,13 @@ from scheduler.model import Evicted, Grant, commands
 from scheduler.model.lifecycle import ACTION, ENVIRONMENT, NODE, ActionState, EnvironmentState, NodeState
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import Action
+from tangram.blobs import own
 from tangram.wire import BLOB_KEY_PREFIX, WireEvicted, WireRegrant
 
 log = logging.getLogger(__name__)
 
 REMEMBERED_ENDS = 100_000
-"""Ended actions whose ids are remembered, so that a message that comes twice is not run twice."""
+"""Ended actions whose ids are remembered, so that no message runs twice."""
 
 
 class CommandExecutor:
@@ -55,6 +56,7 @@ class CommandExecutor:
         self.messages: dict[str, str] = {}
         self.submitted_at: dict[str, float] = {}
         self._blobs: dict[str, list[str]] = {}
+        self._blobs_of_ended: list[str] = []
         self.granted: dict[str, int] = {}
         self.ended: OrderedDict[str, None] = OrderedDict()
         self.descriptions: dict[str, Mapping[str, Any]] = {}
@@ -77,12 +79,18 @@ class CommandExecutor:
             self._blobs[action_id] = keys
 
     def keep_blobs(self) -> None:
-        """Have the blobs live on that messages refer to."""
+        """Keep the blobs alive that messages refer to."""
         if self._blobs:
             self._transport.keep_blobs([key for keys in self._blobs.values() for key in keys])
 
+    def drop_blobs(self) -> None:
+        """Remove the blobs of actions that have ended: until then one may be granted again, and needs its arguments."""
+        if self._blobs_of_ended:
+            self._transport.keep_blobs(self._blobs_of_ended, 0)
+            self._blobs_of_ended = []
+
     def note_received(self, action_id: str, action: Action, now: float) -> None:
-        """Write down that an action came in whose message is kept."""
+        """Write down an action that came in. Its message must be kept already."""
         self._entries.append(
             ActionReceived(
                 id=action_id,
@@ -94,7 +102,7 @@ class CommandExecutor:
         )
 
     def note(self, entry: Entry) -> None:
-        """Write down what follows from no command."""
+        """Write down an entry that follows from no command."""
         self._entries.append(entry)
 
     def commit(self, batch: Sequence[Received]) -> None:
@@ -117,7 +125,7 @@ class CommandExecutor:
             self._journal.write(entries)
 
     def carry_out(self, command: commands.Command, now: float) -> None:
-        """Turn a command into journal entries and messages; they go out with the next `commit`."""
+        """Turn a command into journal entries and messages. They go out with the next `commit`."""
         match command:
             case commands.Start():
                 self._start(command, now)
@@ -126,11 +134,14 @@ class CommandExecutor:
             case commands.Resize():
                 self._resize(command, now)
             case commands.Stop():
-                arguments = {"id": command.id, "attempt": command.attempt, "reason": command.reason}
-                self._transport.send_control(command.node, "tangram.stop", arguments)
+                self.stop(command)
             case commands.Restore():
                 self.restores += 1
-                arguments = {"service": command.service, "cell_ids": list(command.cell_ids), "evict": wire_evictions(command.evict)}
+                arguments: dict[str, Any] = {
+                    "service": command.service,
+                    "cell_ids": list(command.cell_ids),
+                    "evict": wire_evictions(command.evict),
+                }
                 self._transport.send_control(command.node, "tangram.restore", arguments)
             case commands.CloseEnvironment():
                 arguments = {"id": command.id, "attempt": 0, "reason": command.reason}
@@ -144,6 +155,19 @@ class CommandExecutor:
                 self._note_environment(command, now)
             case commands.NoteNode():
                 self._note_node(command, now)
+            case commands.NoteDraining():
+                log.info("node %s is %s", command.name, "draining" if command.draining else "draining no more")
+                self._entries.append(NodeDraining(name=command.name, draining=command.draining))
+
+    def stop(self, command: commands.Stop) -> None:
+        """Ask a node to end a running action.
+
+        Sending it twice is harmless. The cause is left out for a worker that knows no causes.
+        """
+        arguments: dict[str, Any] = {"id": command.id, "attempt": command.attempt, "reason": command.reason}
+        if self.descriptions.get(command.node, {}).get("takes_causes"):
+            arguments["cause"] = command.cause
+        self._transport.send_control(command.node, "tangram.stop", arguments)
 
     def _action_state(self, action_id: str) -> ActionState | None:
         if action_id not in self.messages:
@@ -180,7 +204,7 @@ class CommandExecutor:
         self.giving.started(command.id, grant.node)
 
     def grant_header(self, action_id: str, grant: Grant, granted_at: float) -> dict[str, Any]:
-        """Return what a message for a node carries of its grant (`tangram.wire.WireGrant`)."""
+        """Return the grant as a message for a node carries it (`tangram.wire.WireGrant`)."""
         running = self._core.state.running.get(action_id)
         return {
             "node": grant.node,
@@ -201,7 +225,7 @@ class CommandExecutor:
         }
 
     def _api_words(self, action: Action, grant: Grant) -> dict[str, Any]:
-        """Return what only the grant of an action that draws on quotas says."""
+        """Return the fields that only grants with quotas have."""
         words: dict[str, Any] = {"may_wait_again": may_wait_again(action, grant)}
         if grant.not_before:
             words["not_before"] = grant.not_before
@@ -214,7 +238,7 @@ class CommandExecutor:
         return words
 
     def _most_units(self, action_id: str, grant: Grant) -> int:
-        """Return what a grant may grow to on its node."""
+        """Return the number of units to which a grant may grow on its node."""
         state = self._core.state
         running, node = state.running.get(action_id), state.nodes.get(grant.node)
         grows = state.rules.resizes and bool(grant.core_ids or grant.background)
@@ -238,10 +262,10 @@ class CommandExecutor:
         self.regrant(command.node, command.id, command)
 
     def regrant(self, node: str, action_id: str, grant: Grant | commands.Resize) -> None:
-        """Send a node the cores of a running action; sending them twice is harmless.
+        """Send a node the cores of a running action. Sending them twice is harmless.
 
-        All changes for a node go out in one message: before the next action that starts there, which may get cores that others lose,
-        or with the next `commit`.
+        All changes for a node go out in one message. The message goes out before the next action that starts on the node, which may
+        get cores that other actions lose. Otherwise it goes out with the next `commit`.
         """
         self._regrants.setdefault(node, []).append((action_id, grant.attempt, list(grant.core_ids), grant.background))
 
@@ -254,10 +278,12 @@ class CommandExecutor:
     def _finish(self, command: commands.Finish, now: float) -> None:
         ACTION.next(self._action_state(command.id), command.status)
         message = self.messages.pop(command.id)
-        self._blobs.pop(command.id, None)
+        blobs = self._blobs.pop(command.id, [])
         self.giving.ended(command.id)
         self.submitted_at.pop(command.id, None)
         granted = self.granted.pop(command.id, None)
+        if granted is not None or command.status == "cancelled":  # what was refused may be offered again, with the same blobs
+            self._blobs_of_ended += own(blobs)
         self.ended[command.id] = None
         if len(self.ended) > REMEMBERED_ENDS:
             self.ended.popitem(last=False)
@@ -272,12 +298,13 @@ class CommandExecutor:
                     status=command.status,
                     reason=command.reason,
                     environment_lost_on=command.environment_lost_on,
+                    cause=command.cause,
                 )
             )
 
     def publish_end(self, end: UnpublishedEnd) -> None:
-        """Have the result of an action stored that ends without a worker, and note when that is done."""
-        self._transport.store_end(end.id, end.message, end.status, end.reason, end.environment_lost_on)
+        """Have the result of an action without a worker stored, and note when it is stored."""
+        self._transport.store_end(end.id, end.message, end.status, end.reason, end.environment_lost_on, end.cause)
         self._unpublished.append(end.id)
 
     def _note_environment(self, command: commands.NoteEnvironment, now: float) -> None:
@@ -299,12 +326,15 @@ class CommandExecutor:
                 reason=command.reason,
                 client=command.client,
                 used_at=command.used_at,
+                cause=command.cause,
+                owner=command.owner,
+                ends_at=command.ends_at,
             )
         )
 
 
 def wire_evictions(evicted: Sequence[Evicted]) -> list[WireEvicted]:
-    """Return the instances that are to be thrown off their cells, as messages name them."""
+    """Return the instances to evict, as messages name them."""
     return [{"service": one.service, "cell_ids": list(one.cell_ids)} for one in evicted]
 
 

@@ -1,4 +1,4 @@
-"""What workers say of themselves (`tangram.wire.WireNode`), as the core's own values."""
+"""Turns workers' descriptions (`tangram.wire.WireNode`) into the core's own values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def node_spec(description: Mapping[str, Any]) -> NodeSpec:
 
 
 def _domains_of(description: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Return the worker's cores by domain: each core once, so that it is granted once whatever a worker says."""
+    """Return the worker's cores by domain. Each core appears once, even if a worker repeats it, so that it is granted once."""
     seen = set[int]()
     domains = list[tuple[int, ...]]()
     for named in description.get("domains", ()):
@@ -41,7 +41,7 @@ def services_of(description: Mapping[str, Any]) -> list[ServiceSpec]:
 
 
 def service_spec(name: str, declared: Mapping[str, Any]) -> ServiceSpec:
-    """Return the service that a table of the services file declares, whoever has read that file."""
+    """Return the service that a table of the services file declares."""
     return ServiceSpec(
         name=name,
         cells=tuple(declared.get("cells", [1])),

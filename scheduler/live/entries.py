@@ -1,4 +1,4 @@
-"""What the live scheduler writes down: one frozen value per fact, for the journal in SQL.
+"""Entries of the journal in SQL: one frozen value per fact.
 
 The service collects entries while it handles a batch of messages and hands them to a `Journal` as one group
 commit; only after that are messages acknowledged and grants sent. Times are seconds since the epoch.
@@ -6,12 +6,12 @@ commit; only after that are messages acknowledged and grants sent. Times are sec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from scheduler.model.commands import Finish
-from scheduler.model.events import EnvironmentGone
+from scheduler.model.events import EnvironmentGone, LeaseRenewed
 from scheduler.model.lifecycle import End, EnvironmentState, NodeState, ServiceState
 
 
@@ -42,7 +42,10 @@ class ActionGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionResized:
-    """The `attempt`-th try of an action holds these cores from now on; none in the background, where `units` are those that it had."""
+    """The `attempt`-th try of an action holds these cores from now on.
+
+    In the background it holds none, and `units` counts its earlier cores.
+    """
 
     id: str
     attempt: int
@@ -54,7 +57,7 @@ class ActionResized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRequeued:
-    """A granted action went back to the queue: its node was lost or never got it, or an outside API refused it."""
+    """A granted action went back to the queue: its node was lost or never got the action, or an outside API refused the request."""
 
     id: str
     reason: str
@@ -80,7 +83,9 @@ class EndsPublished:
 class EnvironmentChanged:
     """An environment is now in `state`.
 
-    It goes with its `client`, unless that is empty, and was last used at `used_at`, as far as that is known.
+    The environment ends with its `client`, unless `client` is empty. `used_at` is its last use, if known. `cause` is the cause of
+    its end, once it is to end (`tangram/ends.py`). A lease of its own ends at `ends_at`. Before the environment stands, this lease
+    counts from `used_at`.
     """
 
     id: str
@@ -94,11 +99,14 @@ class EnvironmentChanged:
     reason: str = ""
     client: str = ""
     used_at: float | None = None
+    cause: str = ""
+    owner: str = ""
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanged:
-    """A node is now in `state`; `description` is what its worker said when it joined."""
+    """A node is now in `state`. `description` is its worker's description from the join."""
 
     name: str
     state: NodeState
@@ -108,10 +116,18 @@ class NodeChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDraining:
+    """The node of this name begins or ceases to drain, in any state. An unknown name has no row."""
+
+    name: str
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceChanged:
     """The instance of a service on these cells of a node is now in `state`.
 
-    `memory_mb` and `host_mb` are the measured MiB that it holds on its cells and in host memory; the rest counts since its worker began.
+    `memory_mb` and `host_mb` are the measured MiB on its cells and in host memory. The other counts are since its worker began.
     """
 
     node: str
@@ -131,7 +147,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstancesForgotten:
-    """Whatever was known of the instances on a node is over: its worker says anew which there are."""
+    """All known instances on a node are forgotten. Its worker reports its instances anew."""
 
     node: str
     at: float
@@ -142,7 +158,7 @@ class InstancesForgotten:
 class MessageFailed:
     """The scheduler of this `epoch` failed on a message and stops; `message` is its key (`scheduler/live/poison.py`).
 
-    `action` is the action that it is about, if any. `traceback` is that of the exception, as Python prints it.
+    `action` is the action of the message, if any. `traceback` is the exception's, as Python prints it.
     """
 
     message: str
@@ -162,6 +178,7 @@ Entry = (
     | EndsPublished
     | EnvironmentChanged
     | NodeChanged
+    | NodeDraining
     | InstanceChanged
     | InstancesForgotten
     | MessageFailed
@@ -170,10 +187,10 @@ Entry = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedAction:
-    """An action as the journal knew it when the scheduler before this one stopped.
+    """An unfinished action, by the journal of the scheduler before this one.
 
-    `grant` is what it holds, after all resizes, since the time at which its try began; the last resize was `resized_at`.
-    `attempts` counts its grants.
+    `grant` holds its units after all resizes, with the time at which its try began. The last resize was at `resized_at`. `attempts`
+    counts its grants.
     """
 
     id: str
@@ -196,18 +213,22 @@ class SpentAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpublishedEnd:
-    """An action that ended lately without a worker, and of whose result nobody knows whether it was stored."""
+    """An action that ended recently without a worker. Its result may not have been stored."""
 
     id: str
     message: str
     status: End
     reason: str
     environment_lost_on: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside:
-    """A message on which `failures` schedulers failed, and which the core is not given again; `error` is the last line of the traceback."""
+    """A message on which `failures` schedulers failed.
+
+    The core does not get it again. `error` is the last line of the traceback.
+    """
 
     message: str
     kind: str
@@ -219,12 +240,12 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """All that a restarted scheduler goes on with, in order of reception.
+    """The journal's content for a restarted scheduler, in order of reception.
 
-    `ended` are the ids of actions that ended lately: a message of theirs that comes again is old. `spent` are those of
-    them that drew on quotas, in the order of their grants, `unpublished` those whose trainers may still wait. `gone` are the environments
-    that were closed or lost lately, the oldest first. `set_aside` are the messages that the core is not to be given. `pods`
-    are the cores of the environments that hold some for themselves, by environment.
+    `ended` are the ids of actions that ended recently. Further messages with these ids are old. `spent` are the ended actions that
+    drew on quotas, in the order of their grants. `unpublished` are the ended actions whose trainers may still wait. `gone` are the
+    recently closed or lost environments, the oldest first. `draining` are the names of the draining nodes, up or not. `set_aside`
+    are the messages that the core must not get. `pods` are the cores of pods, by environment.
     """
 
     actions: Sequence[UnfinishedAction]
@@ -234,15 +255,22 @@ class Unfinished:
     spent: Sequence[SpentAction] = ()
     unpublished: Sequence[UnpublishedEnd] = ()
     gone: Sequence[EnvironmentGone] = ()
+    draining: Sequence[str] = ()
     set_aside: Sequence[SetAside] = ()
     pods: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    def leases(self) -> Iterator[LeaseRenewed]:
+        """Yield the leases of environments that did not stand yet. After a renewal, the open holds an old lease."""
+        for kept in self.environments:
+            if kept.state in ("waiting", "opening") and kept.ends_at is not None and kept.used_at is not None:
+                yield LeaseRenewed(id=kept.id, job=kept.job, lease_s=round(kept.ends_at - kept.used_at, 6))
+
 
 class Journal(Protocol):
-    """Where entries are kept."""
+    """The store of entries."""
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Commit `entries`, in order, in one transaction."""
 
     def unfinished(self) -> Unfinished:
-        """Load what had not ended."""
+        """Load all unfinished work."""

@@ -1,7 +1,7 @@
-"""The event log: what a core was made of, every event that it took in, and what it answered, as lines of JSON.
+"""The event log: the setup of a core, every event and its commands, as lines of JSON.
 
-Since the core knows nothing but its events, the lines of a log, taken to a core made alike, lead to the same commands
-again (`Replay`). Only values and their words live here; the file itself is in `app/event_log.py`.
+The core knows nothing but its events. So the lines of a log lead to the same commands again in a core with the same setup
+(`Replay`). Only values and their encoding live here; the file itself is in `app/event_log.py`.
 
 | line | holds |
 |---|---|
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Protocol, get_args
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, SerializerFunctionWrapHandler, TypeAdapter, ValidationError
@@ -31,18 +32,18 @@ from scheduler.model.events import Event
 from scheduler.policies import make_policy
 from tangram.errors import TangramError, first_problem
 
-SCHEMA: Final = "tangram.events/3"
+SCHEMA: Final = "tangram.events/4"
 
 _CONFIG: Final = ConfigDict(extra="forbid")
 
 
 class BrokenLog(TangramError, ValueError):
-    """Raised when a line of an event log makes no sense."""
+    """Raised when a line of an event log cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a core is made of."""
+    """The setup of a core."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
@@ -96,7 +97,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handled:
-    """An event, when it was taken in, and what followed from it."""
+    """An event, its time, and the commands that followed."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _CONFIG
 
@@ -110,29 +111,29 @@ Line = Opening | Handled
 
 
 class EventLog(Protocol):
-    """Where the live scheduler writes down what happens to its core."""
+    """The live scheduler's log of its core's events."""
 
     def handled(self, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """Note an event and what followed from it."""
+        """Note an event and its commands."""
 
     def flush(self) -> None:
-        """Have all that was noted written."""
+        """Write all noted lines."""
 
 
 class Replay:
-    """Takes the lines of a log to cores of its own. `equal` counts the events that led to the commands of the log."""
+    """Takes the lines of a log to its own cores. `equal` counts the events that led to the commands of the log."""
 
     def __init__(self) -> None:
         self._cores: dict[int, Core] = {}
         self.equal = 0
 
     def take(self, line: Line) -> tuple[Command, ...] | None:
-        """Repeat what a line says; return the commands that follow from its event where they are not those of the log.
+        """Repeat a line; return the commands of its event if they differ from the log's.
 
         Raises
         ------
         BrokenLog
-            When the line belongs to a scheduler of which the log has no beginning.
+            When the log has no opening of the line's scheduler.
 
         """
         if isinstance(line, Opening):
@@ -150,17 +151,17 @@ class Replay:
 
 def encode_line(line: Line) -> str:
     """Return a line of the log, without its end."""
-    words = _LINE[type(line)].dump_python(line, exclude_defaults=True)
+    words = _adapter(type(line)).dump_python(line, exclude_defaults=True)  # type: ignore[arg-type]
     return _json({"schema": SCHEMA, **words} if isinstance(line, Opening) else words)
 
 
 def encode_commands(commands: Sequence[Command]) -> str:
-    """Return commands as a line of the log has them."""
-    return _json(_COMMANDS.dump_python(tuple(commands), exclude_defaults=True))
+    """Return commands in the format of the log."""
+    return _json(_adapter(_COMMANDS).dump_python(tuple(commands), exclude_defaults=True))
 
 
 def decode_line(text: str) -> Line:
-    """Return what a line of the log says.
+    """Return the value of a line of the log.
 
     Raises
     ------
@@ -174,7 +175,7 @@ def decode_line(text: str) -> Line:
             raise BrokenLog("it is no object")
         if "schema" in words and words.pop("schema") != SCHEMA:
             raise BrokenLog(f"its schema is not {SCHEMA}")
-        line: Line = _LINE[Opening if "setup" in words else Handled].validate_python(words)
+        line: Line = _adapter(Opening if "setup" in words else Handled).validate_python(words)
         return line
     except json.JSONDecodeError as error:
         raise BrokenLog(f"it is not JSON: {error}") from None
@@ -183,13 +184,18 @@ def decode_line(text: str) -> Line:
 
 
 def _json(words: object) -> str:
-    text = json.dumps(words, separators=(",", ":"), default=sorted)  # of all values, JSON has no word for sets alone
+    text = json.dumps(words, separators=(",", ":"), default=sorted)  # sets are the only values without a form in JSON
     if "\\ud" not in text:
         return text
-    # Lone surrogates, which a program may have printed, are no text: no reader takes them.
+    # A program may have printed lone surrogates. They are not valid text, and no reader accepts them.
     clean = json.dumps(words, default=sorted, ensure_ascii=False).encode("utf-8", "replace")
     return json.dumps(json.loads(clean), separators=(",", ":"))
 
 
-_LINE: Final[dict[type, TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in (Opening, Handled)}
-_COMMANDS: Final[TypeAdapter[Any]] = TypeAdapter(tuple[Annotated[Command, _ByName()], ...])
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return what reads and writes values of a kind. It is made at its first use, since most schedulers keep no log."""
+    return TypeAdapter(kind)
+
+
+_COMMANDS: Final = tuple[Annotated[Command, _ByName()], ...]

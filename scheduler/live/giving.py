@@ -1,6 +1,6 @@
-"""Hands what clients give to commands on to the nodes where these run: input, signals, sizes of terminals.
+"""Hands input, signals and sizes of terminals from clients on to the nodes of their commands.
 
-The core knows nothing of it, nor do journal and event log: it changes nothing that is scheduled.
+The core, the journal and the event log know nothing of this, as it does not affect scheduling.
 
 | the command | what is given |
 |---|---|
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 MOST_BYTES: Final = 4 * 1024 * 1024
 ALL_BYTES: Final = 256 * 1024 * 1024
 _COST: Final = 256
-"""Bytes that a message takes beside what it brings, about."""
+"""Approximate bytes of a message without its content."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept for one command, in the order in which it came."""
+    """Items that are kept for one command, in order of arrival."""
 
     given: list[Give] = field(default_factory=list)
     size: int = 0
@@ -38,7 +38,7 @@ class _Kept:
 
 
 class Giving:
-    """What is kept for commands that wait, and the way to those that run."""
+    """Keeps items for waiting commands, and sends items to running commands."""
 
     def __init__(self, state: State, transport: Transport) -> None:
         self._state, self._transport = state, transport
@@ -46,7 +46,7 @@ class Giving:
         self._size = 0
 
     def take(self, given: Give) -> None:
-        """Hand on, keep or drop what a client sends."""
+        """Hand on, keep or drop an item of a client."""
         running, waiting = self._state.running.get(given.id), self._state.waiting.get(given.id)
         one = running.waiting if running is not None else waiting
         if one is None:
@@ -59,19 +59,19 @@ class Giving:
             self._keep(given)
 
     def started(self, action_id: str, node: str) -> None:
-        """Send what was kept for a command that starts."""
+        """Send the kept items of a command that starts."""
         kept = self._forget(action_id)
         for given in kept.given if kept is not None else ():
             self._send(node, given)
 
     def ended(self, action_id: str) -> None:
-        """Forget what was kept for a command that has ended."""
+        """Forget the kept items of a command that has ended."""
         self._forget(action_id)
 
     def _keep(self, given: Give) -> None:
         kept = self._kept.setdefault(given.id, _Kept())
         size = _COST + sum(len(word) for word in given.what if isinstance(word, str))
-        # What comes after a gap would never be handed on.
+        # Items after a gap would never be handed on.
         if kept.is_full or kept.size + size > MOST_BYTES or self._size + size > ALL_BYTES:
             if not kept.is_full:
                 log.warning("command %s waits, and is given more than can be kept for it: the rest is dropped", given.id)

@@ -1,12 +1,13 @@
-"""Beats of nodes: which nodes are there and what they really run.
+"""Beats of nodes: they show which nodes are up and which actions they really run.
 
-A beat names what a node runs and holds. The scheduler asks a node for the actions that it should run and does not, and has it give up
-what the scheduler does not know. While the scheduler itself could not receive beats, no node's silence counts.
+A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It has a node give up actions
+and environments that the node should not have. Silence of a node does not count while the scheduler itself cannot receive beats.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from scheduler.live.entries import NodeChanged
 from scheduler.live.instances import Instances, sensible
 from scheduler.live.transport import Transport
 from scheduler.model import ServiceSpec, events
+from scheduler.model.commands import Stop
+from scheduler.model.lifecycle import MISSED_BEATS
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +30,21 @@ HOUSEKEEPING_S = 0.5
 RETURN_S = 5.0
 """Time that nodes have for their first beat after the broker was away."""
 
-_OF_NOW = ("running", "environments", "instances")
-"""Parts of a description that are only so at the moment."""
+_OF_NOW = ("running", "environments", "lost", "instances", "busy_cores")
+"""Parts of a description that hold only for the moment."""
 
 RESTORE_UNSEEN_S = 180.0
-"""How long cells are kept for a restore that the node's beats do not show. Its worker first waits for the calls of the instances that it
-evicts, a minute each. After this time the control task, or the report of its end, counts as lost."""
+"""Seconds for which cells are kept for a restore that the node's beats do not show. The worker first waits for the calls of each
+evicted instance, a minute each. After this time the control task, or the report of its end, counts as lost."""
 
 _UNDER_WAY = ("starting", "restoring", "evicting")
 
 MOST_RESENT = 2
-"""Times that a grant is sent again to a node that says that it never got it."""
+"""Times that a grant is sent again to a node that reports it as unknown."""
 
 
 class Heartbeats:
-    """Receives the beats of the nodes. `handle` takes an event at a time to the core and carries out what follows."""
+    """Receives the beats of the nodes. `handle` takes an event to the core and carries out its commands."""
 
     def __init__(
         self,
@@ -56,6 +59,8 @@ class Heartbeats:
         self._executor = orders
         self._handle = handle
         self.instances = Instances(handle, orders.note)
+        self.busy_cores: dict[str, float] = {}
+        """The mean number of busy cores of a node between its last two beats, if its worker measures it."""
         self._incarnations: dict[str, str] = {}
         self._unheard: dict[str, None] = {}
         self._beat_at: dict[str, float] = {}
@@ -66,20 +71,23 @@ class Heartbeats:
         self._excused_until = 0.0
 
     def resume(self, name: str, description: Mapping[str, Any], now: float) -> None:
-        """Take a node for up that was so when the scheduler before this one stopped."""
+        """Take over a node that was up when the scheduler before this one stopped."""
         self._executor.descriptions[name] = description
         self._incarnations[name] = str(description.get("incarnation", ""))
         self._unheard[name] = None
         self._join(description, now, resumed=True)
 
     def _join(self, description: Mapping[str, Any], now: float, *, resumed: bool = False) -> None:
-        """Let a node join, with the services as it describes them."""
+        """Let a node join, with the services that it describes."""
         for service in services_of(description):
             self._learn_from(str(description["name"]), service, now)
         self._handle(events.NodeJoined(node=node_spec(description), resumed=resumed), now)
 
     def _learn_from(self, name: str, service: ServiceSpec, now: float) -> None:
-        """Take a service up as a node declares it, and say so where another one does otherwise: here it is only one thing."""
+        """Take in a service as a node declares it.
+
+        Log a warning if another node declares it in another way: the core has one description.
+        """
         for other, description in self._executor.descriptions.items():
             declared = description.get("services", {}).get(service.name)
             if other != name and other in self._core.state.nodes and declared and service_spec(service.name, declared) != service:
@@ -90,9 +98,9 @@ class Heartbeats:
             self._handle(events.ServiceDescribed(service=service), now)
 
     def forget_the_gone(self) -> None:
-        """Drop what was kept of nodes that are gone and of actions that have ended."""
+        """Drop the entries of gone nodes and ended actions."""
         nodes, running, waiting = self._core.state.nodes, self._core.state.running, self._core.state.waiting
-        for kept in (self._incarnations, self._beat_at, self._executor.descriptions, self._unheard):
+        for kept in (self._incarnations, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard):
             for name in [name for name in kept if name not in nodes]:
                 del kept[name]
         self.instances.forget([name for name in self.instances.nodes() if name not in nodes])
@@ -102,7 +110,7 @@ class Heartbeats:
             del self._orphan_beats[key]
 
     def excuse(self, now: float) -> None:
-        """Count a beat for every node while this scheduler could not hear them: silence is then no sign of theirs."""
+        """Count a beat for every node while this scheduler could not hear beats."""
         if self._transport.lost_connections != self._lost_connections:
             self._lost_connections = self._transport.lost_connections
             self._excused_until = float("inf")
@@ -122,23 +130,23 @@ class Heartbeats:
                 self.lose(name, SILENCE, now)
 
     def lose(self, name: str, reason: str, now: float, *, left: bool = False) -> None:
-        """Give a node up, if it is known. What it has stored the result of has ended, though no report of that came."""
+        """Give a node up, if it is known. Actions with a stored result have ended, even without a report."""
         node = self._core.state.nodes.get(name)
         if node is None:
             return
         self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=self._stored_ends(node.running)), now)
 
     def _stored_ends(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...]:
-        """Return the ends of those of these running actions whose results are stored: trainers know them.
+        """Return the ends of the running actions whose results are stored, and so known to trainers.
 
-        An environment that was just opened does not count: nobody can have used it, and it may as well be opened elsewhere.
+        A successful open does not count. Its environment is still unused, and can be opened on another node.
         """
         kinds = {action_id: self._core.state.running[action_id].waiting.action.kind for action_id in action_ids}
         ends = self._transport.stored_ends(kinds)
         return tuple(end for end in ends if kinds[end.id] != "cpu.open" or end.status != "succeeded")
 
     def take_beat(self, description: Mapping[str, Any], now: float) -> None:
-        """Let a node join that is not known, or not in this incarnation; else count the beat."""
+        """Let a node join if it, or its incarnation, is unknown. Otherwise count the beat."""
         name, incarnation = description["name"], str(description.get("incarnation", ""))
         said = sensible(name, description.get("instances", ()))
         known = name in self._core.state.nodes
@@ -151,12 +159,20 @@ class Heartbeats:
             self.instances.joined(name, said, now)
         elif description.get("services") != self._executor.descriptions[name].get("services"):
             self._describe_anew(name, description, now)
-        # Beats that have piled up while nobody read them all tell of the past: one of them counts, the others are signs of life.
+        # Beats that have piled up unread are all old. One of them counts in full, and the rest only as signs of life.
         if now - self._beat_at.get(name, float("-inf")) < (self._core.state.limits.beat_s or 0.0) / 2:
             self._count_beat(name, now)
             return
         self._beat_at[name] = now
-        beat = events.NodeBeat(name=name, running=frozenset(description["running"]), environments=frozenset(description["environments"]))
+        if isinstance(busy := description.get("busy_cores"), int | float) and math.isfinite(busy):
+            self.busy_cores[name] = float(busy)
+        standing = frozenset(description["environments"])
+        lost = tuple(
+            events.Loss(id=environment_id, reason=reason, cause=cause)
+            for environment_id, reason, cause in description.get("lost", ())
+            if environment_id in self._core.state.environments and environment_id not in standing
+        )
+        beat = events.NodeBeat(name=name, running=frozenset(description["running"]), environments=standing, lost=lost)
         if idle(self._core.state, beat):
             self.lose(name, IDLENESS, now)
         else:
@@ -172,7 +188,7 @@ class Heartbeats:
             self._declare(name, now)
 
     def _look_at_restores(self, name: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
-        """End restores of which the core waits to hear, and whose end must have passed it by."""
+        """End restores whose report must have been lost."""
         group = self._core.pools.gpu.groups.get(name)
         states = {(one["service"], tuple(sorted(one["cell_ids"]))): one["state"] for one in said}
         for instance in [one for one in group.instances if one.restoring] if group is not None else ():
@@ -192,13 +208,16 @@ class Heartbeats:
             self._handle(ended, now)
 
     def _declare(self, name: str, now: float) -> None:
-        """Tell the core which services a node declares, now that it has said what there is on its cells."""
+        """Tell the core the services of a node, now that the node has reported its instances."""
         services = self._executor.descriptions[name].get("services")
         if services is not None and name in self._core.state.nodes:
             self._handle(events.ServicesDeclared(node=name, services=frozenset(services)), now)
 
     def _describe_anew(self, name: str, description: Mapping[str, Any], now: float) -> None:
-        """Take up the services of a node that has read its file again or measured what one needs: the latest description of each counts."""
+        """Take in the changed services of a node.
+
+        It has read its file again, or measured a service. The latest description of each service counts.
+        """
         before = self._executor.descriptions[name]
         known, declared = before.get("services", {}), description.get("services", {})
         self._executor.descriptions[name] = {**before, "services": declared}
@@ -206,29 +225,29 @@ class Heartbeats:
             if known.get(service.name) != declared[service.name]:
                 self._learn_from(name, service, now)
         log.warning("node %s describes its services anew: %s", name, ", ".join(declared) or "none")
-        if name not in self._unheard:  # else that follows when it has said what is on its cells
+        if name not in self._unheard:  # else this follows the report of its instances
             self._declare(name, now)
         self._executor.note(NodeChanged(name=name, state="up", description=self._executor.descriptions[name], at=now))
 
     def _count_beat(self, name: str, now: float) -> None:
-        """Let a node live on, whatever it runs."""
+        """Count a beat of a node with all its actions and environments."""
         node = self._core.state.nodes.get(name)
         if node is not None:
             self._handle(events.NodeBeat(name=name, running=frozenset(node.running), environments=frozenset(node.environments)), now)
 
     def _ask(self, name: str) -> None:
-        """Ask a node for actions that it was handed and does not run: a message may have been lost on either way.
+        """Ask a node for granted actions that it does not run. A message may have been lost in either direction.
 
-        It tells once more how they ended, or that it does not know them. A node that does not answer is lost soon.
+        The node reports their ends again, or that it does not know them. A node that takes up no grant meanwhile is soon lost.
         """
         node = self._core.state.nodes.get(name)
         for action_id in node.running if node is not None else ():
             running = self._core.state.running[action_id]
-            if running.unseen_beats == 1:
+            if running.unseen_beats % MISSED_BEATS == 1:
                 self._transport.send_control(name, "tangram.tell", {"id": action_id, "attempt": running.grant.attempt})
 
     def answer_unknown(self, action_id: str, attempt: int, now: float) -> None:
-        """Send a grant again that has not arrived; give an action up that cannot be delivered, unless its result is stored."""
+        """Send a grant again that has not arrived. Give up an action that cannot be delivered, unless its result is stored."""
         running = self._core.state.running.get(action_id)
         if running is None or running.grant.attempt != attempt:
             return
@@ -241,42 +260,46 @@ class Heartbeats:
             log.warning("node %s never got action %s; it is sent again", node, action_id)
             self._handle(events.NeverArrived(id=action_id, attempt=attempt), now)
             if action_id not in self._core.state.running or self._core.state.running[action_id].grant.attempt != attempt:
-                return  # it waits for its turn under its quotas, or has been granted anew
+                return  # it waits for its quotas, or has been granted anew
             self._transport.send_action(
                 node, self._executor.messages[action_id], self._executor.grant_header(action_id, running.grant, running.granted_at)
             )
             return
         reason = f"node {node} does not know how it ended" if running.started_at is not None else f"node {node} cannot take its message up"
-        self._handle(events.Finished(id=action_id, attempt=attempt, status="lost", reason=reason, told_by="scheduler"), now)
+        unknown = events.Finished(id=action_id, attempt=attempt, status="lost", reason=reason, told_by="scheduler", cause="end_unknown")
+        self._handle(unknown, now)
 
     def _sweep(self, name: str, description: Mapping[str, Any], now: float) -> None:
-        """Have a node give up what it runs or holds and this scheduler does not know of.
+        """Have a node give up actions and environments that, by the core's books, it should not have.
 
-        Such things are left over from a time in which the node was taken for lost. Two beats in a row must show
-        them, since a beat and a control task may cross.
+        They are left over from a time in which the node counted as lost. They may have ended since, wait again, or be on another
+        node by now. Two beats in a row must show them, since a beat and a control task may cross.
         """
-        orphans = [("tangram.stop", i) for i in description["running"] if i not in self._core.state.running]
-        orphans += [("tangram.close_environment", e) for e in description["environments"] if e not in self._core.state.environments]
+        node = self._core.state.nodes.get(name)
+        if node is None:
+            return
+        orphans = [("tangram.stop", i) for i in description["running"] if i not in node.running]
+        orphans += [("tangram.close_environment", e) for e in description["environments"] if e not in node.environments]
         seen = {key: self._orphan_beats.pop(key, 0) + 1 for key in (f"{name}/{orphan}" for _, orphan in orphans)}
         for key in [key for key in self._orphan_beats if key.startswith(f"{name}/")]:
             del self._orphan_beats[key]
         self._orphan_beats.update(seen)
         for task, orphan in orphans:
             if seen[f"{name}/{orphan}"] == 2:
-                log.warning("node %s holds %s, which is not known here: %s", name, orphan, task)
-                self._transport.send_control(name, task, {"id": orphan, "attempt": 0, "reason": "not known to the scheduler"})
+                log.warning("node %s holds %s, which it should not: %s", name, orphan, task)
+                self._transport.send_control(name, task, {"id": orphan, "attempt": 0, "reason": f"node {name} should not hold it any more"})
 
     def resend_commands(self) -> None:
-        """Send again what may have been lost with a broker's connection; each is harmless when it comes twice.
+        """Send commands again that may have been lost with a broker's connection. Each is harmless when it comes twice.
 
-        Grants are not sent again here. A node whose beats do not show one is asked for it, and what it does not know is granted anew
-        (`NeverArrived`).
+        Grants are not sent again here. If a node's beats do not show a granted action, the node is asked for it. An unknown action
+        is granted anew (`NeverArrived`).
         """
         for running in self._core.state.running.values():
             grant, action_id = running.grant, running.waiting.id
             if running.stopping:
-                arguments = {"id": action_id, "attempt": grant.attempt, "reason": running.stopping}
-                self._transport.send_control(grant.node, "tangram.stop", arguments)
+                why, cause = running.stopping, running.stop_cause
+                self._executor.stop(Stop(id=action_id, node=grant.node, attempt=grant.attempt, reason=why, cause=cause))
             elif grant.core_ids or grant.background:
                 self._executor.regrant(grant.node, action_id, grant)
         actions = [running.waiting.action for running in self._core.state.running.values()]

@@ -1,7 +1,7 @@
-"""What workers say of the instances of services on their nodes: for the journal, and as events for the core.
+"""Workers' reports of instances, turned into journal entries and events for the core.
 
-A worker tells of each change; its beats repeat what there is. So when it joins, what was known of it before is forgotten and all
-that it has is taken in; after that a beat changes only what a lost message has left wrong. The life cycle is in `model/lifecycle.py`.
+A worker reports each change, and its beats repeat the present state. When it joins, its old instances are forgotten and its present
+ones taken in. After that, a beat only corrects the effects of lost messages. The life cycle is in `model/lifecycle.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Name = tuple[str, tuple[int, ...]]
 
 _STATES: Mapping[str, ServiceState] = {state: state for state in SERVICE.states}
 _SETTLED: tuple[ServiceState, ...] = ("absent", "host", "resident", "failed")
-"""States that a beat is believed about: the others pass, and the end of each is reported."""
+"""States that count in a beat. The other states pass, and a report follows when they end."""
 
 
 class Instances:
-    """Keeps what each node said last. `handle` takes an event to the core, `note` an entry to the journal."""
+    """Keeps the last report of each node. `handle` takes an event to the core, `note` an entry to the journal."""
 
     def __init__(self, handle: Callable[[events.Event, float], None], note: Callable[[InstanceChanged | InstancesForgotten], None]) -> None:
         self._handle = handle
@@ -32,20 +32,23 @@ class Instances:
         self._said: dict[str, dict[Name, ServiceState]] = {}
 
     def joined(self, node: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Take in all that a node has which has joined; nothing else is there."""
+        """Take in all instances of a node that has joined, and forget any others."""
         self._said[node] = {}
         self._note(InstancesForgotten(node=node, at=now, reason="its worker has not spoken of it since it joined"))
         for one in said:
             self.changed(node, one, now)
 
     def resumed(self, node: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Take in what is on its way on a node of which an earlier scheduler heard that; the end of each is still to be reported."""
+        """Take in the starting and restoring instances of a node that an earlier scheduler knew.
+
+        A report follows when these states end.
+        """
         for one in said:
             if one.get("state") in ("starting", "restoring"):
                 self.changed(node, one, now)
 
     def changed(self, node: str, said: Mapping[str, Any], now: float) -> None:
-        """Take in what a worker says of one instance. Raises `ValueError` or `LookupError` for what makes no sense."""
+        """Take in a report of one instance. Raises `ValueError` or `LookupError` for an invalid report."""
         entry = entry_of(node, said, now)
         known = self._said.setdefault(node, {})
         name = (entry.service, entry.cell_ids)
@@ -57,7 +60,7 @@ class Instances:
         self._tell(entry, now)
 
     def beat(self, node: str, said: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Compare what a beat says with what is known, and take in what differs."""
+        """Compare a beat with the known instances, and take in the differences."""
         known = self._said.setdefault(node, {})
         there = {(str(one["service"]), _cells(one["cell_ids"])): one for one in said}
         for name, one in there.items():
@@ -65,19 +68,19 @@ class Instances:
                 self.changed(node, one, now)
         for name, state in [(name, state) for name, state in known.items() if name not in there]:
             if state == "failed":
-                # It never came to be; the journal keeps why.
+                # The instance never came to be. The journal keeps the reason.
                 del known[name]
                 self._tell(InstanceChanged(node=node, service=name[0], cell_ids=name[1], state="absent", at=now), now)
             elif state in _SETTLED:
                 self.changed(node, {"service": name[0], "cell_ids": name[1], "state": "absent"}, now)
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """Drop what was kept of nodes that are gone."""
+        """Drop the entries of nodes that are gone."""
         for node in nodes:
             self._said.pop(node, None)
 
     def nodes(self) -> list[str]:
-        """Return the nodes of which something is kept."""
+        """Return the nodes that have entries."""
         return list(self._said)
 
     def _tell(self, entry: InstanceChanged, now: float) -> None:
@@ -88,7 +91,7 @@ class Instances:
 
 
 def sensible(node: str, said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return what makes sense of what a node says is there: one instance that does not must not hide the others."""
+    """Return the valid instances of a report. An invalid instance must not hide the valid ones."""
     kept = []
     for one in said:
         try:
@@ -101,7 +104,7 @@ def sensible(node: str, said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, 
 
 
 def entry_of(node: str, said: Mapping[str, Any], now: float) -> InstanceChanged:
-    """Return what a worker says of one instance. Raises `ValueError`, `LookupError` or `TypeError` for what makes no sense."""
+    """Return the entry for a report of one instance. Raises `ValueError`, `LookupError` or `TypeError` for an invalid report."""
     state = _STATES.get(str(said["state"]))
     if state is None:
         raise ValueError(f"no such state of a service: {said['state']!r}")

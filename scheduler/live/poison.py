@@ -1,20 +1,22 @@
-"""Poison messages: those on which the scheduler fails, and how they are known again.
+"""Poison messages: messages on which the scheduler fails, and how they are recognised.
 
-An exception while a message is dealt with leaves the core half changed, so the scheduler stops, and the one after it gets the
-message again. It is written down on which message each of them failed. From the second failure on, the message is *set aside*:
-no core is given it again, and the action that it is about ends as `failed`, unless its worker has stored a result: that stands.
+An exception during a message leaves the core half changed. So the scheduler stops, and the next scheduler gets the message again.
+Each failure is written down with its message. From the second failure on, the message is *set aside*: no core gets it again. The
+action of the message ends as `failed`, unless its worker has stored a result.
 
 | message | known by |
 |---|---|
 | an action, a report of it, a cancel of it alone; its reload from the journal | the action's id |
 | a beat or the goodbye of a worker; the reload of its node | the node's name and its worker's incarnation, so until that worker restarts |
 | the reload of an environment | the environment's id |
-| any other | its content, for `CONTENT_S`: what says the same much later is another message |
+| any other | its content, for `CONTENT_S`: the same content much later is another message |
 
-A cancel of more than one action that is set aside still has an effect: nodes stop what runs, and the core is given what waits by its ids.
+A cancel of several actions still has an effect after it is set aside. Nodes stop the running actions, and the core cancels the
+waiting actions by their ids.
 
-A tick is no message. Its failures are written down and shown alike, but it is never set aside: without ticks no deadline and no lease
-would end, unnoticed. The next scheduler ticks at another time, when it may pass, and what restarts schedulers decides how often.
+A tick is no message. Its failures are written down and shown in the same way, but a tick is never set aside. Without ticks no
+deadline and no lease would end, and no operator would notice. The next scheduler ticks at another time, which may succeed. The
+program that restarts schedulers decides how often.
 """
 
 from __future__ import annotations
@@ -33,25 +35,28 @@ from scheduler.live.entries import Journal, MessageFailed, SetAside
 
 log = logging.getLogger(__name__)
 
+CAUSE: Final = "set_aside"
+"""The cause of the end of an action whose message is set aside."""
+
 FAILURES_ALLOWED: Final = 1
-"""Failures after which a message is still given to the next scheduler."""
+"""Failures after which the next scheduler still gets the message."""
 
 CONTENT_S: Final = 3600.0
-"""Time for which a message that is known by its content alone stays set aside."""
+"""Time for which a message that is known only by its content stays set aside."""
 
 _CONTENT: Final = "content "
 
 
 class CoreBroken(RuntimeError):
-    """Raised when the core fails on an event, or what it decided cannot be carried out: its state is not to be trusted any more.
+    """Raised when the core fails on an event, or its commands cannot be carried out. The core's state is then no longer valid.
 
-    What was received is not acknowledged, so the scheduler that takes over begins with the journal and gets it again.
+    The batch is not acknowledged. So the next scheduler begins with the journal and gets the batch again.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What the scheduler deals with as one: `key` tells it from others, `action` is the action that it is about."""
+    """A message to the scheduler. `key` identifies it, and `action` is its action, if any."""
 
     key: str
     kind: str
@@ -59,16 +64,16 @@ class Message:
 
 
 TICK: Final = Message(key="tick", kind="tick")
-"""Stands for a tick where failures are written down."""
+"""Stands for a tick in records of failures."""
 
 
 def of_action(action_id: str, kind: str) -> Message:
-    """Return the message of an action, or one about it."""
+    """Return the message of an action, or a message about an action."""
     return Message(key=f"action {action_id}", kind=kind, action=action_id)
 
 
 def of_node(name: str, description: Mapping[str, Any], kind: str) -> Message:
-    """Return a message of a node's worker about the node; `description` is what the worker says of it."""
+    """Return a message of a node's worker about the node. `description` is the worker's description."""
     return Message(key=f"node {name} {description.get('incarnation', '')}", kind=kind)
 
 
@@ -78,7 +83,7 @@ def of_environment(environment_id: str) -> Message:
 
 
 def of_content(kind: str, content: object) -> Message:
-    """Return a message that nothing else tells from others."""
+    """Return a message that is known only by its content."""
     text = json.dumps(content, sort_keys=True, default=str)
     return Message(key=f"{_CONTENT}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}", kind=kind)
 
@@ -91,7 +96,7 @@ def of_cancel(request: reports.Cancel) -> Message:
 
 
 def of_report(said: reports.Report, descriptions: Mapping[str, Mapping[str, Any]]) -> Message:
-    """Return a worker's report; `descriptions` are those of the nodes that are up, by name."""
+    """Return the message of a worker's report. `descriptions` are the descriptions of the nodes that are up, by name."""
     match said:
         case reports.Beat():
             return of_node(str(said.node["name"]), said.node, said.type)
@@ -104,7 +109,7 @@ def of_report(said: reports.Report, descriptions: Mapping[str, Mapping[str, Any]
 
 
 class Quarantine:
-    """Knows what is set aside, and has written down on what this scheduler, of this `epoch`, fails."""
+    """Knows the messages that are set aside, and writes down the failures of this scheduler, of this `epoch`."""
 
     def __init__(self, journal: Journal, epoch: int) -> None:
         self._journal = journal
@@ -112,7 +117,7 @@ class Quarantine:
         self._set_aside: dict[str, SetAside] = {}
 
     def load(self, set_aside: Sequence[SetAside]) -> None:
-        """Take in what the journal says is set aside."""
+        """Take in the journal's messages that are set aside."""
         self._set_aside = {one.message: one for one in set_aside}
         tick = self._set_aside.pop(TICK.key, None)
         if tick is not None:
@@ -121,7 +126,7 @@ class Quarantine:
             log.warning("%d messages are set aside, see `tangram status`", len(self._set_aside))
 
     def deal(self, message: Message, now: float, take: Callable[[], None], instead: Callable[[SetAside], None] | None = None) -> None:
-        """Have a message taken; where it is set aside, have done what is to be done `instead`."""
+        """Call `take` for a message, or `instead` if it is set aside."""
         found = self._set_aside.get(message.key)
         if found is not None and message.key.startswith(_CONTENT) and now - found.failed_at > CONTENT_S:
             found = None
@@ -143,7 +148,7 @@ class Quarantine:
             raise
 
     def _note(self, message: Message, error: Exception, now: float) -> None:
-        # `CoreBroken` says only on what event; what went wrong is its cause.
+        # `CoreBroken` names only the event. Its cause is the real error.
         cause = error.__cause__ if isinstance(error, CoreBroken) and error.__cause__ is not None else error
         failed = MessageFailed(
             message=message.key,
@@ -156,12 +161,12 @@ class Quarantine:
         try:
             self._journal.write([failed])
         except Exception as problem:
-            # The scheduler stops with the error itself, which says more than this one.
+            # The scheduler stops with the original error, which says more than this problem.
             log.error("the failure on %s %s could not be written down: %s", message.kind, message.key, problem)
 
 
 def reason_of(found: SetAside) -> str:
-    """Return what the end of an action says whose message is set aside."""
+    """Return the reason for the end of an action whose message is set aside."""
     return (
         f"the scheduler failed on it {found.failures} times, at last on its message {found.kind!r} with {found.error!r}; it was set aside, "
         f"and the traceback is in the journal's table failed_messages, under {found.message!r}"

@@ -1,4 +1,7 @@
-"""What workers report (`tangram.wire`), one class per report. Each is read whole before any of it counts, and refused on its own."""
+"""Workers' reports (`tangram.wire`), one class per report.
+
+Each report is read in full first, and accepted or refused on its own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from scheduler.live.descriptions import node_spec, services_of
 from scheduler.live.instances import entry_of
 from scheduler.model import events
 from scheduler.model.lifecycle import End
-from tangram.action import Action
+from tangram.action import LONGEST_S, Action
 from tangram.errors import first_problem
 from tangram.wire import GIVEN_BYTES
 
@@ -28,7 +31,7 @@ LONGEST_GIVEN = GIVEN_BYTES * 4 // 3 + 64
 
 
 class ReportRefused(ValueError):
-    """Raised for a report that makes no sense; says in one line what is wrong with it."""
+    """Raised for an invalid report. The message is a line about the problem."""
 
 
 class _Report(BaseModel):
@@ -64,7 +67,7 @@ class Used(_OfTry):
 
 
 class Answer(_Report):
-    """What an outside API answered."""
+    """The answer of an outside API."""
 
     status: Count
     retry_after_s: Seconds | None = None
@@ -73,7 +76,7 @@ class Answer(_Report):
 
 
 class Finished(_OfTry):
-    """An action has ended. Seconds, `waited_s` those in the background."""
+    """An action has ended. Times are seconds; `waited_s` is the wait in the background."""
 
     type: Literal["finished"]
     status: End
@@ -82,6 +85,7 @@ class Finished(_OfTry):
     execution_s: Seconds = 0.0
     cpu_s: Seconds = 0.0
     waited_s: Seconds = 0.0
+    cause: Text = ""
     answer: Answer | None = None
     waits_again: Annotated[bool, Field(strict=True)] = False
 
@@ -106,11 +110,12 @@ class Left(_Report):
 
 
 class _Described(BaseModel):
-    """What the heartbeats need of a description beside the node itself."""
+    """Fields of a description that the heartbeats need in addition to the node."""
 
     name: Word
     running: list[Word]
     environments: list[Word]
+    lost: list[tuple[Word, Text, Text]] = Field(default_factory=list)
     incarnation: Text = ""
     services: dict[str, dict[str, Any]] = Field(default_factory=dict)
     instances: list[Any] = Field(default_factory=list)
@@ -144,11 +149,11 @@ class ServiceChanged(_Report):
 
     @property
     def instance(self) -> dict[str, Any]:
-        """What is said of the instance (`tangram.wire.WireInstance`)."""
+        """The report of the instance (`tangram.wire.WireInstance`)."""
         return dict(self.model_extra or {})
 
     def model_post_init(self, _context: object) -> None:
-        """Refuse what describes no instance."""
+        """Refuse a report that describes no instance."""
         try:
             entry_of(self.node, self.instance, 0.0)
         except (LookupError, TypeError) as error:
@@ -171,7 +176,7 @@ class Cancel(BaseModel):
 
 
 class Give(BaseModel):
-    """Something that a client of a job gives a command; what it is concerns the command's worker alone (`tangram.wire`)."""
+    """An item that a client of a job gives to a command. Only the command's worker reads its content (`tangram.wire`)."""
 
     id: Word
     client: Text
@@ -192,9 +197,29 @@ class Give(BaseModel):
         return (self.client != "" and self.client == action.client) or self.job == action.job
 
 
+class Renew(BaseModel):
+    """The lease of an environment of a job is to end `lease_s` from now."""
+
+    environment: Word
+    job: Word
+    lease_s: Annotated[float, Field(strict=True, gt=0, le=LONGEST_S)]
+
+
+class Drain(BaseModel):
+    """A node is to begin or cease to drain."""
+
+    node: Word
+    draining: Annotated[bool, Field(strict=True)]
+
+
+ControlRequest = Cancel | Give | Renew | Drain
+
+
 class _ControlRequest(BaseModel):
     cancel: Cancel | None = None
     give: Give | None = None
+    renew: Renew | None = None
+    drain: Drain | None = None
 
 
 _READER: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="type")])
@@ -209,7 +234,7 @@ def read(said: object) -> Report:
 
 
 def read_all(body: object) -> Iterator[Report]:
-    """Return the reports of a message that make sense, and say what is wrong with the others."""
+    """Return the valid reports of a message, and log the problems of all others."""
     said = body.get("events") if isinstance(body, Mapping) else None
     if not isinstance(said, list):
         log.warning("a message of a worker holds no reports and is dropped")
@@ -221,11 +246,11 @@ def read_all(body: object) -> Iterator[Report]:
             log.warning("a report makes no sense and is dropped: %s", error)
 
 
-def read_control(body: object) -> Cancel | Give | None:
-    """Return what a trainer asks for; None, and a word why, where it makes no sense."""
+def read_control(body: object) -> ControlRequest | None:
+    """Return the control request of a client or an operator. If it is invalid, log the problem and return None."""
     try:
         request = _ControlRequest.model_validate(body)
-        if (asked := request.cancel or request.give) is None:
+        if (asked := request.cancel or request.give or request.renew or request.drain) is None:
             log.warning("a control request asks for nothing and is dropped")
         return asked
     except ValidationError as error:

@@ -2,17 +2,17 @@
 
 One thread, one loop, a batch at a time:
 
-1. Receive what is there: actions, reports of workers, control requests of trainers.
-2. Hand each to the core as an event; its commands become journal entries and outgoing messages.
-3. Commit the entries as one group; only then send; acknowledge what was received last.
+1. Receive the waiting messages: actions, reports of workers, control requests of trainers.
+2. Hand each message to the core as an event; its commands become journal entries and outgoing messages.
+3. Commit the entries as one group. Only then send. Acknowledge the received messages last.
 
-So an action that was acknowledged is in SQL, and an action that was started is in SQL as started. The busier the
-system, the larger the batches, the fewer the commits. When the process dies between two of these steps, the broker
-hands out what was not acknowledged again, and duplicates are known by their task id.
+So every acknowledged action is in SQL, and every started action is in SQL as started. The busier the system, the larger the
+batches, the fewer the commits. If the process dies between two steps, the broker delivers the messages without acknowledgement
+again. Duplicates are known by their task id.
 
-Of this package only this module reads a clock; the broker, Celery and SQL are behind the protocols `Transport` and
-`Journal`. `command_executor.py` carries out the core's commands, `heartbeats.py` takes the nodes' beats, and `poison.py` says what
-becomes of a message on which schedulers fail.
+Only this module of the package reads a clock. The broker, Celery and SQL are behind the protocols `Transport` and `Journal`.
+`command_executor.py` carries out the core's commands. `heartbeats.py` takes the nodes' beats, and `requests.py` the control
+requests. `poison.py` handles messages on which schedulers fail.
 """
 
 from __future__ import annotations
@@ -32,22 +32,26 @@ from scheduler.live.command_executor import REMEMBERED_ENDS, CommandExecutor
 from scheduler.live.entries import EnvironmentChanged, Journal, NodeChanged, SetAside, SpentAction, Unfinished, UnfinishedAction
 from scheduler.live.event_log import EventLog
 from scheduler.live.heartbeats import HOUSEKEEPING_S, Heartbeats
+from scheduler.live.observer import Nobody, Observer
 from scheduler.live.poison import CoreBroken, Quarantine
+from scheduler.live.requests import Requests
+from scheduler.live.showing import queues_and_shares
 from scheduler.live.transport import Received, Transport
 from scheduler.model import Grant, commands, events
 from scheduler.model.lifecycle import ENVIRONMENT, NODE, End, InvalidTransition
 from scheduler.model.stats import summary
 from tangram.action import Action
+from tangram.ends import cause_of
 from tangram.errors import InvalidAction
-from tangram.wire import ACTION_HEADER, BLOB_TTL_S
+from tangram.wire import ACTION_HEADER, BLOB_TTL_S, LONGEST_ID
 
 log = logging.getLogger(__name__)
 
 UNREADABLE = Action(kind="unreadable")
-"""What stands in the journal for an action whose header cannot be understood."""
+"""The journal's entry for an action whose header cannot be understood."""
 
 REMEMBERED_DECISIONS = 20_000
-"""Decisions over which the percentiles of their times are taken."""
+"""Number of last decisions for the percentiles of their durations."""
 
 
 class Service:
@@ -64,8 +68,10 @@ class Service:
         still_leading: Callable[[], bool] = lambda: True,
         orphan_s: float = 0.0,
         event_log: EventLog | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._core = core
+        self._observer = observer or Nobody()
         self._transport = transport
         self._journal = journal
         self._epoch = epoch
@@ -77,11 +83,12 @@ class Service:
         self._heartbeats = Heartbeats(core, transport, self._executor, self._handle, now)
         self._clients = Clients(core.state, transport, self._handle, orphan_s, now)
         self._quarantine = Quarantine(journal, epoch)
+        self._requests = Requests(core.state, transport, self._executor, self._quarantine, self._handle)
         self._next_housekeeping = self._keep_blobs_at = 0.0
         self._decision_us: deque[float] = deque(maxlen=REMEMBERED_DECISIONS)
 
     def recover(self) -> int:
-        """Go on where the scheduler before this one stopped; return the number of unfinished actions."""
+        """Go on from the journal of the scheduler before this one; return the number of unfinished actions."""
         unfinished, now = self._journal.unfinished(), self._clock()
         deal = self._quarantine.deal
         self._quarantine.load(unfinished.set_aside)
@@ -91,19 +98,23 @@ class Service:
         self._executor.environments.update((kept.id, kept.state) for kept in unfinished.environments)
         for gone in unfinished.gone:
             self._handle(gone, now)
+        for name in unfinished.draining:
+            self._handle(events.NodeDrained(name=name, draining=True), now)
         for node in unfinished.nodes:
             resume = partial(self._heartbeats.resume, node.name, node.description, now)
             deal(poison.of_node(node.name, node.description, "reload"), now, resume, partial(self._lose_node, node, now))
         self._resume_environments(unfinished, now)
         for spent in unfinished.spent:
             deal(poison.of_content("reload", [spent.granted_at, spent.header]), now, partial(self._resume_spent, spent, now))
-        # What holds units already takes them up before what waits could be given them.
-        close_requested = {kept.id: kept.reason for kept in unfinished.environments if kept.state == "opening"}
+        # Running actions take up their units before waiting actions could get them.
+        close_requested = {kept.id: (kept.reason, kept.cause) for kept in unfinished.environments if kept.state == "opening"}
         for kept in sorted(unfinished.actions, key=lambda one: one.grant is None):
             instead = partial(self._end_unfinished, kept, unfinished, now)
             deal(poison.of_action(kept.id, "reload"), now, partial(self._resume, kept, close_requested, now), instead)
+        for renewed in unfinished.leases():
+            deal(poison.of_environment(renewed.id), now, partial(self._handle, renewed, now))
         self._tick(now)
-        self._heartbeats.resend_commands()  # resizes and stops; grants that got lost are found by asking (`Heartbeats`)
+        self._heartbeats.resend_commands()  # resizes and stops; `Heartbeats` finds lost grants by asking nodes
         self._commit([])
         return len(unfinished.actions)
 
@@ -111,7 +122,7 @@ class Service:
         self._handle(events.Spent(action=Action.from_header(spent.header), at=spent.granted_at), now)
 
     def _lose_node(self, node: NodeChanged, now: float, found: SetAside) -> None:
-        """Write down that a node is lost whose worker's messages are set aside; the core never hears of it."""
+        """Write down that a node is lost because its worker's messages are set aside. The core never hears of this node."""
         reason = poison.reason_of(found)
         self._executor.note(
             NodeChanged(name=node.name, state=NODE.next(node.state, "lost"), description=node.description, at=now, reason=reason)
@@ -135,6 +146,9 @@ class Service:
                 client=kept.client,
                 used_at=kept.used_at,
                 closing=kept.reason if kept.state == "closing" else "",
+                cause=kept.cause,
+                owner=kept.owner,
+                ends_at=kept.ends_at,
             )
             message, take = poison.of_environment(kept.id), partial(self._handle, opened, now)
             self._quarantine.deal(message, now, take, partial(self._set_environment_aside, kept, now))
@@ -143,14 +157,15 @@ class Service:
         self._lose_environment(kept, poison.reason_of(found), now)
 
     def _lose_environment(self, kept: EnvironmentChanged, reason: str, now: float) -> None:
-        """Write down that an environment is lost; a node that beats with one that the core does not know is asked to close it."""
+        """Write down that an environment is lost. A node that still has it is asked to close it after a beat."""
         self._executor.environments.pop(kept.id, None)
         self._executor.note(replace(kept, state=ENVIRONMENT.next(kept.state, "lost"), at=now, reason=reason))
         self._handle(events.EnvironmentGone(id=kept.id, state="lost", node=kept.node or "", reason=reason, at=now), now)
 
-    def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, str], now: float) -> None:
+    def _resume(self, kept: UnfinishedAction, close_requested: Mapping[str, tuple[str, str]], now: float) -> None:
         self._executor.keep(kept.id, kept.message, kept.submitted_at, _blobs_of(kept.message))
         action, grant = Action.from_header(kept.header), kept.grant
+        closing, cause = close_requested.get(action.environment or "", ("", "")) if action.kind == "cpu.open" else ("", "")
         if grant is None:
             submitted = events.Submitted(
                 id=kept.id, action=action, submitted_at=kept.submitted_at, received_at=kept.received_at, attempt=kept.attempts
@@ -173,20 +188,21 @@ class Service:
                 cell_ids=grant.cell_ids,
             ),
             resized_at=kept.resized_at,
-            close_requested=close_requested.get(action.environment or "", "") if action.kind == "cpu.open" else "",
+            close_requested=closing,
+            close_cause=cause,
         )
         self._handle(resumed, now)
 
     def _end_unfinished(self, kept: UnfinishedAction, unfinished: Unfinished, now: float, found: SetAside) -> None:
-        """End an action whose message is set aside, and have its node stop it. A result that its worker has stored stands."""
+        """End an action whose message is set aside, and have its node stop it. A stored result of its worker stands."""
         action_id, grant, kind = kept.id, kept.grant, str(kept.header["kind"])
         self._executor.keep(action_id, kept.message, kept.submitted_at)
         stored = next(iter(self._transport.stored_ends({action_id: kind})), None) if grant is not None else None
         if grant is not None:
             self._executor.granted[action_id] = grant.attempt
         if grant is not None and stored is None:
-            arguments = {"id": action_id, "attempt": grant.attempt, "reason": poison.reason_of(found)}
-            self._transport.send_control(grant.node, "tangram.stop", arguments)
+            why = poison.reason_of(found)
+            self._executor.stop(commands.Stop(id=action_id, node=grant.node, attempt=grant.attempt, reason=why, cause=poison.CAUSE))
         queue_s = (now if grant is None else grant.granted_at) - kept.received_at
         execution_s = stored.execution_s if stored is not None else 0.0
         end = commands.Finish(
@@ -201,6 +217,8 @@ class Service:
             cpu_s=stored.cpu_s if stored is not None else 0.0,
             dop=0 if grant is None else grant.units,
             unit_s=0.0 if grant is None else len(grant.core_ids + grant.cell_ids) * (now - grant.granted_at),
+            cause=poison.CAUSE if stored is None else cause_of(stored.status, stored.cause),
+            kind=kind,
         )
         self._executor.carry_out(end, now)
         for environment in unfinished.environments:
@@ -208,7 +226,7 @@ class Service:
                 self._lose_environment(environment, poison.reason_of(found), now)
 
     def step(self) -> bool:
-        """Deal with one batch; return False once another scheduler leads."""
+        """Handle one batch; return False once another scheduler leads."""
         now = self._clock()
         wake = self._core.next_wake(now)
         until = min(self._next_housekeeping, wake if wake is not None else self._next_housekeeping)
@@ -217,7 +235,7 @@ class Service:
         housekeeping = now >= self._next_housekeeping
         if housekeeping and not self._still_leading():
             return False
-        # Control requests last: a cancel that came with the submissions it is about, or overtook them, must find them.
+        # Control requests come last. A cancel must find its submissions, even if it came with or before them.
         for received in sorted(batch, key=lambda one: one.sort == "control"):
             self._take(received, now)
         if housekeeping or (wake is not None and wake <= now):
@@ -228,15 +246,17 @@ class Service:
             self._next_housekeeping = now + HOUSEKEEPING_S
             self._heartbeats.forget_the_gone()
             self._clients.check(now)
+            self._executor.drop_blobs()
             if now >= self._keep_blobs_at:
                 self._keep_blobs_at = now + BLOB_TTL_S / 4
                 self._executor.keep_blobs()
-            self._show()
+            self._show(now)
+            self._observer.looked(self._core, now)
         self._commit(batch)
         return True
 
     def finish(self) -> None:
-        """Write down which results were published last: the next scheduler must not send their callbacks again."""
+        """Write down the results published last. The next scheduler must not send their callbacks again."""
         self._executor.write()
 
     def _commit(self, batch: Sequence[Received]) -> None:
@@ -245,54 +265,43 @@ class Service:
             self._event_log.flush()
 
     def _take(self, received: Received, now: float) -> None:
-        """Read a message, and hand over what makes sense of it. What does not is refused; what fails after that is ours."""
+        """Read a message, and hand over its valid parts. Invalid parts are refused. Later failures are the scheduler's own."""
         if received.sort == "action":
-            if received.id and not self._executor.knows(received.id):
+            if len(received.id) > LONGEST_ID:
+                self._refuse_id(received)
+            elif received.id in self._executor.ended:
+                self._transport.tell_lost(received.id)
+            elif received.id and not self._executor.knows(received.id):
                 take, end = partial(self._take_action, received, now), partial(self._end_received, received, now)
                 self._quarantine.deal(poison.of_action(received.id, "action"), now, take, end)
         elif received.sort == "events":
             for said in reports.read_all(received.body):
                 message = poison.of_report(said, self._executor.descriptions)
                 self._quarantine.deal(message, now, partial(self._take_report, said, now))
-        elif isinstance(request := reports.read_control(received.body), reports.Give):
-            self._executor.giving.take(request)
-        elif request is not None:
-            cancelled = events.Cancelled(ids=tuple(request.ids), job=request.job, trajectory=request.trajectory)
-            instead = partial(self._cancel_on_nodes, request, now)
-            self._quarantine.deal(poison.of_cancel(request), now, partial(self._handle, cancelled, now), instead)
-
-    def _cancel_on_nodes(self, request: reports.Cancel, now: float, found: SetAside) -> None:
-        """Do what a cancel asks for that is set aside: nodes stop what runs, and the core cancels what waits, by its ids."""
-        state, reason = self._core.state, poison.reason_of(found)
-        if waiting := [one.id for one in state.waiting.values() if request.concerns(one.id, one.action.job, one.action.trajectory)]:
-            message = poison.of_content("cancel", ["waiting", request.model_dump()])
-            self._quarantine.deal(message, now, partial(self._handle, events.Cancelled(ids=tuple(waiting)), now))
-        for running in state.running.values():
-            one = running.waiting
-            if one.action.kind != "cpu.close" and request.concerns(one.id, one.action.job, one.action.trajectory):
-                arguments = {"id": one.id, "attempt": running.grant.attempt, "reason": reason}
-                self._transport.send_control(running.grant.node, "tangram.stop", arguments)
-        for environment in state.environments.values():
-            if environment.state == "open" and environment.node and request.concerns("", environment.job, environment.trajectory):
-                arguments = {"id": environment.id, "attempt": 0, "reason": reason}
-                self._transport.send_control(environment.node, "tangram.close_environment", arguments)
+        else:
+            self._requests.take(received.body, now)
 
     def _tick(self, now: float) -> None:
         with self._quarantine.watch(poison.TICK, now):
             self._handle(events.Tick(), now)
+
+    def _refuse_id(self, received: Received) -> None:
+        """Store an end for an action whose id is too long. There is no other record: the journal could not hold the id."""
+        reason = f"the id of the action has {len(received.id)} characters, {LONGEST_ID} are allowed"
+        self._transport.store_end(received.id, received.message, "rejected", reason, "", "bad_input")
 
     def _take_action(self, received: Received, now: float) -> None:
         self._keep(received, now)
         try:
             action = _action_of(received)
         except (InvalidAction, TypeError) as error:
-            self._end_unscheduled(received.id, UNREADABLE, "rejected", f"header {ACTION_HEADER}: {error}", now)
+            self._end_unscheduled(received.id, UNREADABLE, "rejected", f"header {ACTION_HEADER}: {error}", "bad_input", now)
             return
         self._executor.note_received(received.id, action, now)
         self._handle(events.Submitted(id=received.id, action=action, submitted_at=self._executor.submitted_at[received.id]), now)
 
     def _keep(self, received: Received, now: float) -> None:
-        """Keep the message of an action, with what its header says beside the action itself."""
+        """Keep the message of an action, with its time of submission and its blobs."""
         header = received.header if isinstance(received.header, Mapping) else {}
         submitted_at, blobs = header.get("submitted_at", now), header.get("blobs", ())
         if isinstance(submitted_at, bool) or not isinstance(submitted_at, (int, float)) or not now - 86_400 <= submitted_at <= now:
@@ -304,12 +313,12 @@ class Service:
         self._keep(received, now)
         try:
             action = _action_of(received)
-        except Exception:  # this may be what the schedulers before this one failed on
+        except Exception:  # the schedulers before this one may have failed here
             action = UNREADABLE
-        self._end_unscheduled(received.id, action, "failed", poison.reason_of(found), now)
+        self._end_unscheduled(received.id, action, "failed", poison.reason_of(found), poison.CAUSE, now)
 
-    def _end_unscheduled(self, action_id: str, action: Action, status: End, reason: str, now: float) -> None:
-        """End an action of which the core never hears, with all the ceremony of one of which it does."""
+    def _end_unscheduled(self, action_id: str, action: Action, status: End, reason: str, cause: str, now: float) -> None:
+        """End an action that the core never gets. The journal gets the same entries as for any other action."""
         self._executor.note_received(action_id, action, now)
         end = commands.Finish(
             id=action_id,
@@ -322,6 +331,8 @@ class Service:
             execution_s=0.0,
             cpu_s=0.0,
             dop=0,
+            cause=cause,
+            kind=action.kind,
         )
         self._executor.carry_out(end, now)
 
@@ -351,7 +362,9 @@ class Service:
         except Exception as error:
             raise CoreBroken(f"the core failed on {type(event).__name__}") from error
         if self._core.decisions != before:
-            self._decision_us.append((time.perf_counter() - began) * 1e6)
+            took_s = time.perf_counter() - began
+            self._decision_us.append(took_s * 1e6)
+            self._observer.decided(took_s)
         if self._event_log is not None:
             self._event_log.handled(event, now, out)
         try:
@@ -360,7 +373,7 @@ class Service:
         except (InvalidTransition, LookupError, TypeError, ValueError, AttributeError) as error:
             raise CoreBroken(f"what the core decided on {type(event).__name__} could not be carried out") from error
 
-    def _show(self) -> None:
+    def _show(self, now: float) -> None:
         state, executor = self._core.state, self._executor
         decision_us, error = summary(self._decision_us), state.durations.error()
         self._transport.show(
@@ -377,12 +390,13 @@ class Service:
                 "predictions": error.predictions,
                 "prediction_factor_p50": error.factor_p50,
                 "prediction_factor_p90": error.factor_p90,
+                **queues_and_shares(self._core, self._heartbeats.busy_cores, now),
             }
         )
 
 
 def _action_of(received: Received) -> Action:
-    """Return the action that a message describes. Raises `InvalidAction` or `TypeError` where it describes none."""
+    """Return the action that a message describes. Raises `InvalidAction` or `TypeError` if it describes none."""
     if not isinstance(received.header, Mapping):
         raise InvalidAction(received.task, "the message does not describe its action: send it with `tangram.Client` or `app.routing`")
     header = {name: value for name, value in received.header.items() if name not in ("submitted_at", "blobs")}

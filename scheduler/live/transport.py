@@ -1,4 +1,4 @@
-"""The broker as the live scheduler sees it: what arrives, and what can be sent. Implemented in `app/broker/transport.py`."""
+"""The live scheduler's interface to the broker: incoming and outgoing messages. Implemented in `app/broker/transport.py`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from scheduler.model.events import StoredEnd
+from tangram.wire import BLOB_TTL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """One message: an action with its id and whole `message`, or an already decoded `body` of the other kinds."""
+    """One message: an action with its id and whole `message`, or the decoded `body` of another kind of message."""
 
     sort: Literal["action", "events", "control"]
     id: str = ""
@@ -26,10 +27,10 @@ class Transport(Protocol):
     """The broker, as the service needs it. Sending is buffered until `flush`."""
 
     def receive(self, timeout_s: float) -> list[Received]:
-        """Return what has arrived, after waiting at most `timeout_s` for the first message."""
+        """Return the arrived messages, after waiting at most `timeout_s` for the first message."""
 
     def acknowledge(self, received: Sequence[Received]) -> None:
-        """Tell the broker that these need not come again."""
+        """Tell the broker that these messages need not come again."""
 
     def send_action(self, node: str, message: str, grant: Mapping[str, Any]) -> None:
         """Send a stored message on to a node, under the same task id, with the header `grant`."""
@@ -37,38 +38,41 @@ class Transport(Protocol):
     def send_control(self, node: str, task: str, arguments: Mapping[str, Any]) -> None:
         """Have a node run one of its control tasks."""
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "") -> None:
+    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "", cause: str = "") -> None:
         """Store the result of an action that ends without a worker, perhaps because its environment was lost on a node."""
 
+    def tell_lost(self, action_id: str) -> None:
+        """Store that the result of an ended action is lost, unless the store has a result."""
+
     def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
-        """Return the ends of those of these actions, kinds by id, whose workers have stored a result."""
+        """Return the ends of the actions in `kinds`, kinds by id, whose workers have stored a result."""
 
     def disown(self, action_id: str, attempt: int) -> None:
-        """Let the worker that has claimed this try know that its result does not count any more."""
+        """Note that the result of this try no longer counts, for the worker that has claimed it."""
 
     def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
-        """Return for how many seconds each of these clients has given no sign of life, None for one of which none is known.
+        """Return each client's seconds since its last sign of life; None for a client without a known sign.
 
-        While the store does not answer, nothing is known of anybody, and None is returned.
+        If the store does not answer, return None.
         """
 
-    def keep_blobs(self, keys: Sequence[str]) -> None:
-        """Have blobs live for `BLOB_TTL_S` from now on; tried again with the next ones where the store does not answer."""
+    def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
+        """Keep blobs for `for_s` from now, or drop them with 0. If the store does not answer, they live on as they did."""
 
     def flush(self) -> None:
-        """Send what was buffered."""
+        """Send buffered messages."""
 
     def show(self, figures: Mapping[str, Any]) -> None:
-        """Let tools see how the scheduler is doing."""
+        """Show the scheduler's figures to tools."""
 
     @property
     def ends_to_store(self) -> int:
-        """How many results are still to be stored; those are the latest, as they are stored in the order in which they came."""
+        """Number of results still to be stored. These are the latest, since results are stored in order."""
 
     @property
     def caught_up(self) -> bool:
-        """Whether the last `receive` brought all that there was."""
+        """Whether the last `receive` brought all waiting messages."""
 
     @property
     def lost_connections(self) -> int:
-        """How often the broker went away; what was sent just before may be lost."""
+        """How often the broker went away. Messages sent just before may be lost."""

@@ -15,23 +15,24 @@ from scheduler.learning.work_left import Life
 from scheduler.model.lifecycle import ENVIRONMENT, EnvironmentState
 from tangram.action import Action
 from tangram.elasticity import FLAT
+from tangram.ends import loss_cause
 
 UNKNOWN = Estimate(1.0, FLAT)
 
 ROUNDING = 1e-12
-"""Part of an action's duration on its smallest amount that counts as rounding: an amount that saves less is not faster."""
+"""Part of an action's duration on its smallest amount. An amount that saves less than this part does not count as faster."""
 
 UNLIMITED = 1 << 60
-"""Memory of a node that declares none, in MB."""
+"""Memory of a node that does not declare its memory, in MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
     """What a node offers. `pools` are among `cpu`, `gpu`, `api`; memory is in MB, per cell for `cell_memory_mb`.
 
-    `domains` are the ids of its cores by what they share, neighbours next to each other; with none, nothing is known of
-    where they lie, and the ids are 0 to `cores` - 1. `services` are the names of those that it declares, None where it runs
-    whatever is known.
+    `domains` are the ids of its cores, grouped by shared memory or cache, neighbours next to each other. With no domains, the place
+    of the cores is unknown, and the ids are 0 to `cores` - 1. `services` are the names of the services that the node declares. With
+    None, the node runs any known service.
     """
 
     name: str
@@ -53,11 +54,10 @@ class NodeSpec:
 class ServiceSpec:
     """A model that can be resident on GPU cells.
 
-    `cells` are the acceptable numbers of cells, ascending; `memory_mb` what it occupies on each of them; `restore_s`
-    the expected seconds from host memory to resident; `max_concurrency` how many actions an instance runs at once;
-    `instances_per_node` how many instances a node can hold, None for as many as are worth it; `sizes` the only numbers of cells
-    that its engine can run on, None where an action may name any. Once resident, a `pinned` service is never evicted;
-    a `warm` one is brought onto free cells when its node joins.
+    `cells` are the acceptable numbers of cells, ascending; `memory_mb` its memory on each cell; `restore_s` the expected seconds
+    from host memory to resident; `max_concurrency` how many actions an instance runs at once; `instances_per_node` how many
+    instances a node can hold, None for any number; `sizes` the only numbers of cells that its engine can run on, None for any
+    number. Once resident, a `pinned` service is never evicted; a `warm` one is brought onto free cells when its node joins.
     """
 
     name: str
@@ -76,10 +76,10 @@ class ServiceSpec:
 class QuotaSpec:
     """The limits of an outside API: requests per second, at once, and in one burst, and tokens per minute; None for no limit.
 
-    Quotas of one `account` share its limits; without one a quota is an account of its own. `margin` is the part of the
-    rates that is left unused, `lead_s` how much ahead of its time a request may be granted (`scheduler/quotas/account.py`).
-    `usage_header` names the header of an answer that says how many tokens it cost, `hosts` the hosts that requests may
-    reach; both are for the worker that sends them.
+    Quotas of one `account` share its limits; without one a quota is an account of its own. `margin` is the unused part of the
+    rates. A request may be granted up to `lead_s` before its time (`scheduler/quotas/account.py`). `usage_header` names the header
+    of an answer that gives its cost in tokens. `hosts` are the hosts that requests may reach. Both are for the worker that sends
+    the requests.
     """
 
     name: str
@@ -104,7 +104,7 @@ class QuotaSpec:
 class Limits:
     """Bounds of the system. None means no bound; times are seconds.
 
-    `weights` are the jobs' parts of the system, 1 where a job has none; `window_s` is what a class of priority is worth in the
+    `weights` are the jobs' parts of the system, 1 for a job without a weight. `window_s` is the worth of a class of priority in the
     queues for cells and quotas.
     """
 
@@ -119,7 +119,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evicted:
-    """An instance that is thrown off its cells."""
+    """An instance that is evicted from its cells."""
 
     service: str
     cell_ids: tuple[int, ...]
@@ -127,11 +127,11 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a running action holds.
+    """The resources of a running action.
 
-    `units` is its degree of parallelism. In the `background` it has no core of its own, and gets what the kernel finds idle on
-    the node; `units` is then what its program was told last. `evict` names the instances to be thrown off their cells first, in order;
-    `restore` says that the action's own service must be brought onto the cells before it runs. A request to an outside API
+    `units` is its degree of parallelism. In the `background` the action has no core of its own, and the kernel runs it on idle
+    cores of the node. `units` is then the number that its program was last given. `evict` names the instances to evict first, in
+    order. With `restore`, the action's service must be brought onto the cells before the action runs. A request to an outside API
     goes out at `not_before`, the scheduler's time, where that is later than its arrival.
     """
 
@@ -148,11 +148,12 @@ class Grant:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` what its grants have held.
+    """An action in the queue; `durations_s[i]` is the estimate on `units[i]`, `unit_s` are the unit-seconds of its grants so far.
 
-    `estimate` is what is expected of it beyond durations; `refused` counts the tries that an API refused or that never arrived.
-    `life` is the work that it has had. What is `preemptible` may go to the background. `contends_since` is since when its wait for a
-    turn counts: less than a turn on cores does not end it. `reserved_on` is the node whose cores are kept for it, where it may run on any.
+    `estimate` holds its expected work and its curve. `refused` counts the tries that an API refused or that never arrived. `life`
+    is its work so far. A `preemptible` action may go to the background. Its wait for a turn counts from `contends_since`: less than
+    a turn on cores does not end this wait. `reserved_on` names the node whose cores are kept for an action that may run on any
+    node.
     """
 
     id: str
@@ -172,7 +173,7 @@ class Waiting:
     contends_since: float = 0.0
     reserved_on: str = ""
     alike: tuple[object, ...] = ()
-    """What actions for models have in common that can take each other's place (gpu/elastic.py); empty until that is asked for."""
+    """The properties that actions of one line share (gpu/elastic.py). Empty until a round needs them."""
     least: int = field(init=False)
     """The smallest amount that it can use."""
     best: int = field(init=False)
@@ -193,8 +194,9 @@ class Waiting:
 class Running:
     """An action that holds a grant. `done_s` is the work, in seconds on one unit, done until `since`.
 
-    It was in the background for `background_s` before its present grant, and has got `background_cpu_s` core-seconds
-    there, as its worker said last. It has had cores of its own since `on_cores_since`.
+    Before its present grant the action was in the background for `background_s`. By its worker's last report, it has got
+    `background_cpu_s` core-seconds in the background. It has had cores of its own since `on_cores_since`. Once the action is to
+    end, `stopping` is the reason and `stop_cause` the cause.
     """
 
     waiting: Waiting
@@ -203,6 +205,7 @@ class Running:
     expected_end: float
     started_at: float | None = None
     stopping: str = ""
+    stop_cause: str = ""
     unseen_beats: int = 0
     done_s: float = 0.0
     since: float = 0.0
@@ -226,7 +229,7 @@ class Running:
 
     @property
     def goes_at(self) -> float:
-        """When its requests went out or, as far as nobody has told, are to go out."""
+        """When its requests went out or, until a report arrives, are to go out."""
         return self.sent_at if self.sent_at is not None else max(self.granted_at, self.grant.not_before)
 
     def done_at(self, now: float) -> float:
@@ -242,7 +245,7 @@ class Running:
         return self.waiting.estimate.left_s(self.done_at(now))
 
     def held(self, now: float) -> None:
-        """Add what the grant held until now to the action's unit-seconds."""
+        """Add the grant's unit-seconds until now to the action's."""
         if self.grant.core_ids or self.grant.cell_ids:
             self.waiting.unit_s += self.grant.units * max(0.0, now - self.held_since)
         self.held_since = now
@@ -258,7 +261,7 @@ class Running:
         self.expected_end = now + self.left_s(now) / self.speed if self.speed else math.inf
 
     def note_background(self, cpu_s: float) -> None:
-        """Take in the core-seconds that it has got in the background so far."""
+        """Take in the core-seconds that the action has got in the background so far."""
         self.done_s += max(0.0, cpu_s - self.background_cpu_s)
         self.background_cpu_s = max(self.background_cpu_s, cpu_s)
 
@@ -267,14 +270,17 @@ class Running:
 class Environment:
     """A sandbox of a trajectory.
 
-    `parked` are its actions that wait for something other than units: for the environment to open, or for an earlier
-    action of the same shell session. `sessions` name the action that each session is busy with. `close_requested` says why it is
-    being closed, or is to be as soon as it stands; `over` why it is closed as soon as the last of its actions
-    has ended. It is `lost` where its node was lost or it ended by itself.
+    `parked` are its actions that wait for the environment to open, or for an earlier action of the same shell session. `sessions`
+    name the action that each session is busy with. `close_requested` is the reason for which the environment is being closed, or
+    will be as soon as it stands. With `over`, the reason to close it, it is closed as soon as its last action has ended. It is
+    `lost` if its node was lost or the environment ended by itself. `cause` is the cause of its end, once it is to end
+    (`tangram/ends.py`).
 
-    It goes with its `client`, which is empty for a detached one. Its use was written down last as of `use_noted`.
+    An environment ends with its `client`, which is empty for a detached environment. `owner` names its owner for people.
+    `use_noted` is the last use that was written down. With a lease of its own, of `lease_s`, the environment is closed at
+    `ends_at`, in use or not.
 
-    `life` is the work that its actions have had, `ended_work_s` that of those that have ended. It is `cut_short` where its
+    `life` is the work of all its actions so far, `ended_work_s` the work of the ended ones. The environment is `cut_short` if its
     trainer gave it up, or its node was lost.
     """
 
@@ -293,12 +299,21 @@ class Environment:
     actions: dict[str, None] = field(default_factory=dict)
     close_requested: str = ""
     over: str = ""
+    cause: str = ""
     life: Life = field(default_factory=Life)
     ended_work_s: float = 0.0
     cut_short: bool = False
     client: str = ""
     lost: bool = False
     use_noted: float = 0.0
+    owner: str = ""
+    lease_s: float | None = None
+    ends_at: float | None = None
+
+    @property
+    def end_cause(self) -> str:
+        """The cause of the end of actions that wait for an environment that is over, or arrive later."""
+        return loss_cause(self.cause) if self.lost else self.cause or "environment_closed"
 
     def enter(self, state: EnvironmentState) -> None:
         """Go over to another state. Raises `InvalidTransition` where that does not follow the present one."""

@@ -1,11 +1,15 @@
-"""What the core asks its driver to do: the only outputs of `Core.handle`, as frozen values, in order."""
+"""Commands of the core to its driver: the only outputs of `Core.handle`, as frozen values, in order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from scheduler.model import Evicted, Grant
 from scheduler.model.lifecycle import End, EnvironmentState, NodeState
+
+CANCELLED: Final = "cancelled"
+"""The cause of a stop where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Change the cores of a running action to `core_ids`; in the `background` it has none of its own, and `units` are those that it had."""
+    """Change the cores of a running action to `core_ids`.
+
+    In the `background` the action has no cores, and `units` counts its earlier ones.
+    """
 
     id: str
     node: str
@@ -36,11 +43,12 @@ class Stop:
     node: str
     attempt: int
     reason: str
+    cause: str = CANCELLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Have the node bring a service onto cells though no action of it waits; its end comes as `ServiceChanged`."""
+    """Have the node bring a service onto cells though no action waits for it. The outcome comes as `ServiceChanged`."""
 
     node: str
     service: str
@@ -60,9 +68,10 @@ class Requeue:
 class Finish:
     """Note the end of an action.
 
-    With `by_worker` the result is stored already; otherwise the driver stores what `status` and `reason` say.
-    The parts are seconds and add up to the ACT; `unit_s` are the core- or cell-seconds that its grants held.
-    `environment_lost_on` is the node on which the action's environment was lost, empty where it was not.
+    With `by_worker` the result is stored already; otherwise the driver stores `status`, `reason` and `cause`. The cause is a word
+    of `tangram/ends.py`. The cause and the `kind` of the action say whose fault the end is. The parts are seconds and add up to the
+    ACT; `unit_s` are the core- or cell-seconds that its grants held. `environment_lost_on` is the node on which the action's
+    environment was lost, empty where it was not.
     """
 
     id: str
@@ -77,11 +86,13 @@ class Finish:
     dop: int
     unit_s: float = 0.0
     environment_lost_on: str = ""
+    cause: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseEnvironment:
-    """Have the node close an environment that nobody will close any more."""
+    """Have the node close an environment that no client will close any more."""
 
     id: str
     node: str
@@ -90,7 +101,10 @@ class CloseEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteEnvironment:
-    """Note the state of an environment, and that it was last used at `used_at`."""
+    """Note the state of an environment, its last use (`used_at`) and the end of a lease of its own (`ends_at`).
+
+    Before it stands, `ends_at` is its lease after `used_at`.
+    """
 
     id: str
     state: EnvironmentState
@@ -102,6 +116,9 @@ class NoteEnvironment:
     reason: str = ""
     client: str = ""
     used_at: float = 0.0
+    cause: str = ""
+    owner: str = ""
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,4 +130,12 @@ class NoteNode:
     reason: str = ""
 
 
-Command = Start | Resize | Stop | Restore | Requeue | Finish | CloseEnvironment | NoteEnvironment | NoteNode
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteDraining:
+    """Note whether a node is draining."""
+
+    name: str
+    draining: bool
+
+
+Command = Start | Resize | Stop | Restore | Requeue | Finish | CloseEnvironment | NoteEnvironment | NoteNode | NoteDraining

@@ -1,4 +1,4 @@
-"""What may happen to the scheduler: the only inputs of `Core.handle`, as frozen values.
+"""Events of the scheduler: the only inputs of `Core.handle`, as frozen values.
 
 Times inside events are seconds on the driver's clock, the same as `now`.
 """
@@ -15,10 +15,10 @@ from tangram.action import Action
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """An action came in. `submitted_at` is the trainer's clock, trusted only as far as it lies in the past.
+    """An action came in. `submitted_at` is the trainer's clock, trusted only if it lies in the past.
 
-    Of an action that an earlier scheduler had received already, `received_at` says when, and `attempt` how many tries
-    of it have lost their node. Such actions begin with the next event that is not of their sort: first all of them are known.
+    If an earlier scheduler had received the action, `received_at` is the time of that, and `attempt` counts the tries that lost
+    their node. Such actions start only at the next event of another type. By then all of them are known.
     """
 
     id: str
@@ -30,10 +30,10 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """An action that an earlier scheduler had granted is, as far as its journal knows, still running.
+    """By the journal, an action that an earlier scheduler had granted is still running.
 
-    It holds what `grant` says since `resized_at`, or from the start where that is None. `close_requested` says why the environment that
-    a `cpu.open` opens is to be closed as soon as it stands.
+    The action has held its `grant` since `resized_at`, or from the start with None. For a `cpu.open`, `close_requested` and
+    `close_cause` are the reason and the cause to close the environment as soon as it stands.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Resumed:
     grant: Grant
     resized_at: float | None = None
     close_requested: str = ""
+    close_cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeverArrived:
-    """A node, asked for an action that was granted to it, says that it never got that try: nothing of it has been done."""
+    """A node reports that it never received a try of an action that was granted to it. Nothing of the try has been done."""
 
     id: str
     attempt: int
@@ -82,9 +83,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What an outside API answered: its HTTP status, the seconds of its `Retry-After`, the tokens that it says it cost.
+    """The answer of an outside API: its HTTP status, the seconds of its `Retry-After`, its cost in tokens.
 
-    `requests` are those that the worker really sent; None is what the answer does not say.
+    `requests` counts the requests that the worker really sent. A value that the answer does not give is None.
     """
 
     status: int
@@ -102,9 +103,10 @@ class Answer:
 class Finished:
     """A worker has ended an action: its processes are gone and its result is stored.
 
-    With `waits_again` no result is stored: an outside API has refused it, and its grant said that it may wait again.
-    `waited_s` are the seconds in the background, less the core-seconds got there. They count as queueing; `execution_s` excludes them.
-    What no worker has reported may be `told_by` the result that one has stored, or else the scheduler has to store one.
+    With `waits_again` no result is stored. An outside API has refused the action, and the grant allows the action to wait again.
+    `waited_s` are the seconds in the background, less the core-seconds got in the background. They count as queueing; `execution_s`
+    excludes them. `told_by` names the source of this end: the worker's report, a stored result, or the scheduler, which then has to
+    store a result. `cause` is a word of `tangram/ends.py`, empty where the worker names none.
     """
 
     id: str
@@ -118,6 +120,7 @@ class Finished:
     answer: Answer | None = None
     waits_again: bool = False
     told_by: Literal["worker", "result", "scheduler"] = "worker"
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class Used:
 class NodeJoined:
     """A worker offers its node; a node that is up already and joins again has restarted.
 
-    With `resumed` an earlier scheduler knew it: what there is on its cells is still to be said.
+    With `resumed` an earlier scheduler knew the node. The node has not reported the instances on its cells yet.
     """
 
     node: NodeSpec
@@ -142,31 +145,44 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceDescribed:
-    """A worker describes a service, which is that from now on, whoever described it before."""
+    """A worker describes a service. This description replaces any earlier one."""
 
     service: ServiceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicesDeclared:
-    """A node that is up, and has said what there is on its cells, declares these services from now on, and no others."""
+    """A node declares exactly these services from now on. It is up, and has reported the instances on its cells."""
 
     node: str
     services: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """An environment has ended by itself, for a reason and by a cause (`tangram/ends.py`)."""
+
+    id: str
+    reason: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeBeat:
-    """A node lives; `running` are the actions it has claimed, `environments` those it holds."""
+    """A node lives. `running` are the actions that it has claimed, `environments` the environments that it holds.
+
+    `lost` are environments that the scheduler believes to stand on the node. The node reports why they ended.
+    """
 
     name: str
     running: frozenset[str] = frozenset()
     environments: frozenset[str] = frozenset()
+    lost: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceChanged:
-    """An instance of a service, named by its cells, is in a state, as its node's worker says; `reason` is that of a failure."""
+    """A worker reports the state of an instance of a service, named by its cells. `reason` explains a failure."""
 
     node: str
     service: str
@@ -177,16 +193,17 @@ class ServiceChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEnd:
-    """How an action ended, as its stored result says: its worker could not report it any more. Seconds are 0 where it does not say."""
+    """The end of an action, read from its stored result, since its worker could not report it. Unknown seconds are 0."""
 
     id: str
     status: End
     reason: str = ""
     execution_s: float = 0.0
     cpu_s: float = 0.0
+    cause: str = ""
 
     def finished(self, attempt: int) -> Finished:
-        """Return what its worker would have reported of this try, as far as that is known."""
+        """Return the report that the worker would have sent of this try, with the known values."""
         return Finished(
             id=self.id,
             attempt=attempt,
@@ -195,12 +212,13 @@ class StoredEnd:
             execution_s=self.execution_s,
             cpu_s=self.cpu_s,
             told_by="result",
+            cause=self.cause,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node is gone: it said so (`left`) or its driver knows. Of its actions, `ended` had stored their results before."""
+    """A node is gone: it said so (`left`) or its driver knows. The actions in `ended` had stored their results before."""
 
     name: str
     reason: str
@@ -209,10 +227,19 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrained:
+    """An operator takes the node of this name out of service, or puts it back (`draining` is False); it need not be up."""
+
+    name: str
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentOpened:
     """An environment that an earlier scheduler opened still stands on `node`.
 
-    As far as its journal knows, it was last used at `used_at`, and was being closed for the reason `closing`.
+    By the journal, the environment was last used at `used_at`. If it was being closed, `closing` and `cause` are the reason and the
+    cause. A lease of its own ends at `ends_at`.
     """
 
     id: str
@@ -224,6 +251,18 @@ class EnvironmentOpened:
     client: str = ""
     used_at: float | None = None
     closing: str = ""
+    cause: str = ""
+    owner: str = ""
+    ends_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRenewed:
+    """The lease of an environment of `job` ends `lease_s` seconds from now, or from its opening if it does not stand yet."""
+
+    id: str
+    job: str
+    lease_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +282,7 @@ class EnvironmentGone:
     node: str
     reason: str
     at: float
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +301,7 @@ class Cancelled:
     job: str | None = None
     trajectory: str | None = None
     reason: str = "cancelled by the trainer"
+    cause: str = "cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,10 +321,12 @@ Event = (
     | NodeJoined
     | NodeBeat
     | NodeLost
+    | NodeDrained
     | ServiceDescribed
     | ServicesDeclared
     | ServiceChanged
     | EnvironmentOpened
+    | LeaseRenewed
     | EnvironmentClosed
     | EnvironmentGone
     | ClientGone

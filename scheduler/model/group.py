@@ -1,4 +1,4 @@
-"""A group: interchangeable units at one place, such as the free cores of a node, its GPU cells, or the cores of a pod."""
+"""A group: interchangeable units at one place, for example the cores of a node, its GPU cells, or the cores of a pod."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Units that a running action will give back at `expected_end`, as far as anyone knows."""
+    """Units that a running action is expected to give back at `expected_end`."""
 
     expected_end: float
     units: int
 
 
 class Changeable:
-    """What a pool holds a round over. `changed` are those of its pool in which something has changed, in the order of the changes."""
+    """A thing over which a pool holds rounds. `changed` lists the changed things of the pool, in the order of their changes."""
 
     def __init__(self, changed: dict[Any, None]) -> None:
         self._changed = changed
 
     def touch(self) -> None:
-        """Have the pool hold a round over it when the present event is dealt with."""
+        """Have the pool hold a round over this group at the end of the present event."""
         self._changed[self] = None
 
 
 class Group(Changeable, ABC):
-    """What a chooser sees of one set of units."""
+    """A chooser's view of one set of units."""
 
     capacity: int
     """All units of the group, free or not."""
 
     @property
     def most(self) -> int:
-        """Units that can ever be granted to one action, as things stand: all but those that are held for good."""
+        """Units that one action could be granted at most: all units but those that are held for good."""
         return self.capacity
 
     @property

@@ -1,8 +1,11 @@
-"""Every life cycle that the scheduler knows, each as one table that says what may follow what, and on what occasion.
+"""All life cycles of the scheduler, each as one table of transitions with their occasions.
 
-Whoever writes a state asks the table first, with `Lifecycle.next`. SQL, the command line and the docs use the words of these tables,
-and the constraints of the journal's columns of state in `app/journal/models.py` are made from them. A new state also needs a migration
-that is written by hand: a migration says what the tables were at one time, so it must not follow the present words. A test compares.
+Code that writes a state asks the table first, with `Lifecycle.next`. SQL, the command line and the docs use the words of these
+tables. `app/journal/models.py` makes the constraints of the state columns from them. A new state also needs a migration, written by
+hand. A migration records the tables of its own time, and must not change with the present words. A test compares the two.
+
+*Draining* is a flag of a node, not a state (`Node.draining`, `nodes.draining`). An operator sets and clears the flag. The flag
+stays while the node is up, lost or left: a node that comes back is still draining.
 """
 
 from __future__ import annotations
@@ -22,18 +25,18 @@ E = TypeVar("E", bound=str)
 
 
 class InvalidTransition(RuntimeError):
-    """Raised when something is to enter a state that does not follow its present one."""
+    """Raised when a thing is to enter a state that does not follow its present state."""
 
 
 class Lifecycle(Generic[S, E]):
-    """The states `S` of one kind of thing and the transitions between them; `E` are the states that nothing follows.
+    """The states `S` of one kind of thing and the transitions between them. `E` are the final states.
 
     Parameters
     ----------
     thing
-        What has these states, for messages.
+        The name of the thing that has these states, for messages.
     transitions
-        For each state, the states that may follow it, each with the occasion. `None` is the state before the first.
+        For each state, the states that may follow, each with the occasion. `None` is the state before the first.
 
     """
 
@@ -141,16 +144,17 @@ SERVICE: Final[Lifecycle[ServiceState, ServiceState]] = Lifecycle(
         "failed": {"starting": "another try from the folder", "absent": "it is stopped"},
     },
 )
-"""One instance of a service, on its cells, as its engine lives it.
+"""The life of one instance of a service, on its cells.
 
-Workers report what they see: a state that passed quickly may be missing. An instance that takes over the copy of one on other cells is
-reported as `restoring` next, though it was `absent`; one that could not even begin is reported as `failed`.
+Workers report the states that they see, and may miss a state that passed quickly. An instance may take over the copy of an instance
+on other cells. Its next report is then `restoring`, though it was `absent`. An instance that could not even begin is reported as
+`failed`.
 """
 
 MISSED_BEATS: Final = 3
-"""Beats a node may miss before it is lost, and beats in which it may show no sign of what it was granted. A worker whose own beats did
-not go out for so long looks at its claim in the result store before a result counts (`workers/reporter.py`). So the number of workers may
-not exceed that of the scheduler: upgrade the scheduler first."""
+"""Beats that a node may miss before it is lost, and beats in which it may show no sign of a grant. A worker that could not send its
+beats for as long checks its claim in the result store before a result counts (`workers/reporter.py`). So this number must not be
+larger in the workers than in the scheduler: upgrade the scheduler first."""
 
 MOST_TRIES: Final = 2
-"""Times an action may have lost its node; it is not tried once more after that."""
+"""Times that an action may lose its node. After that it is not tried again."""

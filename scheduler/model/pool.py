@@ -1,8 +1,8 @@
-"""What the core asks of a pool.
+"""The interface of a pool to the core.
 
-A pool owns its units, its queue and its dispatcher. Nobody else changes its books. An action goes one way: the core routes it to a
-pool (`enqueue`), the pool decides (`allocate`), and the core hands the decisions to its driver as commands. When an action has ended,
-the core gives what it held back (`release`).
+A pool owns its units, its queue and its dispatcher. No other code changes its books. An action goes one way. The core routes the
+action to a pool (`enqueue`). The pool decides (`allocate`). The core hands the decisions to its driver as commands. When the action
+has ended, the core gives its units back (`release`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Pool(Protocol):
     """Cores, GPU cells, or quotas."""
 
     def refusal(self, action: Action) -> str | None:
-        """Return why an action could never run; None where it could, or where that is not known yet."""
+        """Return why an action could never run; None if it could, or if the pool cannot know yet."""
 
     def enqueue(self, waiting: Waiting, now: float) -> None:
         """Take in an action that waits for units."""
@@ -28,29 +28,29 @@ class Pool(Protocol):
         """Take a waiting action out of its queue."""
 
     def release(self, running: Running, now: float) -> None:
-        """Take back what an action held that has ended."""
+        """Take back the units of an action that has ended."""
 
     def resume(self, running: Running, now: float) -> list[Command]:
-        """Take in an action that an earlier scheduler started, with what it holds; return what its worker must know at once."""
+        """Take in an action that an earlier scheduler started, with its units; return commands for its worker."""
 
     def joined(self, node: Node) -> None:
         """Take in the units of a node."""
 
     def gone(self, node: Node) -> None:
-        """Forget a node and its units. What ran there has been released before."""
+        """Forget a node and its units. Its actions have been released before."""
 
-    def memory_returned(self, node: Node) -> None:
-        """Take note that a node has more memory free: those who wait for memory may start."""
+    def look_again(self, node: Node) -> None:
+        """Note that a node has more memory free, or began or ceased to drain: other actions may start now."""
 
     @property
     def changed(self) -> bool:
         """Whether `allocate` would hold a round."""
 
     def allocate(self, now: float) -> list[Command]:
-        """Hold a round over what has changed; return the decisions, as commands in order."""
+        """Hold a round over changed groups; return the decisions, as commands in order."""
 
     def wake(self, now: float) -> None:
-        """Take note of the time: what was to happen by now is part of the next round."""
+        """Note the time. Rounds that are due by now are held by the next `allocate`."""
 
     def next_wake(self, now: float) -> float | None:
-        """Return when a round would change something though nothing else has happened; None where none would."""
+        """Return when time alone makes a round necessary; None if it never does."""

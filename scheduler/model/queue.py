@@ -1,7 +1,7 @@
 """The waiting actions of one group, in the policy's order, a queue for each job.
 
-Within a job the order is that of `Waiting.key`. Between jobs it is the same, but for jobs that hold more than their
-share (`walk`): theirs come after all others. Keys are distinct, since each ends with the order of arrival.
+Within a job the order is that of `Waiting.key`. The same order holds between jobs, but the actions of jobs beyond their share come
+last (`Walk`). Keys are distinct, since each ends with the order of arrival.
 """
 
 from __future__ import annotations
@@ -77,16 +77,17 @@ class WaitQueue:
 
 
 class Contenders(WaitQueue):
-    """A queue of actions that want cores, which also knows who has wanted them for longest.
+    """A queue of actions that want cores, which also knows which action has wanted them for longest.
 
-    An action may be put elsewhere in the queue (`remove`, `add`) without losing that.
+    An action that moves in the queue (`remove`, `add`) keeps its waiting time.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.rank_again_at = 0.0
         self._since: list[tuple[float, int, Waiting]] = []
-        """Who has entered, and since when each counts, ascending; some are gone, or count since another time."""
+        """The actions that have entered, by the start of their wait. Some entries are stale: the action is gone, or waits since
+        another time."""
 
     def enter(self, waiting: Waiting, since: float) -> None:
         """Insert an action that has wanted cores since then."""
@@ -99,7 +100,7 @@ class Contenders(WaitQueue):
             self._since.insert(at, (since, waiting.seq, waiting))
 
     def starving(self, now: float, for_s: float) -> Iterator[Waiting]:
-        """Walk those that have wanted cores for so many seconds at least, who has for longest first."""
+        """Walk the actions that have wanted cores for at least `for_s` seconds, the longest wait first."""
         gone = next((at for at, entry in enumerate(self._since) if self._counts(entry)), len(self._since))
         del self._since[:gone]
         for entry in islice(self._since, self._coming(now, for_s)):
@@ -107,12 +108,12 @@ class Contenders(WaitQueue):
                 yield entry[2]
 
     def next_starving(self, now: float, for_s: float) -> float | None:
-        """Return when the next one will have wanted cores for so long; None where nobody is to come."""
+        """Return when the next action will have wanted cores for `for_s` seconds; None if no action is to come."""
         entries = islice(self._since, self._coming(now, for_s), None)
         return next((entry[0] + for_s for entry in entries if self._counts(entry)), None)
 
     def _coming(self, now: float, for_s: float) -> int:
-        # The very sum at which they are looked at again: a difference may round otherwise.
+        # The same sum as in `next_starving`: a difference may round in another way.
         return bisect_right(self._since, now, key=lambda entry: entry[0] + for_s)
 
     def _counts(self, entry: tuple[float, int, Waiting]) -> bool:
@@ -120,7 +121,7 @@ class Contenders(WaitQueue):
 
 
 def merged(queues: Sequence[WaitQueue]) -> Iterator[Waiting]:
-    """Walk queues in one order. None may change before the walk is over."""
+    """Walk queues in one order. No queue may change before the walk is over."""
     lines = [line.items for queue in queues for line in queue.lines.values()]
     if len(lines) == 1:
         return iter(lines[0])
@@ -128,9 +129,9 @@ def merged(queues: Sequence[WaitQueue]) -> Iterator[Waiting]:
 
 
 class Walk:
-    """A walk over queues in which the actions of jobs that hold more than their share come last, as that changes on the way.
+    """A walk over queues. Actions of jobs beyond their share come last, even if a job passes its share during the walk.
 
-    `last` says whether an action does; `skip` leaves a job out for the rest of the walk. Take nothing out of the queues
+    `last` says whether an action comes last; `skip` leaves a job out for the rest of the walk. Take nothing out of the queues
     before the walk is over.
     """
 
@@ -154,7 +155,8 @@ class Walk:
             if job not in self._lines:
                 heapq.heappop(self._heads)
                 continue
-            # Taking cores from a holder may change another job's standing; its head is looked at again when it comes up.
+            # Taking cores may move another job beyond its share, or back. So the first action of a job is looked at again when it
+            # comes up.
             entry = self._entry(job, head)
             if entry[0] != self._heads[0][0]:
                 heapq.heapreplace(self._heads, entry)

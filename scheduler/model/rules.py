@@ -1,4 +1,4 @@
-"""Rules: what a policy says to the books that all pools share. What each pool does with its units is its dispatcher's."""
+"""Rules: the part of a policy that all pools share. Each pool's dispatcher decides on the units of the pool."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from scheduler.model import Limits, Waiting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How actions are queued, and what is known of them.
+    """How actions are queued, and what the scheduler knows of them.
 
     Attributes
     ----------
     by_window
-        Whether a class of priority puts an action forward by `Limits.window_s` in its queue. Without, the order of arrival counts.
+        Whether a class of priority puts an action forward by `Limits.window_s` in its queue. Else the order of arrival counts.
     ranks
-        Whether actions that want cores stand in the order of the work that is expected to be left.
+        Whether actions that want cores are ordered by expected work left.
     learns
-        Whether durations are learned. Without, only what was declared is known.
+        Whether durations are learned. Else only declared durations are known.
     profiled
-        Whether replays tell the recorded durations, as if all actions had been profiled ahead.
+        Whether a replay gives the recorded durations, as if all actions had been profiled before.
     shares
-        Whether jobs that hold more than their share come after the others.
+        Whether jobs beyond their share come last.
     preempts
-        Whether cores are taken back from running commands, which go on in the background.
+        Whether running commands may lose their cores and go on in the background.
     resizes
-        Whether running actions may be given more units and fewer again.
+        Whether running actions may grow and shrink.
     shares_cells
-        Whether instances of several services may be resident on one GPU cell, where its memory allows.
+        Whether instances of several services may share a GPU cell, if its memory allows.
     pod_cores
-        The cores that an environment holds for its whole life; None where cores are granted to actions.
+        Cores that an environment holds for its whole life; None if cores are granted to actions.
     owned_cells
         Whether each service owns an equal part of all cells for good.
 

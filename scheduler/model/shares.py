@@ -1,30 +1,31 @@
 """Which job holds more than its share: weighted dominant-resource fairness (Ghodsi et al., NSDI 2011).
 
-A job's *dominant share* is the largest of its parts of the system's cores, GPU cells and concurrent requests. Its
-*entitlement* is its weight over the weights of all active jobs, those with an action waiting or running. A job may hold
-more as long as nobody else wants it; as soon as somebody does, the actions of jobs within their entitlement go first.
+A job's *dominant share* is the largest of its parts of the system's cores, GPU cells and concurrent requests. Its *entitlement* is
+its weight over the weights of all active jobs. A job is active while an action of it waits or runs. A job may hold more while no
+other job wants the resource. Once another job does, the actions of jobs within their entitlement go first.
 
-What a job holds beyond its share is the first that is taken from running actions (`cpu/fairness.py`).
+Units that a job holds beyond its share are the first to be taken from running actions (`cpu/fairness.py`).
 
-Memory and start slots of environments follow the same rule, in their own books (`Environments.places`). An environment holds its memory
-for as long as it stands, and none is taken from it. So what a job holds of that says who gets the next place, not who gets cores.
+Memory and start slots of environments follow the same rule, in their own books (`Environments.places`). An environment holds its
+memory for as long as it stands, and never loses any of it. So memory decides which job opens the next environment, and not which
+job gets cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 DEFAULT_WEIGHT = 1.0
 
 TOLERANCE = 1.05
-"""How many times its entitlement a job may hold before the others go first: some room, so that shares that are equal but for a
-core change nothing."""
+"""How many times its entitlement a job may hold before the others go first. Shares that differ by a single core then change
+nothing."""
 
 
 class Shares:
-    """Who is active and who holds how much, of the resources that are offered: `cores`, `cells` and `quota:<name>`, or places.
+    """The active jobs, and how much each holds of the offered resources: `cores`, `cells` and `quota:<name>`, or places.
 
-    Amounts that are offered as integers stay exact: nodes that bound their memory stand beside others that do not.
+    Integer amounts stay exact. They must, since nodes with bounded and with unlimited memory are added up.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
@@ -33,7 +34,7 @@ class Shares:
         self._held: dict[str, dict[str, float]] = {}
         self._offered: dict[str, float] = {}
         self._dominant: dict[str, float] = {}
-        """Dominant shares as far as they are known; what changes one forgets it."""
+        """The known dominant shares. A change of a job's units removes its entry."""
         self._active_weight = 0.0
 
     @property
@@ -41,8 +42,12 @@ class Shares:
         """Whether there is more than one active job."""
         return len(self._actions) > 1
 
+    def active(self) -> Iterator[str]:
+        """Return the jobs that have actions, in the order in which they came."""
+        return iter(self._actions)
+
     def offer(self, resource: str, amount: float) -> None:
-        """Count units that have come; negative for those that went."""
+        """Count units that were added; negative for units that were removed."""
         self._offered[resource] = self._offered.get(resource, 0) + amount
         self._dominant.clear()
 
@@ -63,7 +68,7 @@ class Shares:
             self._active_weight = sum(self._weight(active) for active in self._actions)
 
     def hold(self, job: str, resource: str, amount: float) -> None:
-        """Count units that a job was granted; negative for those it gave back."""
+        """Count units that a job was granted; negative for units that it gave back."""
         held = self._held.setdefault(job, {})
         held[resource] = held.get(resource, 0) + amount
         self._dominant.pop(job, None)
@@ -75,12 +80,12 @@ class Shares:
         return self.dominant(job) >= self.tolerated(job)
 
     def exceeds(self, job: str, resource: str, amount: float) -> bool:
-        """Say whether a job that holds some of a resource would hold more of it than it is entitled to with so much more."""
+        """Say whether a job that holds a resource would exceed its entitlement with `amount` more of it."""
         held, offered = self._held.get(job, {}).get(resource, 0), self._offered.get(resource, 0)
         return held > 0 and offered > 0 and (held + amount) / offered > self.tolerated(job)
 
     def tolerated(self, job: str) -> float:
-        """Return the share from which on a job holds more than it is entitled to."""
+        """Return the dominant share from which on a job is beyond its share."""
         return TOLERANCE * self.entitlement(job)
 
     def dominant(self, job: str) -> float:
@@ -95,7 +100,7 @@ class Shares:
         return known
 
     def with_more(self, job: str, resource: str, amount: float) -> float:
-        """Return what the job's dominant share would be with some more units of a resource, or fewer when negative."""
+        """Return what the job's dominant share would be with `amount` more units of a resource; fewer when negative."""
         held = {**self._held.get(job, {})}
         held[resource] = held.get(resource, 0.0) + amount
         return max((part / self._offered[name] for name, part in held.items() if self._offered.get(name, 0.0) > 0), default=0.0)

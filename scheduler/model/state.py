@@ -1,4 +1,4 @@
-"""What all pools share: nodes and their memory, actions, environments, jobs and their shares.
+"""The state that all pools share: nodes and their memory, actions, environments, jobs and their shares.
 
 Dictionaries keep insertion order and nothing iterates over a set, so that the same events lead to the same decisions.
 """
@@ -20,12 +20,18 @@ PREEMPTIBLE = "cpu.exec"
 """The kind whose actions may go to the background: commands, which a worker can hold to idle time."""
 
 PATIENT_WINDOWS = 10
-"""Windows (`Limits.window_s`) after which an action comes last no longer, however much its job holds."""
+"""Windows (`Limits.window_s`) after which an action no longer comes last, however much its job holds."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node that is up. One that is not `heard` was up before this scheduler, and what there is on its cells is still to be said."""
+    """A node that is up.
+
+    A node that is not `heard` was up before this scheduler, and has not reported the instances on its cells yet.
+
+    Actions and environments on a `draining` node go on to their end; nothing else begins on it. In its last `idle_beats` beats the
+    node has taken up no grant, though grants were sent to it.
+    """
 
     spec: NodeSpec
     memory_free: int
@@ -33,10 +39,19 @@ class Node:
     environments: dict[str, None] = field(default_factory=dict)
     running: dict[str, None] = field(default_factory=dict)
     heard: bool = True
+    draining: bool = False
+    idle_beats: int = 0
 
     def offers(self, pool: str, requires: tuple[str, ...]) -> bool:
-        """Say whether the node belongs to `pool` and has all the labels."""
+        """Say whether the node belongs to `pool` and has all the labels of `requires`."""
         return pool in self.spec.pools and all(label in self.spec.labels for label in requires)
+
+    def takes(self, pool: str, requires: tuple[str, ...]) -> bool:
+        """Say whether an action with these needs may begin on the node now.
+
+        An action that is bound to the node may begin in any case.
+        """
+        return not self.draining and self.offers(pool, requires)
 
     def serves(self, service: str | None) -> bool:
         """Say whether the node can bring a service onto its cells."""
@@ -53,6 +68,8 @@ class State:
         self.shares = Shares(limits.weights)
         self.services = {spec.name: spec for spec in services}
         self.nodes: dict[str, Node] = {}
+        self.draining: dict[str, None] = {}
+        """The names of the nodes that are draining. One that is lost comes back draining."""
         self.environments: dict[str, Environment] = {}
         self.waiting: dict[str, Waiting] = {}
         self.running: dict[str, Running] = {}
@@ -124,7 +141,7 @@ class State:
         node.memory_free -= own_memory(running.waiting.action)
 
     def count(self, running: Running, sign: int) -> None:
-        """Count a running action, and the cores and cells that it holds, for its job; or count it no longer."""
+        """Count a running action with its cores and cells for its job, or stop counting it."""
         job, grant = running.waiting.action.job, running.grant
         if sign > 0:
             self.shares.enter(job)
@@ -135,12 +152,12 @@ class State:
             self.shares.leave(job)
 
     def offer(self, spec: NodeSpec, sign: int) -> None:
-        """Count what a node offers, or offers no longer."""
+        """Count the cores and cells of a node, or stop counting them."""
         self.shares.offer(CORES, sign * spec.cores)
         self.shares.offer(CELLS, sign * spec.cells)
 
     def in_order(self, queues: Sequence[WaitQueue], now: float) -> Iterator[Waiting]:
-        """Walk queues in order; where shares count, jobs beyond theirs come last."""
+        """Walk queues in order. Where shares count, jobs beyond their share come last."""
         filled = [queue for queue in queues if len(queue)]
         if not filled:
             return iter(())
@@ -149,19 +166,19 @@ class State:
         return merged(filled)
 
     def deprioritised(self, waiting: Waiting, now: float) -> bool:
-        """Say whether an action comes after others because its job holds more than its share; not for ever."""
+        """Say whether an action comes last because its job is beyond its share. This ends after `PATIENT_WINDOWS`."""
         if not self.rules.shares or now - waiting.received_at >= PATIENT_WINDOWS * self.limits.window_s:
             return False
         return self.shares.over(waiting.action.job)
 
     def least_busy(self, pool: str, waiting: Waiting) -> Node | None:
-        """Return the node of a pool that runs the fewest actions, among those with the labels and the memory."""
+        """Return the node of a pool that runs the fewest actions, among the nodes that take the action and have the memory."""
         action, memory_mb = waiting.action, own_memory(waiting.action)
-        nodes = [node for node in self.nodes.values() if node.offers(pool, action.requires) and node.memory_free >= memory_mb]
+        nodes = [node for node in self.nodes.values() if node.takes(pool, action.requires) and node.memory_free >= memory_mb]
         return min(nodes, key=lambda node: len(node.running), default=None)
 
     def refusal(self, action: Action, pool: str, cores: int) -> str | None:
-        """Return why no node of a pool can ever run an action that needs so many cores; None where one can, or none is up yet."""
+        """Return why no node of a pool can ever run an action on `cores` cores. Return None if a node can, or no node is up."""
         nodes = [node for node in self.nodes.values() if pool in node.spec.pools]
         if not nodes:
             return None

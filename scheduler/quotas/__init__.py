@@ -1,1 +1,1 @@
-"""Quotas: who may call which outside API now."""
+"""Quotas: which actions may call an outside API now."""

@@ -1,21 +1,21 @@
-"""Accounts: how many requests and tokens per time, and requests at once, an outside API allows, and what was taken of it.
+"""Accounts: the limits of an outside API on requests and tokens per time and on requests at once, and their use.
 
-The account is what is limited: several quotas may name the same one, and share its queue, places and rates.
+The limits belong to the account: several quotas may name the same account, and share its queue, places and rates.
 
 1. A rate is the generic cell rate algorithm (ITU-T I.371): one theoretical arrival time instead of a bucket that must
    be refilled. A request conforms when it is at most `burst - 1` intervals early; without a declared burst requests
-   are evenly spaced. Tokens are the same with an amount: an action starts once the tokens of those before it are paid
-   off, so a stretch of time sees its part of the rate and at most one action's tokens more.
-2. What tokens really cost is known afterwards. The difference to what was declared moves the arrival time: debts are
-   paid off before the next action starts.
-3. With `lead_s` an action may be granted so much ahead of its time and is told when to go (`Grant.not_before`): what
-   happens on the way, commit, broker, a busy thread, then makes nothing late.
-4. What is late all the same is told by its worker (`events.Sent`). A server that counts a sliding window sees it with
-   those after it, so `Window` counts requests when they went out: no stretch as long as the rate takes for them sees
-   more than `most`. What nobody has told of yet counts as going out on time.
-5. With `margin` both are kept a little below the declared rate, since a server counts arrivals and a worker what it
-   sends. A margin m makes up for travelling times that differ by less than m / (1 - m) seconds, whatever the rate.
-6. What the server says is in `throttle.py`: its factor lowers both rates, or the places where there is no rate.
+   are evenly spaced. Tokens follow the same rule with an amount. An action starts once the tokens of earlier actions are paid off.
+   So a stretch of time sees its part of the rate, and at most one action's tokens more.
+2. The real cost in tokens is known afterwards. Its difference from the declared cost moves the arrival time: debts are paid off
+   before the next action starts.
+3. With `lead_s` an action may be granted this long ahead of its time, together with the time to go (`Grant.not_before`). Then a
+   commit, the broker or a busy thread on the way makes no request late.
+4. A worker reports requests that went out late (`events.Sent`). A server with a sliding window sees late requests together with
+   later ones. So `Window` counts requests when they went out: no stretch of `period_s` sees more than `most`. Requests without a
+   report count as going out on time.
+5. With `margin`, both stay a little below the declared rate, since a server counts arrivals and a worker counts departures. A
+   margin m makes up for travelling times that differ by less than m / (1 - m) seconds, whatever the rate.
+6. `throttle.py` handles the server's refusals. Its factor lowers both rates, or the places if there is no rate of requests.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from scheduler.model.queue import WaitQueue
 from scheduler.quotas.throttle import Throttle
 
 WINDOW_S = 1.0
-"""What a rate per second is usually counted over; longer where a request takes longer."""
+"""The period over which a rate per second is usually counted; longer if the interval between requests is longer."""
 
 _ROUNDING_S = 1e-9
 
 
 class Pace:
-    """Amounts at a rate; `next_s` is when all that was taken is paid off."""
+    """Amounts at a rate. All taken amounts are paid off at `next_s`."""
 
     def __init__(self, rate_per_s: float) -> None:
         self.rate_per_s = rate_per_s
@@ -47,16 +47,17 @@ class Pace:
         self.next_s = max(self.next_s, now) + amount / (self.rate_per_s * factor)
 
     def charge(self, amount: float, now: float) -> None:
-        """Add to what is to be paid off, or take away from it."""
-        if amount > 0:  # what was paid off by now has made no credit for what comes on top
+        """Add an amount to the debt, or take it away if negative."""
+        if amount > 0:  # past time gives no credit for the additional amount
             self.next_s = max(self.next_s, now)
         self.next_s += amount / self.rate_per_s
 
 
 class Window:
-    """When requests went out: at most `most` in any stretch of `period_s`.
+    """The times at which requests went out: at most `most` in any stretch of `period_s`.
 
-    That is what the declared rate lets in within `WINDOW_S`, or one, in the time that the rate less the margin takes for it.
+    `most` is the number of requests that the declared rate allows in `WINDOW_S`, at least 1, plus `burst` - 1. `period_s` is the
+    time in which the rate less the margin allows as many, without the burst.
     """
 
     def __init__(self, rate_per_s: float, margin: float, burst: int) -> None:
@@ -66,17 +67,20 @@ class Window:
         self._out: list[float] = []
 
     def opens_at(self) -> float:
-        """Return when one more may go out. An action of several goes with the first, or small ones would pass it for ever."""
+        """Return when one more request may go out.
+
+        An action with several requests goes with its first. Otherwise small actions could pass it for ever.
+        """
         return self._out[-self.most] + self.period_s if len(self._out) >= self.most else float("-inf")
 
     def count(self, at: float, requests: int) -> None:
-        """Count requests that go out at `at`; more than fill the window count as that many. What is long gone is forgotten."""
+        """Count requests that go out at `at`, at most as many as fill the window. Old requests are forgotten."""
         for _ in range(min(requests, self.most)):
             insort(self._out, at)
         del self._out[: bisect_left(self._out, self._out[-1] - 2 * self.period_s)]
 
     def move(self, from_s: float, to_s: float, requests: int) -> None:
-        """Have requests that were to go out at one time, and may be forgotten since, count as gone out at a later one."""
+        """Count requests as gone out at `to_s` instead of at `from_s`. They may be forgotten already."""
         first = bisect_left(self._out, from_s)
         found = sum(at == from_s for at in self._out[first : first + min(requests, self.most)])
         del self._out[first : first + found]
@@ -84,7 +88,7 @@ class Window:
 
 
 class Rate:
-    """A rate of requests: its pace, which they are granted at, and its window, which counts them when they went out."""
+    """A rate of requests. Its pace grants them, and its window counts them when they went out."""
 
     def __init__(self, rate_per_s: float, margin: float, burst: int) -> None:
         self._pace = Pace(rate_per_s * (1.0 - margin))
@@ -92,7 +96,7 @@ class Rate:
         self._burst = burst
 
     def due(self, requests: int, factor: float) -> float:
-        """Return when so many requests may go: as a burst only while no server refuses any."""
+        """Return when `requests` may go. They go as a burst only while the server refuses none."""
         burst = self._burst if factor == 1.0 else 1
         paced = self._pace.next_s - max(0, burst - requests) / self._pace.rate_per_s
         return max(paced, self._window.opens_at())
@@ -103,17 +107,17 @@ class Rate:
         self._window.count(at, requests)
 
     def move(self, from_s: float, to_s: float, requests: int) -> None:
-        """Have requests that were to go out at one time count as gone out at a later one; the pace stays, as they were granted by it."""
+        """Count requests as gone out at `to_s` instead of at `from_s`. The pace that granted them stays."""
         self._window.move(from_s, to_s, requests)
 
     def charge(self, requests: int, now: float) -> None:
-        """Count requests that went out besides those that were taken."""
+        """Count requests that went out in addition to the taken ones."""
         self._pace.charge(requests, now)
         self._window.count(now, requests)
 
 
 class Account(Changeable):
-    """One account, its queue and what runs under it."""
+    """One account with its queue and its running requests."""
 
     def __init__(self, spec: QuotaSpec, changed: dict[Account, None]) -> None:
         super().__init__(changed)
@@ -130,7 +134,7 @@ class Account(Changeable):
         return self.spec.account or self.spec.name
 
     def opens_at(self, now: float, requests: int = 1, lead_s: float = 0.0) -> float | None:
-        """Return when so many requests may start at once: `now` or later; None while all places are taken."""
+        """Return when `requests` may start at once: `now` or later; None while all places are taken."""
         places = self._places()
         if places is not None and self.running and self.running + requests > places:
             return None
@@ -144,22 +148,22 @@ class Account(Changeable):
         return max(1, int(places * factor))
 
     def _due(self, requests: int) -> float:
-        """Return when the rates allow so many requests."""
+        """Return when the rates allow `requests`."""
         due = float("-inf") if self._requests is None else self._requests.due(requests, self.throttle.factor)
         return due if self._tokens is None else max(due, self._tokens.next_s)
 
     def goes_at(self, now: float, requests: int = 1) -> float:
-        """Return when so many requests that are granted now may go: `now`, or later where they are granted ahead of time."""
+        """Return when requests that are granted now may go: `now`, or later if they are granted ahead of time."""
         due = self._due(requests)
         return due if due > now + _ROUNDING_S else now
 
     def take(self, at: float, requests: int = 1, tokens: int = 0) -> None:
-        """Start so many requests, which go at `at`."""
+        """Start `requests` that go at `at`."""
         self.running += requests
         self.spend(at, requests, tokens)
 
     def spend(self, at: float, requests: int, tokens: int) -> None:
-        """Count what goes, or went, at `at`."""
+        """Count requests and tokens that go, or went, at `at`."""
         if self._requests is not None:
             self._requests.take(at, requests, self.throttle.factor)
         if self._tokens is not None and tokens:
@@ -171,27 +175,27 @@ class Account(Changeable):
             self._requests.move(planned_s, at, requests)
 
     def charge(self, requests: int, tokens: int, now: float) -> None:
-        """Correct what was taken by what it really was: by more requests, and by more tokens or, below 0, fewer."""
+        """Correct the taken amounts by additional requests, and by additional tokens; fewer tokens if negative."""
         if self._requests is not None and requests:
             self._requests.charge(requests, now)
         if self._tokens is not None and tokens:
             self._tokens.charge(tokens, now)
 
     def give_back(self, requests: int = 1) -> None:
-        """End so many requests."""
+        """End `requests`."""
         self.running -= requests
 
 
 def by_quota(specs: Sequence[QuotaSpec], changed: dict[Account, None]) -> dict[str, Account]:
-    """Return the account of each quota. The limits of an account are those of the first of its quotas that has any."""
+    """Return the account of each quota. The first quota with limits gives the account its limits."""
     accounts: dict[str, Account] = {}
-    for spec in sorted(specs, key=lambda spec: not spec.limits):  # stable: those with limits first
+    for spec in sorted(specs, key=lambda spec: not spec.limits):  # stable: quotas with limits first
         accounts.setdefault(spec.account or spec.name, Account(spec, changed))
     return {spec.name: accounts[spec.account or spec.name] for spec in specs}
 
 
 def clash(specs: Sequence[QuotaSpec]) -> tuple[str, str] | None:
-    """Return the first quota that cannot share its account, and why; None where all can."""
+    """Return the first quota that cannot share its account, and why; None if all can."""
     known: dict[str, QuotaSpec] = {}
     for spec in specs:
         if spec.limits:
@@ -205,5 +209,5 @@ def clash(specs: Sequence[QuotaSpec]) -> tuple[str, str] | None:
 
 
 def _limits_of(spec: QuotaSpec) -> QuotaSpec:
-    """Return a quota without what quotas of one account need not share."""
+    """Return a quota without the fields that may differ within an account."""
     return replace(spec, name="", account=None, usage_header=None, hosts=(), extra={})

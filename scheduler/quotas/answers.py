@@ -3,8 +3,8 @@
 An action never waits for a limit by retrying. A refused action goes back to its place in the queue, and is granted again when the
 account's pause is over. Meanwhile its place at the API is free, and actions of a higher priority go first.
 
-Only idempotent actions wait again, and at most `MOST_REFUSALS` times. Otherwise the trainer gets the refusal as the answer. The scheduler
-decides this when it grants an action (`Grant.attempt`), since a worker must know it before it stores a result.
+Only idempotent actions wait again, and at most `MOST_REFUSALS` times. Otherwise the trainer gets the refusal as the answer. The
+scheduler decides this with the grant (`Grant.attempt`), since a worker must know before it stores a result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler.model.state import wants_cells, wants_cores
 from tangram.action import Action
 
 MOST_REFUSALS: Final = 5
-"""Refused tries that are repeated; each is one more than the number of its grant says, also after a restart."""
+"""Refused tries that are repeated. Each is one more than the number of its grant, also after a restart."""
 
 
 def may_wait_again(action: Action, grant: Grant) -> bool:

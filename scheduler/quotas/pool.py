@@ -1,8 +1,8 @@
-"""The pool of quotas: who may call which outside API now.
+"""The pool of quotas: which actions may call an outside API now.
 
-Actions that only call wait here, in the queue of their first quota's account, and run on a node of the pool `api`. Quotas are also a
-condition of starting for actions on cores and cells: those pools ask `keeps_back` before they start an action, and call `take` when
-they do. A group that was kept back by a quota is looked at again when the quota opens.
+Actions that only call wait here, in the queue of their first quota's account, and run on a node of the pool `api`. Actions on cores
+and cells may need quotas, too. Their pools ask `keeps_back` before they start an action, and call `take` when they start it. A
+group that was kept back by a quota is looked at again when the quota opens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Draw = tuple[Account, int, int]
 
 
 class QuotaPool:
-    """The accounts by the names of their quotas, and who waits for which."""
+    """The accounts by the names of their quotas, and the groups that wait for each."""
 
     def __init__(self, state: State, specs: Sequence[QuotaSpec]) -> None:
         self._state = state
@@ -32,12 +32,12 @@ class QuotaPool:
         self.usage_headers = {spec.name: spec.usage_header for spec in specs if spec.usage_header is not None}
         self.hosts = {spec.name: spec.hosts for spec in specs if spec.hosts}
         self._kept_back: dict[Account, dict[Changeable, int]] = {}
-        """For each account, the groups in which it keeps actions back, with the least requests of one of them."""
+        """For each account, the groups in which it keeps actions back, with the least requests of such an action."""
         for account in dict.fromkeys(self.accounts.values()):
             state.shares.offer(f"{QUOTA_PREFIX}{account.name}", account.spec.concurrency or 0)
 
     def draws(self, action: Action) -> list[Draw]:
-        """Return the accounts that an action draws on, each once, with its requests and tokens there."""
+        """Return each account that an action draws on, with the action's requests and tokens."""
         names = action.cost.quotas
         if not names:
             return []
@@ -72,7 +72,7 @@ class QuotaPool:
             self._state.shares.hold(action.job, f"{QUOTA_PREFIX}{account.name}", requests)
 
     def forget(self, group: Changeable) -> None:
-        """Look no more at a group that is gone."""
+        """Forget a group that is gone."""
         for kept in self._kept_back.values():
             kept.pop(group, None)
         self._kept_back = {account: kept for account, kept in self._kept_back.items() if kept}
@@ -80,7 +80,7 @@ class QuotaPool:
     # The pool
 
     def refusal(self, action: Action) -> str | None:
-        """Return why an action can never have what it takes of quotas."""
+        """Return why an action can never get its quotas."""
         for name in action.cost.quotas:
             if name not in self.accounts:
                 return f"quota {name!r} is not declared"
@@ -116,7 +116,7 @@ class QuotaPool:
             self.wake(now)
 
     def resume(self, running: Running, now: float) -> list[Command]:
-        """Count the requests of an action that an earlier scheduler started. The journal does not know when it was told to go."""
+        """Count the requests of an action that an earlier scheduler started. The journal does not hold its time to go."""
         self._declare(running.waiting.action)
         draws = self.draws(running.waiting.action)
         if draws:
@@ -126,15 +126,15 @@ class QuotaPool:
         return []
 
     def joined(self, node: Node) -> None:
-        """Look again at those who have waited for a node."""
+        """Look again at actions that have waited for a node."""
         for account in self.accounts.values():
             account.touch()
 
     def gone(self, node: Node) -> None:
         """Do nothing: no request is bound to a node."""
 
-    def memory_returned(self, node: Node) -> None:
-        """Look again at those who wait."""
+    def look_again(self, node: Node) -> None:
+        """Look again at waiting actions."""
         for account in self.accounts.values():
             if len(account.queue):
                 account.touch()
@@ -168,26 +168,26 @@ class QuotaPool:
             self._state.start(waiting, grant, now, waiting.durations_s[0])
             out.append(Start(id=waiting.id, grant=grant))
             started.append(waiting)
-        for waiting in started:  # not before: the walk must not see the queue change
+        for waiting in started:  # only now: the walk must not see the queue change
             account.queue.remove(waiting)
         return out
 
     def wake(self, now: float) -> None:
-        """Have the groups looked at whose quotas have opened."""
+        """Look again at the groups whose quotas have opened."""
         for account in [account for account in self._kept_back if self._opens_at(account, now) == now]:
             for group in self._kept_back.pop(account):
                 group.touch()
 
     def next_wake(self, now: float) -> float | None:
-        """Return when the next quota with waiting actions opens; None where none does by itself."""
+        """Return when the next quota with waiting actions opens; None if no quota opens by itself."""
         return min((at for at in (self._opens_at(account, now) for account in self._kept_back) if at is not None), default=None)
 
     def _opens_at(self, account: Account, now: float) -> float | None:
-        """Return when an account has room for some of what it keeps back. What has fewer requests may have less lead."""
+        """Return when an account has room for an action that it keeps back. An action with fewer requests may have less lead."""
         asked = dict.fromkeys((requests, _lead_s(account, group)) for group, requests in self._kept_back[account].items())
         return min((at for requests, lead_s in asked if (at := account.opens_at(now, requests, lead_s)) is not None), default=None)
 
-    # What is heard of requests
+    # Reports of requests
 
     def went_out(self, running: Running, at: float) -> None:
         """Count the requests of an action as gone out at `at`."""
@@ -196,7 +196,7 @@ class QuotaPool:
             account.went_out(planned_s, running.sent_at, requests)
 
     def answered(self, running: Running, event: events.Finished, now: float) -> None:
-        """Learn from how an action ended. Its places are given back apart from this."""
+        """Learn from the end of an action. The caller gives its places back."""
         answer = event.answer
         for account, requests, tokens in self.draws(running.waiting.action):
             if answer is not None and answer.refuses:
@@ -204,12 +204,12 @@ class QuotaPool:
             elif event.status == "succeeded" and (answer is None or answer.status < 500):
                 account.throttle.succeeded(running.granted_at, now)
             if answer is not None:
-                # A refusal that names no cost had none; of any other answer what was declared is the best that is known.
+                # A refusal without a cost counts as free. For other answers without a cost, the declared tokens count.
                 spent = answer.tokens if answer.tokens is not None else 0 if answer.refuses else tokens
                 account.charge(max(0, answer.requests - requests), spent - tokens, now)
 
     def never_made(self, running: Running, now: float) -> None:
-        """Give back the tokens of requests that were never made, and are to be made under another grant."""
+        """Give back the tokens of requests that were never made. They are made under another grant."""
         for account, _, tokens in self.draws(running.waiting.action):
             account.charge(0, -tokens, now)
 
@@ -219,17 +219,17 @@ class QuotaPool:
             account.charge(requests, 0, now)
 
     def spent(self, action: Action, granted_at: float) -> None:
-        """Count what an action has taken that has ended."""
+        """Count the requests and tokens of an action that has ended."""
         self._declare(action)
         for account, requests, tokens in self.draws(action):
             account.spend(granted_at + account.spec.lead_s, requests, tokens)
 
     def _declare(self, action: Action) -> None:
-        """Take up quotas that were declared when an action was granted and are no longer."""
+        """Take up an action's quotas that are no longer declared."""
         for name in action.cost.quotas:
             self.accounts.setdefault(name, Account(QuotaSpec(name=name), self._changed))
 
 
 def _lead_s(account: Account, group: Changeable) -> float:
-    """Return how much ahead of its time a request may be granted: only its own worker knows how to wait for it."""
+    """Return how long ahead of its time a request may be granted. Only workers of pure calls can wait for the time."""
     return account.spec.lead_s if isinstance(group, Account) else 0.0

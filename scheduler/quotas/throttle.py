@@ -1,7 +1,7 @@
 """How an account reacts to a server that refuses: back off for the whole fleet, then come back step by step.
 
-An answer *refuses* when it is 429, or 503 with `Retry-After` (RFC 6585, RFC 9110). There is one throttle per account,
-so what one worker is told holds for all.
+An answer *refuses* when it is 429, or 503 with `Retry-After` (RFC 6585, RFC 9110). Each account has one throttle, so a refusal to
+one worker counts for all.
 
 | state | on | to | what happens |
 |---|---|---|---|
@@ -12,10 +12,10 @@ so what one worker is told holds for all.
 | `lowered` | success of a request from after the halving | `lowered` | the factor grows by `RISE_PER_S` × the seconds since it last grew |
 | `lowered` | the factor reaches 1 | `open` | |
 
-So one overload, which many requests under way may notice, halves the rate once; multiplicative decrease and additive
-increase let fleets that do not know of each other share an API fairly (Chiu and Jain, 1989). Growth counts seconds, not
-successes, so that coming back takes equally long at every rate: at most `1 / RISE_PER_S` = 10 seconds after the last
-refusal's pause, as long as something succeeds every second. No clock here: times come in.
+Many requests under way may notice an overload, but it halves the rate only once. Multiplicative decrease and additive increase let
+independent fleets share an API fairly (Chiu and Jain, 1989). Growth counts seconds, not successes. So recovery takes equally long
+at every rate: at most `1 / RISE_PER_S` = 10 seconds after the last refusal's pause, if a request succeeds every second. There is no
+clock here: times come in.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from __future__ import annotations
 from typing import Final, Literal
 
 DECREASE: Final = 0.5
-"""What a refusal leaves of the factor."""
+"""The part of the factor that remains after a refusal."""
 
 FLOOR: Final = 0.05
-"""Least factor: something must go on, or nobody would notice that the server allows more again."""
+"""Least factor. Some requests must go on, to notice that the server allows more again."""
 
 RISE_PER_S: Final = 0.1
-"""What the factor gains each second in which requests succeed."""
+"""The gain of the factor for each second in which requests succeed."""
 
 LONGEST_STEP_S: Final = 1.0
-"""Most seconds that a single success may stand for: silence is no sign that more would do."""
+"""Most seconds that a single success may stand for. Silence does not show that the server allows more."""
 
 DEFAULT_PAUSE_S: Final = 1.0
-"""Pause after a refusal that names none."""
+"""Pause after a refusal without `Retry-After`."""
 
 LONGEST_PAUSE_S: Final = 3600.0
-"""A server that asks for more has a clock that is wrong, or an account that a person must look at."""
+"""Longest pause. A server that asks for more has a wrong clock, or the account needs a person's attention."""
 
 ThrottleState = Literal["open", "paused", "lowered"]
 

@@ -1,7 +1,7 @@
-"""What is on the cells of all nodes according to grants alone: the simulator's own books, which know nothing of the core's.
+"""The simulator's own books of the cells of all nodes. They follow from grants alone, and are independent of the core's books.
 
-They stand for what real cells would not allow. Two instances compute on one cell at a time; more is resident on a cell than its
-memory holds; what runs something is evicted; what is not there is evicted, or runs without having been restored.
+They reject what real cells would not allow: two instances that compute on one cell at a time; more residents than a cell's memory
+holds; the eviction of a busy or absent instance; an action on an instance that was not restored.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CellBooks:
         self._compute(action_id, grant.node, named)
 
     def restore(self, command: Restore) -> str:
-        """Carry out a restore, which keeps its cells until `finish` of the name that is returned. Raises `BrokenGrant`."""
+        """Carry out a restore, and return its name. It keeps its cells until `finish` of this name. Raises `BrokenGrant`."""
         named = (command.service, command.cell_ids)
         if named in self._resident[command.node]:
             raise BrokenGrant(f"{command.service} is restored onto cells {command.cell_ids} of {command.node}, where it is resident")
@@ -60,11 +60,11 @@ class CellBooks:
         return name
 
     def finish(self, action_id: str) -> None:
-        """Note that an action runs no more."""
+        """Note that an action has ended."""
         self._runs.pop(action_id, None)
 
     def running(self, node: str, named: Named) -> int:
-        """Count what an instance runs."""
+        """Count the actions that an instance runs."""
         return sum(at == (node, named) for at in self._runs.values())
 
     def _bring(self, node: str, named: Named, evicted: Sequence[Evicted]) -> None:

@@ -1,14 +1,14 @@
 """How far the actions of a simulation are: the duration model behind virtual time.
 
-An action runs at the speed-up of its units, on cores of its own. It keeps them busy for a part of its time (`cpu_s / work_s` of
-the recording; all of it where the recording does not say).
+An action runs at the speed-up of its units, on cores of its own. It keeps them busy for a part of its time: `cpu_s / work_s` of the
+recording, or all of it if the recording does not say.
 
-An action in the background gets what is idle on its node: cores that nobody holds, and the time in which a holder does not keep
-its own busy. The kernel divides that evenly, so each gets the same part f of a core while it needs one. What it waits for otherwise
-(a network, a timer) goes on as ever: with a need r of its own time its work takes `(1 - r) + r / f` times as long. That is a mean
-over moments that do not know of each other, not a model of single slices. It uses one core at most.
+An action in the background gets the idle time of its node: cores that no action holds, and the time in which a holder leaves its
+cores idle. The kernel divides this time evenly. So each action gets the same part f of a core while it needs a core. Its waits for
+a network or a timer take as long as before. An action that needs a core for a part r of its time takes `(1 - r) + r / f` times as
+long. This is a mean over independent moments, not a model of single time slices. An action uses one core at most.
 
-Actions that need alike (to a sixteenth) share a clock, so a change of what is idle costs the same however many there are.
+Actions with equal needs (to a sixteenth) share a clock. So a change of the idle time costs the same for any number of actions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from scheduler.sim.trace import TraceAction
 from tangram.elasticity import Table
 
 PARTS: Final = 16
-"""Parts of a core by which needs are told apart in the background."""
+"""Steps in which needs of a core are distinguished in the background."""
 
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """An action that has been submitted and has no result yet. `turn` counts the ends that were planned for it."""
+    """An action that has been submitted and has no result yet. `turn` counts its planned ends."""
 
     id: str
     recorded: TraceAction
@@ -41,7 +41,7 @@ class Live:
     core_ids: tuple[int, ...] = ()
     background: bool = False
     node: str = ""
-    restore_s: float = 0.0
+    overhead_s: float = 0.0
     began_at: float = 0.0
     done_s: float = 0.0
     since: float = 0.0
@@ -55,7 +55,7 @@ class Live:
 
     @property
     def busy(self) -> float:
-        """The part of its time in which it needs its core."""
+        """The part of its time in which the action needs its core."""
         return self.recorded.busy
 
     @property
@@ -65,27 +65,27 @@ class Live:
 
     @property
     def burning(self) -> float:
-        """The cores of its own that it keeps busy: by Amdahl's law some wait for the serial part; a table's losses are burnt."""
+        """The cores that the action keeps busy. By Amdahl's law, some wait for the serial part. With a table, losses are burnt."""
         return self.busy * (self.units if isinstance(self.recorded.elasticity.curve, Table) else self.speed)
 
     @property
     def left_s(self) -> float:
-        """The work that is left."""
+        """The remaining work."""
         return max(0.0, self.recorded.work_s - self.done_s)
 
-    def begin(self, grant: Grant, now: float, restore_s: float) -> None:
-        """Take up a grant; work begins after the restore."""
+    def begin(self, grant: Grant, now: float, overhead_s: float) -> None:
+        """Take up a grant. Work begins after `overhead_s`, which includes a restore."""
         self.attempt, self.node = grant.attempt, grant.node
         self.units, self.core_ids, self.background = grant.units, grant.core_ids, grant.background
-        self.restore_s = restore_s
-        self.began_at = self.since = now + restore_s
+        self.overhead_s = overhead_s
+        self.began_at = self.since = now + overhead_s
 
     def regrant(self, core_ids: tuple[int, ...], *, background: bool) -> None:
-        """Go on under another grant; what was done must be settled."""
+        """Go on under another grant. Settle the earlier work first."""
         self.units, self.core_ids, self.background = len(core_ids) or self.units, core_ids, background
 
     def settle(self, now: float) -> None:
-        """Count what was done on cores of its own until now."""
+        """Count the work on the action's own cores until now."""
         ran_s = max(0.0, now - self.since)
         self.done_s += ran_s * self.speed
         self.unit_seconds += ran_s * self.units
@@ -104,7 +104,7 @@ class Live:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Actions in the background that need the same part `need` of their time. `clock_s` is the work that each has done since the start."""
+    """Background actions that need a core for the same part `need` of their time. `clock_s` is the work of each since the start."""
 
     need: float
     clock_s: float = 0.0
@@ -113,7 +113,7 @@ class _Line:
     ends: list[tuple[float, int, int, Live]] = field(default_factory=list)
 
     def next_end_s(self) -> float:
-        """Return the seconds until the first of them ends."""
+        """Return the seconds until the first action ends."""
         while self.ends and self.ends[0][2] != self.ends[0][3].turn:
             heapq.heappop(self.ends)
         if not self.ends:
@@ -125,9 +125,9 @@ class _Line:
 
 
 class NodeCores:
-    """The cores of one node: who keeps them busy, and who gets what is idle.
+    """The cores of one node: the actions that keep them busy, and the actions that get idle time.
 
-    `plan(at, call)` has `call(at)` called when that time has come.
+    `plan(at, call)` makes the simulation call `call(at)` at time `at`.
     """
 
     def __init__(self, capacity: int, ended: Callable[[Live, float], None], plan: Callable[[float, Callable[[float], None]], None]) -> None:
@@ -166,7 +166,7 @@ class NodeCores:
         self._pace(now)
 
     def settle_background(self, now: float) -> None:
-        """Count what those in the background have done until now."""
+        """Count the work of background actions until now."""
         self._advance(now)
         for live in self.background.values():
             clock_s = self._lines[round(live.busy * PARTS)].clock_s
@@ -198,7 +198,7 @@ class NodeCores:
         self._since = now
 
     def _pace(self, now: float) -> None:
-        """Divide anew what is idle, and plan the next end in the background."""
+        """Divide the idle time anew, and plan the next end in the background."""
         if not self.background:
             return
         self._advance(now)
@@ -217,7 +217,7 @@ class NodeCores:
             self._plan(now + next_s, end)
 
     def _part_of_a_core(self, idle: float) -> float:
-        """Return the part of a core that each gets while it needs one, so that all together get what is idle."""
+        """Return the part of a core for each action that needs a core, so that all actions use up the idle time."""
         needy = [line for line in self._lines.values() if line.count and line.need]
         if idle <= 1e-9:
             return 0.0
@@ -245,7 +245,7 @@ class NodeCores:
 
 
 def _speed(need: float, part: float) -> float:
-    """Return the work a second of what needs a core for a part of its time, and then gets a part of one."""
+    """Return the work a second of an action that needs a core for `need` of its time, and then gets `part` of a core."""
     if part <= 0.0:
         return 0.0 if need else 1.0
     return part / ((1.0 - need) * part + need)

@@ -1,4 +1,4 @@
-"""What a replay submits: actions made from recorded ones, for the simulation and for live replays alike.
+"""Turns recorded actions into actions to submit, for simulations and live replays.
 
 Only pure functions live here.
 """
@@ -9,15 +9,15 @@ from scheduler.sim.trace import TraceAction, Trajectory
 from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX, TOKENS_PREFIX, Action, Cost
 
 FILE_KINDS = ("cpu.read_file", "cpu.write_file")
-"""Kinds that the worker itself carries out: they need their environment, and no core of it."""
+"""Kinds that the worker itself carries out. They need their environment, but no core."""
 
 
 def action_of(
     recorded: TraceAction, trajectory: Trajectory, *, environment: str | None, session: str | None = None, known_durations: bool = True
 ) -> Action:
-    """Return the action that a recorded one submits again. Environment and session matter to `cpu.*` only.
+    """Return the action that a recorded action submits again. Environment and session matter to `cpu.*` only.
 
-    Without `known_durations`, the recorded duration is not declared: nobody knows it before it has run.
+    Without `known_durations`, the recorded duration is not declared, as it is unknown before the action has run.
     """
     on_cpu = recorded.kind.startswith("cpu.")
     amounts: dict[str, tuple[int, ...]]
@@ -51,10 +51,10 @@ def action_of(
 
 
 def opening_of(trajectory: Trajectory, environment: str) -> Action | None:
-    """Return the `cpu.open` that a trajectory begins with; None where it never needs a sandbox.
+    """Return the first `cpu.open` of a trajectory; None if it never needs a sandbox.
 
-    The environment must stand where all of its actions can run: it asks for their labels, and for as many cores as
-    the most demanding of them needs at least.
+    All actions of the environment must be able to run on its node. So the open asks for all their labels, and for the largest of
+    their least numbers of cores.
     """
     on_cpu = [recorded for recorded in trajectory.actions() if recorded.kind.startswith("cpu.")]
     if not on_cpu:

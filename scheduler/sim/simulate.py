@@ -1,20 +1,19 @@
 """The virtual-time driver: replays a trace against the same `Core` that the live service drives.
 
 Trajectories are little state machines: arrive, get an environment, think, submit a step's actions, wait for all of
-them, think again. Workers are a duration model: an action runs `work_s / (E(m)·m)` seconds on the m units of its
-grant, after a restore where the grant asks for one. Nothing else takes time here, so `overhead_s` is restoring.
-What real cells would not allow ends the replay: it keeps books of them of its own (cell_books.py).
+them, think again. Workers are a duration model. An action runs `work_s / (E(m)·m)` seconds on the m units of its grant, after a
+restore if the grant asks for it. Nothing else takes time, so `overhead_s` is the time of restores. A constant may be added for the
+way of an action through a live system. A grant that real cells would not allow ends the replay. The simulation keeps its own books
+of the cells for this check (cell_books.py).
 
-Only the time a decision takes is measured with a clock; it changes nothing that is simulated.
+A clock measures only the time of a decision, which does not affect the simulation.
 """
 
 from __future__ import annotations
 
-import gc
 import heapq
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,24 +22,25 @@ from scheduler.learning.durations import Observation
 from scheduler.model import UNLIMITED, Limits, NodeSpec, commands, events
 from scheduler.policies import Policy
 from scheduler.sim.cell_books import CellBooks
+from scheduler.sim.no_collections import no_collections
 from scheduler.sim.progress import Live, NodeCores
 from scheduler.sim.recorded import action_of, opening_of
-from scheduler.sim.summary import ActionRecord, Capacity, RunRecord
+from scheduler.sim.summary import ActionRecord, Capacity, RunRecord, Stay
 from scheduler.sim.trace import Step, Trace, Trajectory
 from tangram.action import Action
 
 _T = TypeVar("_T")
 
 USAGE_S = 1.0
-"""Seconds between two reports of what actions in the background have got there."""
+"""Seconds between two reports of the core-seconds of background actions."""
 
 LEAST_TOLD_S, LEAST_TOLD_PART = 0.05, 0.2
-"""What must be new in a report: core-seconds, and a part of those that were reported before."""
+"""The least increase that is reported: in core-seconds, and as a part of the last report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The simulated machines: `nodes` alike ones, with cores, memory in MB and GPUs each."""
+    """The simulated machines: `nodes` equal nodes, each with cores, memory in MB and GPUs."""
 
     nodes: int = 1
     cores: int = 1
@@ -67,7 +67,7 @@ class Cluster:
 
 @dataclass(slots=True, eq=False)
 class _Rollout:
-    """A trajectory on its way: which step it is at and how many of that step's actions still run."""
+    """A running trajectory: its step, and how many actions of the step still run."""
 
     trajectory: Trajectory
     number: int
@@ -77,23 +77,12 @@ class _Rollout:
     carried_queue_s: float = 0.0
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Keep the cyclic garbage collector out of what is timed: nothing here is cyclic, and it would walk all that lives."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Simulation:
     """One replay in virtual time. Use once: `run()`.
 
-    `known_durations` says whether actions declare their recorded durations when they come in; by default as the policy is
-    (`Rules.profiled`). `history` are actions that ended before, of which it has learned.
+    `known_durations` says whether actions declare their recorded durations; the default is the policy's `Rules.profiled`. `history`
+    are earlier actions to learn from. `overhead_s` passes between each grant and the start of its action, as messages take time in
+    a live system.
     """
 
     def __init__(
@@ -106,11 +95,13 @@ class Simulation:
         limits: Limits | None = None,
         known_durations: bool | None = None,
         history: Sequence[Observation] = (),
+        overhead_s: float = 0.0,
     ) -> None:
         self._trace = trace
         self._cluster = cluster
         self._policy = policy
         self._speed = speed
+        self._overhead_s = overhead_s
         self._known_durations = policy.rules.profiled if known_durations is None else known_durations
         services, quotas = tuple(trace.services.values()), tuple(trace.quotas.values())
         self._core = Core(policy, limits=limits, services=services, quotas=quotas, history=history)
@@ -122,6 +113,8 @@ class Simulation:
         self._granted = 0
         self._cores_granted: list[tuple[float, float]] = []
         self._opening: dict[str, _Rollout] = {}
+        self._standing: dict[str, tuple[str, float]] = {}
+        self._stays: list[Stay] = []
         self._rollouts: dict[str, _Rollout] = {}
         self._records: list[ActionRecord] = []
         self._decision_us: list[float] = []
@@ -133,7 +126,7 @@ class Simulation:
 
     def run(self) -> RunRecord:
         """Replay to the last result."""
-        with _no_collections():
+        with no_collections():
             return self._run()
 
     def _run(self) -> RunRecord:
@@ -160,6 +153,7 @@ class Simulation:
             decisions=self._core.decisions,
             decision_us=self._decision_us,
             cores_granted=self._cores_granted,
+            stays=self._stays,
             prediction=self._core.state.durations.error(),
         )
 
@@ -183,7 +177,9 @@ class Simulation:
                 self._restore(command, now)
             elif isinstance(command, commands.CloseEnvironment):
                 self._at(now, _bind(self._handle, events.EnvironmentClosed(id=command.id, reason=command.reason)))
-        # Notes, requeues and stops need nothing here: no node dies in a simulation, and nobody cancels.
+            elif isinstance(command, commands.NoteEnvironment):
+                self._note(command, now)
+        # Other notes, requeues and stops need nothing: in a simulation no node is lost and no action is cancelled.
         wake = self._core.next_wake(now)
         if wake is not None and (self._wake is None or wake < self._wake):
             self._wake = wake
@@ -191,9 +187,17 @@ class Simulation:
 
     def _tick(self, now: float) -> None:
         if self._wake is None or now < self._wake:
-            return  # something else came first, and the core has said since when it wants to be woken
+            return  # another event came first, and the core has named a later time since
         self._wake = None
         self._handle(events.Tick(), now)
+
+    def _note(self, command: commands.NoteEnvironment, now: float) -> None:
+        """Record the time in which an environment takes room on its node."""
+        if command.node is not None and command.state in ("opening", "open"):
+            self._standing.setdefault(command.id, (command.node, now))
+        elif command.state in ("closed", "lost") and command.id in self._standing:
+            node, since = self._standing.pop(command.id)
+            self._stays.append(Stay(trajectory=int(command.id.removeprefix("e")), node=node, from_s=since, until_s=now))
 
     def _arrive(self, rollout: _Rollout, now: float) -> None:
         environment = f"e{rollout.number}"
@@ -239,11 +243,11 @@ class Simulation:
         if command.grant.restore:
             self._restores += 1
             restore_s = self._trace.services[live.recorded.service or ""].restore_s
-        live.begin(command.grant, now, restore_s)
+        live.begin(command.grant, now, restore_s + self._overhead_s)
         self._enter(live, now)
 
     def _restore(self, command: commands.Restore, now: float) -> None:
-        """Bring an instance onto cells, which are busy with it for as long as a restore takes."""
+        """Bring an instance onto cells. They are busy for the duration of a restore."""
         self._restores += 1
         name = self._cells.restore(command)
         there = events.ServiceChanged(node=command.node, service=command.service, cell_ids=command.cell_ids, state="resident")
@@ -255,7 +259,7 @@ class Simulation:
         self._handle(there, now)
 
     def _resize(self, command: commands.Resize, now: float) -> None:
-        """Let the rest of the work go on at the pace of other units; the end that was planned is void."""
+        """Let the remaining work go on at the speed of other units. The planned end is void."""
         live = self._live[command.id]
         self._resizes += 1
         self._leave(live, now)
@@ -282,7 +286,7 @@ class Simulation:
             live.settle(now)
 
     def _report_usage(self, node: str, now: float) -> None:
-        """Report, like a worker, what actions in the background have got since the last time."""
+        """Report, like a worker, the core-seconds of background actions."""
         cores = self._cores[node]
         if not cores.background:
             del self._reporting[node]
@@ -343,7 +347,7 @@ class Simulation:
                 submitted_at=live.submitted_at - live.carried_queue_s,
                 ended_at=now,
                 queue_s=queue_s + live.carried_queue_s,
-                overhead_s=live.restore_s,
+                overhead_s=live.overhead_s,
                 execution_s=execution_s,
                 units=live.units,
                 unit_seconds=live.unit_seconds,
@@ -353,14 +357,14 @@ class Simulation:
         )
 
     def _refuse_all(self, rollout: _Rollout, reason: str, now: float) -> None:
-        """Count every action that a trajectory has not submitted, and never will, as rejected."""
+        """Count every action that a trajectory will never submit as rejected."""
         for number in range(rollout.step, len(rollout.trajectory.steps)):
             for index, recorded in enumerate(rollout.trajectory.steps[number].actions):
                 live = Live(f"{rollout.number}.{number}.{index}", recorded, now, 0.0)
                 self._record(live, rollout, "rejected", reason, 0.0, 0.0, now)
 
     def _end_starved(self) -> None:
-        """Count what nothing will ever start as failed: no node could run it and nothing is left to happen."""
+        """Count the actions that can never start as failed: no node could run them, and no event is left."""
         now = self._now
         for live in self._live.values():
             waited_s = now - live.submitted_at

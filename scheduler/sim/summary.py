@@ -1,4 +1,4 @@
-"""What a run comes to: one record per action, and the figures over all of them.
+"""The result of a run: one record per action, and the figures over all actions.
 
 The same record and the same arithmetic serve the simulator and the live replay, so that their figures can be
 compared. Seconds throughout, microseconds where the name says `us`.
@@ -17,10 +17,10 @@ from scheduler.model.stats import summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
-    """One action of a replay: what it was, how it ended, where its time went.
+    """One action of a replay, with its end and its times.
 
-    `floor_s` is its duration on its best units with no queue; `units` what it was granted last, `unit_seconds` its
-    units times the seconds it held them while it ran. `task_id` is the Celery task behind it, live only.
+    `floor_s` is its duration on its best units with no queue; `units` is its last number of granted units. `unit_seconds` are its
+    units times the seconds it held them while it ran. `task_id` is its Celery task, in live runs only.
     """
 
     id: str
@@ -48,18 +48,28 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a run had: cores and GPU cells over all nodes."""
+    """The cores and GPU cells of all nodes in a run."""
 
     cores: int
     cells: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """An environment on a node; `trajectory` is the place of its trajectory in the trace."""
+
+    trajectory: int
+    node: str
+    from_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """A whole run.
 
-    `decision_us` holds the time of each scheduling decision, in the order taken; `cores_granted` pairs of a time and
-    the cores granted from then on, simulated runs only.
+    `decision_us` holds the duration of each scheduling decision, in order. `cores_granted` holds pairs of a time and the cores
+    granted from then on. `stays` holds the environments. Both exist for simulated runs only.
     """
 
     policy: str
@@ -73,11 +83,12 @@ class RunRecord:
     decisions: int = 0
     decision_us: Sequence[float] = field(default_factory=tuple)
     cores_granted: Sequence[tuple[float, float]] = field(default_factory=tuple)
+    stays: Sequence[Stay] = field(default_factory=tuple)
     prediction: PredictionError | None = None
 
 
 def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
-    """Return the ACT keys over some actions; zeros where there are none."""
+    """Return the ACT keys over some actions; zeros without actions."""
     spread = summary(record.act_s for record in records)
     count = max(1, len(records))
     mean_queue = fsum(record.queue_s for record in records) / count
@@ -121,7 +132,7 @@ def summarise(run: RunRecord) -> dict[str, Any]:
 
 
 def _prediction(error: PredictionError | None) -> dict[str, float]:
-    """Return within which factor half, and nine in ten, of the expected durations were right; nothing where unknown."""
+    """Return the factors within which half, and nine in ten, of the expected durations were right; empty if unknown."""
     if error is None or not error.predictions:
         return {}
     return {"prediction_factor_p50": error.factor_p50, "prediction_factor_p90": error.factor_p90}

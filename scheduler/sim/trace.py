@@ -1,8 +1,7 @@
-"""Recorded rollouts as values: what `tangram.trace/1` says, without how it is written down.
+"""Recorded rollouts as values: the content of `tangram.trace/1`, without its file format.
 
-What may live here: frozen values and pure functions on them. No file, no JSON, no clock, no unseeded
-randomness; reading and writing is `app.replay.traces`. Whoever reads a trace checks it there, so the values here
-do not check themselves a second time.
+Only frozen values and pure functions may live here. No file, no JSON, no clock, no unseeded randomness. `app.replay.traces` reads,
+writes and checks traces, so these values do not check themselves again.
 
 Shape of a trace:
 
@@ -13,8 +12,8 @@ Shape of a trace:
 | `Step`       | a pause for thought, then actions submitted together; the next step waits for all     |
 | `TraceAction`| one invocation: what it is, how long it takes on one unit, what more units do to that |
 
-`extra` holds the keys of a line that this project gives no meaning to; they are kept so that what was read
-can be written again, and so that a driver may use them (`files`, `url`, `items`, `exit_code` …).
+`extra` holds the keys of a line that have no meaning to this project. They are kept to write the trace again, and for drivers that
+use them (`files`, `url`, `items`, `exit_code` …).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tangram.action import DEFAULT_JOB
 from tangram.elasticity import Elasticity
 from tangram.errors import InvalidAction
 
-Kind = Literal["cpu.exec", "cpu.read_file", "cpu.write_file", "gpu.score", "gpu.logprobs", "gpu.generate", "api.call"]
+Kind = Literal["cpu.exec", "cpu.read_file", "cpu.write_file", "cpu.request", "gpu.score", "gpu.logprobs", "gpu.generate", "api.call"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_PRIORITY = 5
 
@@ -38,8 +37,8 @@ DEFAULT_PRIORITY = 5
 class TraceAction:
     """One recorded invocation of an outside resource.
 
-    `work_s` is `T_ori`, seconds on one unit; `cpu_s` the core-seconds really used; `observed_s` what it took
-    when it was recorded, on however many units; `tokens` what a request to an outside API cost. `None` means that the trace does not say.
+    `work_s` is `T_ori`, seconds on one unit; `cpu_s` the core-seconds really used; `observed_s` is the recorded duration, on any
+    number of units. `tokens` is the cost of a request to an outside API. `None` means that the trace does not say.
     """
 
     kind: Kind
@@ -62,7 +61,7 @@ class TraceAction:
 
     @property
     def busy(self) -> float:
-        """The part of its own time in which it needs its core; all of it where the trace does not say."""
+        """The part of its time in which the action needs its core; 1 if the trace does not say."""
         if self.cpu_s is None or self.work_s <= 0:
             return 1.0
         return min(1.0, self.cpu_s / self.work_s)

@@ -5,7 +5,8 @@ Nothing here waits or connects. A transfer is a generator of actions that is sen
 
 from __future__ import annotations
 
-import re
+import logging
+import posixpath
 import secrets
 import shlex
 import tarfile
@@ -29,7 +30,10 @@ PART_BYTES = 8 * 1024 * 1024
 _IN_MEMORY_BYTES = 4 * PART_BYTES
 _TRANSFER_S = 600.0
 _MISSING = 44
-_CLOSED = re.compile(r"^environment \S+ (was|is being) closed")
+_CLOSED = ("environment_closed", "lease_over", "cancelled", "client_gone")
+"""The causes by which actions fail on an environment that was closed."""
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Transfer = Generator[Action, Any, T]
@@ -83,16 +87,20 @@ def upload(place: Place, source: Path, target: str) -> Transfer[None]:
 def download(place: Place, source: str, target: Path) -> Transfer[None]:
     """Fetch a file, or the contents of a folder, of an environment to the path `target`.
 
+    Links in a folder that lead out of it are left out, and the log says so.
+
     Raises
     ------
     FileNotFoundError
         When there is no such file or folder.
+    TransferFailed
+        When it cannot be packed there, or unpacked here.
 
     """
     name, quoted = f".tangram-transfer-{secrets.token_hex(8)}", shlex.quote(source if source.startswith("/") else "./" + source)
     pack = (
         f"if [ -d {quoted} ]; then tar -cf {name} -C {quoted} . && echo folder; else [ -e {quoted} ] || exit {_MISSING}; "
-        f'tar -cf {name} -C "$(dirname {quoted})" "$(basename {quoted})" && echo file; fi && wc -c < {name}'
+        f'tar -chf {name} -C "$(dirname {quoted})" "$(basename {quoted})" && echo file; fi && wc -c < {name}'
     )
     done = yield _command(place, pack)
     if done.exit_code == _MISSING:
@@ -105,7 +113,10 @@ def download(place: Place, source: str, target: Path) -> Transfer[None]:
             packed.write((yield read_file(place, f"{name}.part")))
         _checked((yield _command(place, f"rm -f {name} {name}.part")), f"{name} could not be removed")
         packed.seek(0)
-        _unpack_here(packed, target, is_folder=kind == "folder")
+        try:
+            _unpack_here(packed, target, is_folder=kind == "folder")
+        except tarfile.TarError as error:
+            raise TransferFailed(f"{source} could not be unpacked to {target}: {error}") from error
 
 
 def drive(transfer: Transfer[T], run: Callable[[Action], Any]) -> T:
@@ -163,7 +174,7 @@ def _unpack_here(packed: IO[bytes], target: Path, *, is_folder: bool) -> None:
         if is_folder:
             target.mkdir(parents=True, exist_ok=True)
             # A pipe or a device has no contents, and must not spoil the rest.
-            archive.extractall(target, members=[member for member in archive if not member.isdev()], filter="data")
+            archive.extractall(target, members=[member for member in archive if not member.isdev()], filter=_leave_out_strays())
             return
         contents = archive.extractfile(archive.getmembers()[0])
         if contents is None:
@@ -172,6 +183,23 @@ def _unpack_here(packed: IO[bytes], target: Path, *, is_folder: bool) -> None:
         with target.open("wb") as stream:
             while part := contents.read(PART_BYTES):
                 stream.write(part)
+
+
+def _leave_out_strays() -> Callable[[tarfile.TarInfo, str], tarfile.TarInfo | None]:
+    """Return a filter for one archive that leaves out what leads out of the folder, and hard links to that."""
+    left_out: set[str] = set()
+
+    def kept(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+        try:
+            if not member.islnk() or posixpath.normpath(member.linkname) not in left_out:
+                return tarfile.data_filter(member, folder)
+        except tarfile.FilterError:
+            pass
+        left_out.add(posixpath.normpath(member.name))
+        _log.warning("%r is left out: %r is outside of %s", member.name, member.linkname or member.name, folder)
+        return None
+
+    return kept
 
 
 def _command(place: Place, line: str) -> Action:
@@ -193,4 +221,4 @@ def _owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def is_gone(error: TangramError) -> bool:
     """Return whether an error says that an environment is not there any more: closed, being closed, or lost."""
-    return isinstance(error, ActionLost) or (isinstance(error, ActionFailed) and _CLOSED.search(error.reason) is not None)
+    return isinstance(error, ActionLost) or (isinstance(error, ActionFailed) and error.cause in _CLOSED)

@@ -193,6 +193,9 @@ def _guarded(work: Callable[[], int]) -> int:
             sys.stderr.flush()
         except BrokenPipeError:
             pass
+        except Exception as error:  # os._exit swallows it otherwise
+            code = FAILED
+            print(f"tangram-docker: failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         finally:
             os._exit(code)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,6 +9,7 @@ as mini_swe_agent_2 do not look at: they would take it for the program's own.
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from nemo_gym.sandbox.providers.base import (
 
 from tangram.aio import AsyncClient
 from tangram.errors import TangramError
-from tangram.integrations.sandbox import Sandbox, State, borrow_client, return_client
+from tangram.integrations.sandbox import Sandbox, State, borrow_client, keep, return_client
 
 TIMED_OUT = 125
 
@@ -74,10 +75,7 @@ class TangramProvider:
                 timeout_s=spec.ready_timeout_s,
             )
             if spec.workdir:
-                made = await sandbox.exec(f"mkdir -p {shlex.quote(spec.workdir)}")
-                if made.exit_code != 0:
-                    await sandbox.close()
-                    raise SandboxCreateError(f"the work folder cannot be made: {made.stderr.strip()}")
+                await _make_folder(sandbox, spec.workdir)
         except TangramError as error:
             raise SandboxCreateError(f"the environment cannot be opened: {error}") from error
         if spec.ttl_s:
@@ -126,3 +124,14 @@ class TangramProvider:
         client, self._client = self._client, None
         if client is not None:
             await return_client(client)
+
+
+async def _make_folder(sandbox: Sandbox, folder: str) -> None:
+    """Make the work folder; where that fails, or is cancelled, the environment is closed."""
+    try:
+        made = await sandbox.exec(f"mkdir -p {shlex.quote(folder)}")
+        if made.exit_code != 0:
+            raise SandboxCreateError(f"the work folder cannot be made: {made.stderr.strip() or made.reason}")
+    except BaseException:
+        keep(asyncio.create_task(sandbox.close()))
+        raise

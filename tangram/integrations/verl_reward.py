@@ -4,8 +4,10 @@
     name: compute_score
 
 The reward is 1 where the check exits with 0, else 0. A failure of the stack is no reward: what can be repeated is, then `ScoreFailed` is
-raised, and the training step stops. verl's reward managers `naive`, `dapo` and `gdpo` let it pass. The manager `rate_limited` makes 0 of
-every exception: do not use it with this function.
+raised, and the training step stops. So it does where the image lacks the program that the check begins with, such as `pytest`.
+
+verl's reward managers `naive`, `dapo` and `gdpo` let it pass. The manager `rate_limited` makes 0 of every exception: do not use it with
+this function.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tangram.calls import Place
-from tangram.errors import ActionCancelled, ActionLost, ActionTimedOut, StackUnreachable, TangramError
+from tangram.errors import ActionCancelled, TangramError
 from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
 from tangram.results import ExecResult
 
@@ -28,7 +30,10 @@ KEPT = "tangram"
 """The extra field of a rollout that names an environment which `SandboxTool` has kept for scoring."""
 
 ATTEMPTS = 3
-_PASSING = (ActionLost, ActionCancelled, ActionTimedOut, StackUnreachable)
+_NOT_FOUND = 127
+_FIRST_PROGRAM = re.compile(r"\s*(?:cd\s+[^\s;&|]+\s*(?:&&|;)\s*)?(?:[A-Za-z_]\w*=[^\s'\"`$\\]*\s+)*([\w./+-]+)(?=[\s;&|<>]|$)", re.ASCII)
+"""The program that a command line begins with, behind a change of the folder and assignments."""
+
 _CODE = re.compile(r"```[\w+-]*\n(.*?)```", re.DOTALL)
 _log = logging.getLogger(__name__)
 
@@ -49,7 +54,9 @@ async def compute_score(
     solution_path: str = "solution.py",
     **_: Any,
 ) -> dict[str, Any]:
-    """Run the command `ground_truth` and return `score` 1.0 where it exits with 0, else 0.0, with its `exit_code` (-1 for out of time).
+    """Run the command `ground_truth` and return `score` 1.0 where it exits with 0, else 0.0, with its `exit_code`.
+
+    That is -1 where the check was out of time, of memory or of disk.
 
     In the environment that a rollout has kept for scoring, it runs after everything that the rollout left running was ended, and the
     environment is closed. Else it runs in a fresh one beside the solution: the last block of code of `solution_str`, or all of it, in the
@@ -58,7 +65,8 @@ async def compute_score(
     Raises
     ------
     ScoreFailed
-        When the stack has failed: at once for an environment that was kept, as it cannot be had again; else after three attempts.
+        When the stack has failed: at once for an environment that was kept, as it cannot be had again; else after three attempts. Also when
+        the check exits with 127 where its first program cannot be found.
 
     """
     info = dict(extra_info or {})
@@ -71,6 +79,8 @@ async def compute_score(
             files = {**info.get("files", {}), solution_path: blocks[-1] if blocks else solution_str}
             done = await _check_fresh(client, ground_truth, files, image, timeout_s)
     except TangramError as error:
+        if error.fault == "program":  # it filled its memory or its disk
+            return {"score": 0.0, "exit_code": -1}
         raise ScoreFailed(f"there is no score of a solution of {data_source}: {error}") from error
     finally:
         await return_client(client)
@@ -79,7 +89,7 @@ async def compute_score(
 
 async def _check_kept(sandbox: Sandbox, command: str, timeout_s: float) -> ExecResult:
     try:
-        return await sandbox.exec(command, timeout_s=timeout_s, fence=True)
+        return await _checked(sandbox, command, await sandbox.exec(command, timeout_s=timeout_s, fence=True))
     finally:
         with contextlib.suppress(TangramError):
             await sandbox.close()
@@ -92,13 +102,23 @@ async def _check_fresh(client: Any, command: str, files: Mapping[str, str], imag
             try:
                 for path, text in files.items():
                     await sandbox.write_file(path, text.encode(errors="replace"))  # a model may write what has no UTF-8 form
-                return await sandbox.exec(command, timeout_s=timeout_s)
+                return await _checked(sandbox, command, await sandbox.exec(command, timeout_s=timeout_s))
             finally:
                 with contextlib.suppress(TangramError):
                     await sandbox.close()
-        except _PASSING as error:
-            if attempt == ATTEMPTS:
+        except TangramError as error:
+            passing = error.fault == "infrastructure" or isinstance(error, ActionCancelled)
+            if attempt == ATTEMPTS or not passing:
                 raise
             _log.warning("attempt %d of %d at a score failed: %s", attempt, ATTEMPTS, error)
             await asyncio.sleep(random.uniform(0.0, 2.0**attempt))
     raise AssertionError("the last attempt returns or raises")
+
+
+async def _checked(sandbox: Sandbox, command: str, done: ExecResult) -> ExecResult:
+    """Return how a check ended. Raises `ScoreFailed` where it could not begin: then it says nothing of the solution."""
+    if done.exit_code == _NOT_FOUND and (program := _FIRST_PROGRAM.match(command)) is not None:
+        found = await sandbox.exec(f"command -v -- {program[1]}")
+        if found.exit_code not in (0, None):
+            raise ScoreFailed(f"the image has no {program[1]}: {done.stderr.strip()[-200:]}")
+    return done

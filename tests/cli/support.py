@@ -23,9 +23,9 @@ def environment(folder: Path) -> dict[str, str]:
     return {**clean, **own, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
-def tangram(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def tangram(folder: Path, *words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "tangram", *words]
-    return subprocess.run(argv, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(argv, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 @contextmanager

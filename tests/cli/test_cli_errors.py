@@ -72,11 +72,21 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["replay", "trace.jsonl", "--simulate", "--policy", "static:x"], "static:x"),
         (["replay", "trace.jsonl", "--simulate", "--without", "magic"], "magic"),
         (["replay", "trace.jsonl", "--simulate", "--policy", "fcfs", "--without", "resizing"], "resizing"),
+        (["replay", "trace.jsonl", "--simulate", "--compare", "paper,static:1", "--without", "resizing"], "--without"),
         (["replay", "trace.jsonl", "--simulate", "--speed", "0"], "--speed"),
         (["replay", "trace.jsonl", "--simulate", "--speed", "nan"], "--speed"),
         (["replay", "trace.jsonl", "--simulate", "--spread", "-1"], "--spread"),
         (["replay", "trace.jsonl", "--simulate", "--nodes", "0"], "--nodes"),
         (["replay", "trace.jsonl", "--simulate", "--tile", "0"], "--tile"),
+        (["replay", "trace.jsonl", "--simulate", "--cores", "999999999"], "--cores 999999999"),
+        (["replay", "trace.jsonl", "--simulate", "--cores", "2000", "--nodes", "1000"], "1000 nodes: at most 1000000"),
+        (["replay", "trace.jsonl", "--simulate", "--gpus", "999999999"], "--gpus 999999999"),
+        (["replay", "trace.jsonl", "--simulate", "--nodes", "999999999"], "--nodes 999999999"),
+        (["replay", "trace.jsonl", "--simulate", "--tile", "2000000"], "--tile 2000000"),
+        (["plan", "trace.jsonl", "--target-act", "1", "--cores-per-node", "999999999"], "--cores-per-node 999999999"),
+        (["plan", "trace.jsonl", "--target-act", "1", "--gpus", "999999999"], "--gpus 999999999"),
+        (["plan", "trace.jsonl", "--target-act", "1", "--nodes", "999999999"], "--nodes 999999999"),
+        (["plan", "trace.jsonl", "--no-worse-than", "fcfs", "--than-cores", "999999999"], "--than-cores 999999999"),
         (["demo", "--speed", "nan"], "--speed"),
         (["up", "--policy", "best"], "best"),
         (["import", "swe-agent", "missing.traj"], "missing.traj"),
@@ -85,7 +95,11 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
         (["worker", "tpu"], "tpu"),
         (["status"], "no journal"),
         (["report"], "no journal"),
+        (["report", "nope.sqlite:last"], "there is no file nope.sqlite"),
+        (["report", "j", "-o", "-", "--json"], "standard output"),
         (["top"], "no journal"),
+        (["top", "--interval", "nan"], "--interval"),
+        (["top", "--interval", "inf"], "--interval"),
         (["worker", "cpu"], "no stack is running"),
         (["scheduler"], "TANGRAM_DATABASE_URL"),
     ],
@@ -171,6 +185,26 @@ def test_a_database_that_cannot_be_used_is_said(tmp_path: Path, words: list[str]
     done = forked(*words, cwd=tmp_path, TANGRAM_DATABASE_URL=url, TANGRAM_CONNECT_TIMEOUT_S="1", **variables)
     refused(done, expected)
     assert "secret" not in done.stderr
+
+
+def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    urls = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
+    refused(forked("status", cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///missing", **urls), "there is no such file")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_ports_that_there_are_not_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "services.toml").write_text("")
+    services = str(tmp_path / "services.toml")
+    done = forked("up", cwd=tmp_path, TANGRAM_METRICS_PORT="65534", TANGRAM_SERVICES_FILE=services)
+    refused(done, "TANGRAM_METRICS_PORT", "use 1 to 65531")
+    assert not list((tmp_path / "state").iterdir())
+
+
+def test_a_report_without_replays_asks_for_a_job_and_is_not_drawn_for_nothing(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/j.sqlite"
+    assert forked("db", "upgrade", cwd=tmp_path, TANGRAM_DATABASE_URL=database).returncode == 0
+    refused(forked("report", cwd=tmp_path, TANGRAM_DATABASE_URL=database), "name a job")
 
 
 def test_a_scheduler_without_tables_says_so(tmp_path: Path) -> None:

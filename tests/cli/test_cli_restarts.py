@@ -20,6 +20,7 @@ import pytest
 from app.local.processes import wait_until
 from tangram import Action, ActionLost, Client, EnvironmentLost, Handle, Settings
 from tests.cli.support import leftovers, started
+from tests.freezing import freeze
 from tests.live.support import FAST_BEATS
 
 pytestmark = pytest.mark.timeout(600)
@@ -127,7 +128,7 @@ def test_what_ends_or_is_asked_for_while_redis_is_away_for_seconds_has_its_resul
         up.until_running(little)
         up.until_running(much)
         # When Redis is killed, and away for longer than they take
-        up.process.send_signal(signal.SIGSTOP)
+        freeze(up.process.pid)
         before = up.kill("redis")
         written = client.submit(writing(env.id, large))
         time.sleep(2.5)  # the outage itself; there is nothing to wait for in it
@@ -147,7 +148,7 @@ def writing(environment_id: str, data: bytes) -> Action:
 
 
 def test_a_client_that_connects_while_redis_is_away_waits_for_it(up: Up) -> None:
-    up.process.send_signal(signal.SIGSTOP)
+    freeze(up.process.pid)
     before = up.kill("redis")
     assert wait_until(lambda: not listens(up.state / "redis.sock"), 10)
     go_on = threading.Timer(1.0, up.process.send_signal, (signal.SIGCONT,))

@@ -6,8 +6,10 @@ import pytest
 
 from app.cli.output import show_state
 
-NODE = {"name": "n", "state": "up", "description": {"kinds": ["gpu"]}, "running": 0, "environments": 0, "reason": ""}
-STATE = {"scheduler": None, "nodes": [NODE], "services": [], "actions": {}, "oldest_wait_s": 0.0, "set_aside": []}
+NODE = {
+    "name": "n", "state": "up", "draining": False, "description": {"kinds": ["gpu"]}, "running": 0, "environments": 0, "reason": "",
+}  # fmt: skip
+STATE = {"scheduler": None, "nodes": [NODE], "services": [], "actions": {}, "oldest_wait_s": 0.0, "set_aside": [], "infra_failed": {}}
 INSTANCE = {
     "node": "n", "cells": [0, 1], "state": "resident", "reason": "", "memory_mb": 1200.4, "host_mb": 600.0, "running": 3,
     "starts": 1, "restores": 2, "evictions": 3, "leaks": 4, "wrong_answers": 5, "changed_at": 1.0,
@@ -38,6 +40,20 @@ def test_each_instance_has_a_line_with_what_it_holds(capsys: pytest.CaptureFixtu
     ]
 
 
+def test_without_reasons_both_tables_fit_into_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    described = {"kinds": ["cpu"], "cores": 64, "cells": 0, "labels": ["isolation:bubblewrap", "memory:not-enforced"]}
+    node = {**NODE, "name": "cpu-0", "description": described}
+    service = {"name": "teacher-0", "declared": {"gpu-0": {}}, "instances": [{**INSTANCE, "node": "gpu-0", "cells": [0]}]}
+
+    show_state({**STATE, "nodes": [node], "services": [service]}, as_json=False)
+
+    shown = capsys.readouterr().out
+    assert "reason" not in shown
+    for word in ("cpu-0", "isolation", "bubblewrap", "enforced", "envs", "teacher-0", "resident", "1/2/3/4/5"):
+        assert f" {word} " in shown, shown
+
+
 def test_without_services_there_is_no_table_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     show_state(STATE, as_json=False)
 
@@ -52,4 +68,4 @@ def test_each_node_says_how_commands_are_set_apart_and_whether_memory_is_bounded
     show_state({**STATE, "nodes": [NODE, {**NODE, "name": "c", "description": described}]}, as_json=False)
 
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert [line[:3] + line[5:7] for line in lines] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not-enforced"]]
+    assert [line[:3] + line[5:7] for line in lines] == [["n", "up", "gpu", "", ""], ["c", "up", "cpu", "none", "not enforced"]]

@@ -6,16 +6,18 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from app.local.processes import wait_until
+from tests.cli.forked import forked
 from tests.cli.support import environment, leftovers, started, tangram
 
 pytestmark = pytest.mark.timeout(600)
@@ -54,11 +56,21 @@ def ran(up: subprocess.Popen[str], folder: Path) -> Callable[..., subprocess.Com
     """Return what runs a command against the stack and expects it to work."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        done = tangram(folder, *words)
+        done = forked(*words, cwd=folder) if words[0] in ("envs", "export", "report", "status", "top") else tangram(folder, *words)
         assert done.returncode == 0, done.stderr
         return done
 
     return run
+
+
+@contextmanager
+def holding(folder: Path, code: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Run a client that holds what it has until its input ends; gives it and the words that it has printed."""
+    command = [sys.executable, "-c", code]
+    client = subprocess.Popen(command, env=environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with client:
+        assert client.stdin is not None and client.stdout is not None
+        yield client, client.stdout.readline().split()
 
 
 def test_a_client_in_another_process_finds_the_stack(up: subprocess.Popen[str], folder: Path) -> None:
@@ -77,6 +89,35 @@ def test_a_live_replay_uses_the_stack_and_is_reported(ran: Callable[..., subproc
     assert json.loads(ran("report", "cli", "--json").stdout)["job"] == "cli"
 
 
+def test_a_replay_asks_the_servers_of_its_environments(ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path) -> None:
+    # Given a recorded server, a request to it, and one of which nobody knows the port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = f"python3 -u -m http.server {port} --bind 127.0.0.1 >log 2>&1 & until grep -q Serving log; do sleep 0.02; done"
+    actions = [
+        {"kind": "cpu.exec", "work_s": 0.05, "command": server},
+        {"kind": "cpu.request", "work_s": 0.05, "port": port, "path": "/log"},
+        {"kind": "cpu.request", "work_s": 0.05},
+    ]
+    line = {"schema": "tangram.trace/1", "job": "cli", "trajectory": "t1", "steps": [{"action": action} for action in actions]}
+    (folder / "requests.jsonl").write_text(json.dumps(line) + "\n")
+    # When it is replayed, live and simulated; then all of it goes well
+    live = json.loads(ran("replay", "requests.jsonl", "--live", "--json").stdout)
+    simulated = json.loads(ran("replay", "requests.jsonl", "--simulate", "--cores", "1", "--json").stdout)
+    assert (live["actions"], live["failed"], simulated["actions"], simulated["failed"]) == (3, 0, 3, 0)
+    assert simulated["by_kind"]["cpu.request"]["mean_execution"] == pytest.approx(0.05)
+
+
+def test_a_run_is_a_page_and_a_trace_that_replays(ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path) -> None:
+    run = json.loads(ran("replay", "trace.jsonl", "--live", "--json").stdout)["run"]
+    assert ran("report", run, "--against", "cli", "-o", "report.html").stderr.startswith("wrote report.html")
+    assert "Content-Security-Policy" in (folder / "report.html").read_text()
+    ran("export", run, "-o", "exported.jsonl")
+    replayed = json.loads(ran("replay", "exported.jsonl", "--live", "--json").stdout)
+    assert (replayed["actions"], replayed["failed"]) == (1, 0)
+
+
 def test_the_status_is_one_json_document(ran: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     state = json.loads(ran("status", "--json").stdout)
     assert {node["name"] for node in state["nodes"]} == {"cpu-0", "gpu-0", "api-0"}
@@ -84,10 +125,83 @@ def test_the_status_is_one_json_document(ran: Callable[..., subprocess.Completed
     assert "cpu-0" in ran("status").stdout
 
 
+def test_environments_are_listed_with_their_owner(
+    up: subprocess.Popen[str], ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
+) -> None:
+    # Given a client that holds an environment
+    code = (
+        "import sys\nfrom tangram import Client\n"
+        'with Client(job="mine") as c, c.open(trajectory="t", lease_s=600) as e: print(e.id, flush=True); sys.stdin.read()'
+    )
+    with holding(folder, code) as (held, (environment_id,)):
+        assert held.stdin is not None
+        # When environments are listed, then it says whose it is
+        (one,) = json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"]
+        assert (one["id"], one["trajectory"], one["state"], one["running"], one["orphan"]) == (environment_id, "t", "open", [], "")
+        assert one["owner"].endswith(f":{held.pid}") and 0 < one["lease_left_s"] <= 600
+        assert json.loads(ran("envs", "--job", "mine", "--orphans", "--json").stdout) == {"environments": []}
+        held.stdin.close()
+    assert json.loads(ran("envs", "--job", "mine", "--json").stdout) == {"environments": []}
+
+
+def test_a_node_is_drained_and_put_back(
+    up: subprocess.Popen[str], ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
+) -> None:
+    # Given a client with an environment in which a command runs
+    code = (
+        'import sys\nfrom tangram import Client\nwith Client(job="mine") as c, c.open(trajectory="t") as e:\n'
+        '    h = e.submit("sleep 250"); print(e.id, h.id, flush=True); sys.stdin.read(); h.cancel()'
+    )
+    with holding(folder, code) as (held, (environment_id, action_id)):
+        assert held.stdin is not None
+        assert wait_until(
+            lambda: json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"][0]["running"] == [action_id], 60
+        )
+        # When its node is drained, what is left is listed, and after the time given the command has failed
+        drained = tangram(folder, "drain", "cpu-0", "--wait", "0.2", "--json")
+        assert drained.returncode == 1, drained.stderr
+        left = json.loads(drained.stdout)
+        assert (left["node"], left["state"], left["draining"]) == ("cpu-0", "up", True)
+        assert [(one["id"], one["kind"], one["environment"]) for one in left["running"]] == [(action_id, "cpu.exec", environment_id)]
+        assert [(one["id"], one["job"], one["state"]) for one in left["environments"]] == [(environment_id, "mine", "open")]
+        again = ran("drain", "cpu-0").stdout
+        assert again.startswith("node cpu-0 is draining: 1 action, 1 environment left\n") and environment_id in again
+        nodes = {node["name"]: node["draining"] for node in json.loads(ran("status", "--json").stdout)["nodes"]}
+        assert nodes == {"cpu-0": True, "gpu-0": False, "api-0": False}
+        assert "draining" in ran("status").stdout and "draining" in ran("top").stdout
+        # When the client leaves while another drain waits, that one is done
+        with started(folder, "drain", "cpu-0", "--wait", "200") as waits:
+            assert waits.stderr is not None and waits.stdout is not None
+            assert waits.stderr.readline() == "node cpu-0 is draining: 1 action, 1 environment left; waiting for up to 200 s\n"
+            held.stdin.close()
+            assert waits.wait(100) == 0
+            assert waits.stdout.read() == "node cpu-0 is drained\n"
+    # Then the node takes actions again when it is put back
+    assert ran("drain", "cpu-0", "--wait", "0").stdout == "node cpu-0 is drained\n"
+    assert ran("drain", "cpu-0", "--undo").stdout == "node cpu-0 takes actions again\n"
+    assert json.loads(ran("drain", "cpu-0", "--undo", "--json").stdout)["draining"] is False
+    test_a_client_in_another_process_finds_the_stack(up, folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("drain", "cpu-7"), "tangram: the journal knows no node 'cpu-7'; it knows api-0, cpu-0, gpu-0\n"),
+        (("drain", "cpu-0", "--undo", "--wait", "1"), "tangram: --wait is for draining, not for --undo\n"),
+    ],
+)
+def test_a_drain_that_makes_no_sense_is_refused_in_one_line(
+    up: subprocess.Popen[str], folder: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = tangram(folder, *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
 def test_an_unknown_run_is_said(up: subprocess.Popen[str], folder: Path) -> None:
     done = tangram(folder, "report", "nobody")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "tangram: the journal knows no run and no job 'nobody'\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tangram: the journal knows no run and no job 'nobody'; it")
 
 
 def test_a_second_stack_in_the_folder_is_refused(up: subprocess.Popen[str], folder: Path) -> None:

@@ -16,6 +16,7 @@ from tangram import ActionFailed
 from tangram.blobs import Blobs
 from tangram.connection import open_store
 from tangram.wire import BLOB_THRESHOLD_BYTES
+from tests.freezing import freeze
 
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -77,7 +78,7 @@ def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: A
     reference = Blobs(store).put(data)
     with ThreadPoolExecutor() as pool:
         # Given a store that accepts connections and does not answer
-        own_redis.process.send_signal(signal.SIGSTOP)
+        freeze(own_redis.process.pid)
         with pytest.raises(RedisError):
             Blobs(store).get(reference)
         # When it is asked with patience for a value, and to keep one

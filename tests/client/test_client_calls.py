@@ -55,11 +55,31 @@ def test_wrong_words_for_a_command_are_named(words: dict[str, Any], field: str) 
         (lambda: calls.write_file(PLACE, "a", 5), "data"),  # type: ignore[arg-type]
         (lambda: calls.write_file(PLACE, "a", b"", mode=0o7777), "mode"),
         (lambda: calls.read_file(PLACE, ""), "path"),
+        (lambda: calls.request(PLACE, 0), "port"),
+        (lambda: calls.request(PLACE, 70000), "port"),
+        (lambda: calls.request(PLACE, "80"), "port"),  # type: ignore[arg-type]
+        (lambda: calls.request(PLACE, 80, "no/slash"), "path"),
+        (lambda: calls.request(PLACE, 80, "/a b"), "path"),
+        (lambda: calls.request(PLACE, 80, "/" + "x" * 9000), "path"),
+        (lambda: calls.request(PLACE, 80, method="GET /"), "method"),
+        (lambda: calls.request(PLACE, 80, method="CONNECT"), "method"),
+        (lambda: calls.request(PLACE, 80, headers={"Upgrade": "websocket"}), "headers"),
+        (lambda: calls.request(PLACE, 80, headers={"Content-Length": "5"}), "headers"),
+        (lambda: calls.request(PLACE, 80, headers=[("X-Y", "a\r\nZ: b")]), "headers"),
+        (lambda: calls.request(PLACE, 80, headers={"X Y": "a"}), "headers"),
+        (lambda: calls.request(PLACE, 80, headers="X-Y: a"), "headers"),  # type: ignore[arg-type]
+        (lambda: calls.request(PLACE, 80, headers=[("X-Y",)]), "headers"),  # type: ignore[list-item]
+        (lambda: calls.request(PLACE, 80, headers=5), "headers"),  # type: ignore[arg-type]
+        (lambda: calls.request(PLACE, 80, body=5), "body"),  # type: ignore[arg-type]
+        (lambda: calls.request(PLACE, 80, body=bytes((64 << 20) + 1)), "body"),
         (lambda: calls.score("j", "", [1], {}), "service"),
         (lambda: calls.score("j", "rm", "text", {}), "items"),
         (lambda: calls.logprobs("j", "rm", [1, 2], {}), "token_ids[0]"),  # type: ignore[list-item]
         (lambda: calls.logprobs("j", "rm", [[1], [2, -1]], {}), "token_ids[1]"),
         (lambda: calls.logprobs("j", "rm", [[1], [2, 0.5]], {}), "token_ids[1]"),  # type: ignore[list-item]
+        (lambda: calls.logprobs("j", "rm", [[1]], {}, top_k=-1), "top_k"),
+        (lambda: calls.logprobs("j", "rm", [[1]], {}, top_k=129), "top_k"),
+        (lambda: calls.logprobs("j", "rm", [[1]], {}, top_k=True), "top_k"),
         (lambda: calls.generate("j", "rm", "text", None, None, None, {}), "prompts"),
         (lambda: calls.call("j", "", url="http://x"), "quota"),
         (lambda: calls.call("j", "q", url="file:///etc/passwd"), "url"),

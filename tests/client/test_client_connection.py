@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,8 @@ def test_without_a_stack_one_line_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StackUnreachable) as caught:
         Client()
     assert str(caught.value) == (
-        f"no stack is running in {tmp_path}: start one with `tangram up`, or set TANGRAM_BROKER_URL and TANGRAM_RESULT_URL"
+        f"no stack is running in {tmp_path}: start one with `tangram up`, or set TANGRAM_STATE_DIR to the folder of one that runs, "
+        "or TANGRAM_BROKER_URL and TANGRAM_RESULT_URL to a deployment's"
     )
 
 
@@ -181,6 +183,49 @@ def test_a_cancel_that_cannot_be_sent_is_told(redis_urls: Any, own_redis: Any) -
         client.cancel(trajectory="t")
         with own_redis.client() as redis:
             assert redis.llen("scheduler.control") == 1
+
+
+@pytest.mark.parametrize("away", ["a moment", "too long"])
+def test_giving_up_on_a_cancel_that_is_not_sent_yet_costs_nothing_else(redis_urls: Any, own_redis: Any, away: str) -> None:
+    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=0.5 if away == "too long" else 20.0)
+
+    async def scenario() -> None:
+        async with AsyncClient(settings=given) as client:
+            # Given a broker that is away, and a coroutine that does not wait for its cancel to be sent
+            own_redis.stop()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await client.cancel(trajectory="t")
+            first = await client.submit(Action(kind="my.task"))
+            if away == "too long":
+                with pytest.raises(StackUnreachable, match="broker"):
+                    await first
+            # When it is back
+            own_redis.start()
+            last = await client.submit(Action(kind="my.last"))
+            await client.cancel(trajectory="u")
+            # Then everything was sent once, and nothing is said to have failed
+            with own_redis.client() as redis:
+                assert (redis.llen("scheduler.control"), redis.llen("actions")) == ((2, 2) if away == "a moment" else (1, 1))
+            assert first.done() == (away == "too long") and not last.done()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_giving_up_on_a_connection_ends_no_thread_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, broken = threading.enumerate(), list[threading.ExceptHookArgs]()
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+
+    async def scenario(url: str) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=0.5)):
+                pass
+
+    with mute_server() as port:
+        asyncio.run(scenario(f"redis://127.0.0.1:{port}/0"))
+        for thread in {*threading.enumerate()} - {*before}:
+            thread.join(10)
+    assert not broken
 
 
 def test_a_result_store_that_comes_back_costs_nothing(redis_urls: Any, own_redis: Any) -> None:

@@ -73,6 +73,39 @@ def test_a_refusal_comes_back_with_its_problem_and_is_a_failure_too() -> None:
     assert pickle.loads(pickle.dumps(raised)).args == raised.args
 
 
+def test_the_cause_of_an_end_comes_back_through_celery_and_says_whose_fault_it_was() -> None:
+    for error in (
+        ActionFailed("it wrote too much", "disk_limit"),
+        ActionLost("node n1 is lost", "node_lost"),
+        ActionCancelled("its client is gone", "client_gone"),
+        ActionRefused("there is no image x", "ImageMissing", "image_missing"),
+        EnvironmentLost("its memory was full", "n1", "out_of_memory"),
+    ):
+        stored = outcome(failure(type(error).__name__, list(error.args)))
+        for again in (stored, pickle.loads(pickle.dumps(error))):
+            assert (type(again), again.args, again.cause, again.fault) == (type(error), error.args, error.cause, error.fault)
+            assert str(again) == error.reason
+    assert (error.cause, error.fault, error.node) == ("out_of_memory", "program", "n1")
+
+
+def test_an_end_without_a_cause_has_the_usual_one() -> None:
+    found = {
+        error.status: (error.cause, error.fault) for error in (ActionFailed("x"), ActionTimedOut("x"), ActionRejected("x"), ActionLost("x"))
+    }
+    assert found == {
+        "failed": ("worker_failed", "infrastructure"),
+        "timed_out": ("timeout", "program"),
+        "rejected": ("impossible", "caller"),
+        "lost": ("node_lost", "infrastructure"),
+    }
+    assert outcome(failure("EnvironmentLost", ["x", "n1", "a word of a later version"])).cause == "environment_lost"
+
+
+def test_an_exception_of_a_worker_is_ours_and_one_of_a_task_of_users_is_theirs() -> None:
+    ours, theirs = outcome(failure("KeyError", ["x"])), outcome(failure("KeyError", ["x"]), kind="my.task")
+    assert (ours.cause, ours.fault, theirs.cause, theirs.fault) == ("worker_failed", "infrastructure", "error", "program")
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "reason"),
     [("ValueError", ["bad"], "ValueError: bad"), ("WorkerLostError", [], "WorkerLostError"), ("KeyError", None, "KeyError")],

@@ -26,7 +26,7 @@ from tangram import (
     ResultNotReady,
     Settings,
 )
-from tangram.arrays import pack_floats
+from tangram.arrays import pack_floats, pack_ints
 from tangram.life_signs import silences
 from tangram.wire import BLOB_THRESHOLD_BYTES, CLIENT_KEY_PREFIX
 
@@ -45,6 +45,29 @@ def test_a_command_gives_its_output_and_the_whole_time_it_took(peer: Any, settin
     assert (done.status, done.exit_code, done.stdout, done.stderr, done.truncated) == ("succeeded", 3, "out", "err", True)
     assert (done.dop, done.cpu_s, done.max_rss_mb) == (4, 1.5, 7.0)
     assert 0 < done.act.overhead_s == done.act.total_s <= waited_s
+
+
+def test_a_request_to_a_server_is_one_action_and_gives_its_answer(peer: Any, settings: Settings) -> None:
+    # Given a stack that answers requests with their own bodies, large ones beside the message
+    def behave(seen: Any) -> Any:
+        if seen.kind != "cpu.request":
+            return peer.payload()
+        return peer.payload({"status": 404, "headers": [["set-cookie", "a"], ["set-cookie", "b"]], "body": seen.arguments.get("body", "")})
+
+    peer.behave = behave
+    large = bytes(range(256)) * BLOB_THRESHOLD_BYTES
+    with Client(job="coding", settings=settings) as client, client.open(trajectory="t1") as env:
+        answer = env.request(8000, "/path?token=hidden", "POST", headers={"X-Y": "z"}, body=large, timeout_s=9, priority=7)
+    # Then what was asked has arrived, and what was answered is here
+    asked = peer.seen[1]
+    words = {name: asked.arguments[name] for name in ("environment", "port", "path", "method", "headers")}
+    assert words == {"environment": env.id, "port": 8000, "path": "/path?token=hidden", "method": "POST", "headers": [["X-Y", "z"]]}
+    action = Action.from_header(asked.header)
+    assert (action.cost, action.timeout_s, action.priority, action.action_class) == (Cost.of(cores=1), 9, 7, "POST :8000")
+    assert (answer.status, answer.headers, answer.body) == (404, (("set-cookie", "a"), ("set-cookie", "b")), large)
+    assert (answer.header("Set-Cookie"), answer.header("absent", "none")) == ("a", "none")
+    # And tools of Celery show it in words, without what may be secret
+    assert "'request': 'POST :8000/path'" in asked.celery["kwargsrepr"] and "hidden" not in asked.celery["kwargsrepr"]
 
 
 def test_what_was_asked_arrives_as_a_celery_task_with_its_header(peer: Any, settings: Settings) -> None:
@@ -116,6 +139,27 @@ def test_services_give_scores_logprobs_and_texts(peer: Any, settings: Settings) 
     assert [seen.header.get("idempotent") for seen in peer.seen] == [True, True, True]
     assert [seen.header["cost"] for seen in peer.seen] == [{"cells": [1, 2]}, {}, {}]
     assert peer.seen[2].arguments == {"service": "judge", "prompts": ["x", "y"], "max_tokens": 5, "temperature": 0.0, "seed": 1}
+
+
+def test_ranks_and_most_likely_ids_come_with_log_probs(peer: Any, settings: Settings) -> None:
+    value = {
+        "logprobs": pack_floats([[-0.5, -1.5], []]),
+        "ranks": pack_ints([[1, 3], []]),
+        "top_ids": pack_ints([[2, 8, 7, 9], []]),
+        "top_logprobs": pack_floats([[-0.5, -2.0, -0.25, -1.0], []]),
+    }
+    peer.behave = lambda seen: peer.payload(value)
+    with Client(settings=settings) as client:
+        found = client.logprobs("teacher", [[1, 2, 3], [4]], top_k=2)
+        value["top_ids"] = pack_ints([[2, 8, 7], []])
+        with pytest.raises(ActionFailed, match=r"unreadable: offsets: 3 numbers are not as many for each of 2 positions"):
+            client.logprobs("teacher", [[1, 2, 3], [4]], top_k=2)
+        value["ranks"] = pack_ints([[1], []])
+        with pytest.raises(ActionFailed, match="unreadable: offsets: ranks and most likely ids are not those of the log-probs"):
+            client.logprobs("teacher", [[1, 2, 3], [4]], top_k=2)
+    assert (list(found), found.ranks) == ([[-0.5, -1.5], []], [[1, 3], []])
+    assert (found.top_ids, found.top_logprobs) == ([[[2, 8], [7, 9]], []], [[[-0.5, -2.0], [-0.25, -1.0]], []])
+    assert peer.seen[0].arguments["top_k"] == 2
 
 
 def test_a_call_carries_its_quota_and_keeps_keys_out_of_flower(peer: Any, settings: Settings) -> None:

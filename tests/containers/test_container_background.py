@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -182,10 +183,25 @@ def test_what_a_command_gets_in_the_background_is_counted_apart(env: ContainerEn
         assert usage.background_cpu_s - before.background_cpu_s == pytest.approx(usage.cpu_s - before.cpu_s, abs=1e-6)
 
 
+def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env: ContainerEnvironment) -> None:
+    # Given a command in the background that hangs; when its time is over; then that is its end
+    with running(env, "sleep 300; true", BACK, timeout_s=1.0) as (_, outcomes):
+        assert until(lambda: bool(outcomes))
+    assert (outcomes[0].status, outcomes[0].reason) == ("timed_out", "ran longer than 1 s")
+
+
 def test_time_without_a_core_does_not_count(env: ContainerEnvironment) -> None:
-    # Given a command in the background that sleeps for longer than it may run; when it ends; then it was not out of time
-    with running(env, "sleep 2.5; true", BACK, timeout_s=2.0) as (_, outcomes):
+    # Given a busy command in the background, beside a busy one on each core
+    spin = "while [ ! -e go ]; do :; done"
+    others = " & ".join([f"( {spin} )"] * len(HERE))
+    with (
+        running(env, f"{others} & wait", Holding(tuple(HERE)), session="others"),
+        running(env, spin, BACK, timeout_s=0.5) as (_, outcomes),
+    ):
+        # When it has stood for much longer than it may run; then it was not out of time
+        began = time.monotonic()
+        assert until(lambda: time.monotonic() > began + 2.0 or bool(outcomes))
+        env.write_file("go", b"")
         assert until(lambda: bool(outcomes))
     assert (outcomes[0].status, outcomes[0].exit_code) == ("succeeded", 0)
-    assert outcomes[0].waited_s > 2.0
-    assert outcomes[0].execution_s < 0.5
+    assert outcomes[0].waited_s > 1.5

@@ -9,7 +9,7 @@ import pytest
 
 from app.local.stack import StackPlan
 from tests.gateway.conftest import Served, free_port, options_of
-from tests.live.support import FAST_BEATS, running
+from tests.live.support import running
 
 from .images import make_with_shell
 from .support import containers
@@ -23,7 +23,7 @@ BASH = "tangram-test-bash:1"
 def served(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     make_with_shell("bash", BASH)
-    variables = {**FAST_BEATS, "TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASH, "TANGRAM_IMAGE_PULL": "never"}
+    variables = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASH, "TANGRAM_IMAGE_PULL": "never"}
     plan = StackPlan(nodes=1, cores=2, memory_mb=1024, api_nodes=0, gateway_port=free_port(), variables=variables)
     with running(tmp_path_factory.mktemp("e2b"), plan) as live:
         yield Served(live, plan.gateway_url)

@@ -217,11 +217,18 @@ def test_memory_that_the_engine_refuses_leaves_nothing(tmp_path: Path, options: 
     # Given a container that stands ready
     with box_of(tmp_path / "box", replace(options, warm={options.image or "": 1})) as box:
         assert until(lambda: box._pool.standing(options.image or "") == 1)
-        # When an environment wants less memory than any container may have
+        # When an environment wants more memory than the engine can count
         with pytest.raises(ContainerFailed):
-            box.open(of("e1", memory_mb=1))
+            box.open(of("e1", memory_mb=1 << 44))
         # Then it is refused, and no more containers are there than stand ready
         assert until(lambda: box._pool.standing(options.image or "") == 1 and len(containers(NODE)) == 1)
+
+
+def test_an_environment_of_less_memory_than_any_container_may_have_stands(sandbox: ContainerSandbox) -> None:
+    # When an environment wants 1 MB; then it has the least that there is, and what a program makes of that is the program's affair
+    env = sandbox.open(of("e1", memory_mb=1))
+    assert run(env, "echo here").stdout == b"here\n"
+    assert run(env, "tail /dev/zero").cause == "out_of_memory"
 
 
 class _Counted(ContainerMaker):

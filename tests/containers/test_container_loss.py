@@ -9,21 +9,35 @@ import pytest
 
 from app.local.stack import StackPlan
 from tangram import EnvironmentLost
+from tests.gateway.conftest import Served, free_port
 from tests.live.support import FAST_BEATS, Live, running
 from tests.workers_cpu.support import until
 
-from .images import BUSYBOX
+from .images import make_busybox
 from .support import containers
 
 NODE = "cpu-0"
+FILLING = "tangram-test-filling:1"
+CAUSES = {"memory": "out_of_memory", "disk": "disk_limit"}
 
 
 @pytest.fixture(scope="module")
 def stack(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Run a stack whose environments are containers of 64 MB."""
-    variables = {**FAST_BEATS, "TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BUSYBOX, "TANGRAM_IMAGE_PULL": "never"}
-    plan = StackPlan(nodes=1, cores=2, memory_mb=512, variables=variables)
-    with running(tmp_path_factory.mktemp("loss"), plan) as started:
+    """Run a stack whose environments are containers of 64 MB, and whose `python3` fills the disk, whatever it is given."""
+    folder = tmp_path_factory.mktemp("loss")
+    (folder / "python3").write_text("#!/bin/sh\nwhile :; do cat /dev/zero >>big; done\n")
+    (folder / "python3").chmod(0o755)
+    make_busybox(FILLING, programs={"bin/python3": folder / "python3"})
+    variables = {
+        **FAST_BEATS,
+        "TANGRAM_SANDBOX": "docker",
+        "TANGRAM_IMAGE": FILLING,
+        "TANGRAM_IMAGE_PULL": "never",
+        "TANGRAM_CONTAINER_DISK_MB": "32",
+        "TANGRAM_CONTAINER_MEMORY_MB": "64",
+    }
+    plan = StackPlan(nodes=1, cores=2, memory_mb=512, gateway_port=free_port(), variables=variables)
+    with running(folder / "state", plan) as started:
         yield started
 
 
@@ -44,16 +58,55 @@ def test_every_action_of_a_container_that_dies_says_that_the_environment_is_lost
             subprocess.run(["docker", "kill", killed], check=True, capture_output=True)
         else:
             env.exec("echo 1000 >/proc/1/oom_score_adj; touch go", session="look")
-        # Then each says so, and names the node
+        # Then each says so, names the node, and says whose fault that was
         for handle in (running_one, behind, beside):
             with pytest.raises(EnvironmentLost, match=f"environment {env.id} is lost: ") as lost:
                 handle.result(20)
             assert lost.value.node == NODE
+            assert lost.value.fault == ("infrastructure" if killer == "somebody" else "program"), (lost.value.cause, lost.value.reason)
         # And so does whatever comes later
         for use in (lambda: env.exec("true"), lambda: env.read_file("here"), lambda: env.write_file("here", b"")):
             with pytest.raises(EnvironmentLost) as lost:
                 use()
             assert lost.value.node == NODE
+
+
+@pytest.mark.parametrize("how", ["memory", "disk"])
+def test_what_its_own_background_does_to_a_container_is_the_programs_fault(stack: Live, how: str) -> None:
+    fills = {
+        "memory": "echo 1000 >/proc/1/oom_score_adj; tail /dev/zero & tail /dev/zero & wait",
+        "disk": "while :; do cat /dev/zero >>big; done",
+    }
+    with stack.client() as client:
+        before = set(containers(NODE))
+        # Given an environment in which nothing runs but what a command has left
+        env = client.open(trajectory="t", memory_mb=64)
+        env.exec(f"(until test -f go; do sleep 0.05; done; {fills[how]}) >/dev/null 2>&1 & ( sleep 0.2; touch go ) >/dev/null 2>&1 &")
+        # When that fills the memory or the disk, and the container ends for it
+        assert until(lambda: set(containers(NODE)) == before)
+        # Then whatever comes says that the program did it, before the scheduler knows and afterwards
+        lost = "SELECT id FROM environments WHERE id = '" + env.id + "' AND state = 'lost' AND cause = '" + CAUSES[how] + "'"
+        is_known = False
+        while not is_known:
+            is_known = bool(stack.rows(lost))
+            for use in (lambda: env.exec("true"), lambda: env.read_file("here"), lambda: env.write_file("here", b"")):
+                with pytest.raises(EnvironmentLost) as raised:
+                    use()
+                assert (raised.value.cause, raised.value.fault, raised.value.node) == (CAUSES[how], "program", NODE), str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ran"),
+    [("/run_code", {"language": "python", "code": "1"}, "run_result"), ("/run_jupyter", {"cells": ["1"]}, "driver")],
+    ids=["code", "notebook"],
+)
+def test_code_that_fills_the_disk_has_failed(stack: Live, path: str, body: dict[str, object], ran: str) -> None:
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    with Served(stack, stack.plan.gateway_url).http() as http:
+        answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    done = answer.json()
+    assert (done["status"], done[ran]["status"], "disk" in done["message"]) == ("Failed", "Error", True)
 
 
 def test_a_command_that_the_kernel_ends_for_its_memory_is_no_loss(stack: Live) -> None:

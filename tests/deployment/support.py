@@ -42,7 +42,7 @@ def compose(*words: str, variables: dict[str, str]) -> subprocess.CompletedProce
         missing("neither docker compose nor docker-compose is here")
     with tempfile.NamedTemporaryFile("w", suffix=".env") as none:
         return subprocess.run(
-            [*tool(), "--env-file", none.name, "--file", str(COMPOSE_FILE), "--profile", "gpu", *words],
+            [*tool(), "--env-file", none.name, "--file", str(COMPOSE_FILE), "--profile", "gpu", "--profile", "monitoring", *words],
             env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables},
             capture_output=True,
             text=True,

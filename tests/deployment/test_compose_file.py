@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from tangram.settings import Settings
-from tests.deployment.support import COMPOSE_FILE, PASSWORDS, ROOT, compose, services
+from tests.deployment.support import COMPOSE_FILE, PASSWORDS, ROOT, compose, environment, services
 
-OURS = {"migrate", "scheduler", "cpu-worker", "gpu-worker", "api-worker", "gateway", "flower"}
-EVERY = OURS | {"redis", "postgres"}
+OURS = {"migrate", "scheduler", "cpu-worker", "gpu-worker", "api-worker", "gateway", "web", "flower", "metrics"}
+MONITORING = {"metrics", "prometheus", "grafana"}
+EVERY = OURS | MONITORING | {"redis", "postgres"}
 COMMITTED = ("docker-compose.yml", "docker-compose.cgroup2.yml", ".env.example", "Dockerfile", "docs/deployment.md")
 
 
@@ -74,12 +75,28 @@ def test_what_needs_the_tables_waits_for_them(config: dict[str, dict[str, Any]])
         assert config[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully", name
 
 
-@pytest.mark.parametrize("name", ["flower", "gateway"])
+@pytest.mark.parametrize("name", ["flower", "gateway", "grafana", "prometheus", "web"])
 def test_ports_are_for_this_machine_alone(config: dict[str, dict[str, Any]], name: str) -> None:
-    assert {name for name, service in config.items() if service.get("ports")} == {"flower", "gateway"}
+    assert {name for name, service in config.items() if service.get("ports")} == {"flower", "gateway", "grafana", "prometheus", "web"}
     (port,) = config[name]["ports"]
     host = port["host_ip"] if isinstance(port, dict) else port.partition(":")[0]
     assert host == "127.0.0.1"
+
+
+def test_monitoring_starts_by_its_profile_alone(config: dict[str, dict[str, Any]]) -> None:
+    assert {name for name, service in config.items() if service.get("profiles") == ["monitoring"]} == MONITORING
+
+
+def test_prometheus_reads_every_process_at_the_port_where_it_serves_its_metrics(config: dict[str, dict[str, Any]]) -> None:
+    # Given what Prometheus is told
+    (scraped,) = yaml.safe_load((ROOT / "docs" / "monitoring" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    (found,) = scraped["dns_sd_configs"]
+    # Then it is each process of ours that goes on running, at its port, on a network that Prometheus is on
+    serving = {name: environment(service) for name, service in config.items() if "TANGRAM_METRICS_PORT" in environment(service)}
+    assert set(serving) == set(found["names"]) == OURS - {"migrate", "flower"}
+    for name, variables in serving.items():
+        assert (variables["TANGRAM_METRICS_PORT"], variables["TANGRAM_METRICS_HOST"]) == (str(found["port"]), "0.0.0.0")
+        assert set(config[name]["networks"]) & set(config["prometheus"]["networks"]), name
 
 
 def test_servers_are_on_networks_that_lead_nowhere(config: dict[str, dict[str, Any]]) -> None:
@@ -88,7 +105,8 @@ def test_servers_are_on_networks_that_lead_nowhere(config: dict[str, dict[str, A
     assert set(config["redis"]["networks"]) == {"queue"}
     assert set(config["postgres"]["networks"]) == {"journal"}
     # Then who has no business with the journal cannot reach it
-    assert {name for name, service in config.items() if "journal" in service["networks"]} == {"postgres", "migrate", "scheduler", "gateway"}
+    readers = {"postgres", "migrate", "scheduler", "gateway", "web"}
+    assert {name for name, service in config.items() if "journal" in service["networks"]} == readers
 
 
 def test_only_the_cpu_worker_has_the_engine_and_only_it_is_root(config: dict[str, dict[str, Any]]) -> None:
@@ -112,7 +130,7 @@ def test_the_base_folder_is_at_one_path_inside_and_outside() -> None:
 def test_images_have_a_tag_with_a_version(config: dict[str, dict[str, Any]]) -> None:
     base = re.findall(r"^ARG BASE=(\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     for image in [*base, *(service["image"] for service in config.values())]:
-        assert re.search(r":\d+\.?\d*", image), image
+        assert re.search(r":v?\d+\.?\d*", image), image
 
 
 def test_the_service_images_run_as_an_ordinary_user() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from app import scheduler_process
 from app.journal import retention
-from app.journal.database import open_engine, sqlite_url, upgrade
+from app.journal.database import open_engine, sqlite_url
 from app.journal.leader import SCHEDULER_LEASE, Lease
+from app.journal.migrating import upgrade
 from app.journal.writing import SqlJournal
 from app.local.processes import wait_until
 from scheduler.live.entries import ActionEnded, ActionReceived

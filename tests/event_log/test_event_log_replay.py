@@ -99,7 +99,7 @@ def test_the_first_line_that_differs_is_named(recorded: Path, capsys: pytest.Cap
         (3, "nonsense\n", ":3: it is not JSON"),
         (3, "\xff\n", ":3: it is not JSON"),
         (1, '{"epoch":1,"at":0.0,"event":{"type":"Tick"},"commands":[]}\n', ":1: the log has no opening of epoch 1"),
-        (1, '{"schema":"tangram.events/3","epoch":1,"setup":{"policy":"odd"}}\n', ":1: policy 'odd' is none of"),
+        (1, '{"schema":"tangram.events/4","epoch":1,"setup":{"policy":"odd"}}\n', ":1: policy 'odd' is none of"),
         (2, '{"epoch":1', ":2: it is cut off"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_scheduler_that_takes_over_from_a_killed_one_goes_on_after_its_last_wh
     # Then all but that line can be replayed
     assert main([str(recorded)]) == 0
     assert capsys.readouterr().out == f"{2 * len(STORY)} decisions, all equal\n"
-    assert recorded.read_text().count("tangram.events/3") == 3
+    assert recorded.read_text().count("tangram.events/4") == 3
 
 
 @pytest.mark.parametrize(("content", "problem"), [(None, "No such file"), (b"", "it is empty"), (b"\x80\n", ":1: it is not UTF-8")])

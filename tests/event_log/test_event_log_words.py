@@ -13,7 +13,7 @@ from scheduler.model.commands import Command
 from scheduler.model.events import Event, Finished, NodeLost, Tick
 from tests.event_log.strategies import LINES, any_of
 
-OPENING = '{"schema":"tangram.events/3","epoch":1,"setup":{"policy":"fcfs"}}'
+OPENING = '{"schema":"tangram.events/4","epoch":1,"setup":{"policy":"fcfs"}}'
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,7 +64,7 @@ def test_a_log_from_before_answers_were_reported_is_read() -> None:
         ("", "not JSON"),
         ("{", "not JSON"),
         ("[]", "no object"),
-        ('{"schema":"tangram.trace/1"}', "schema is not tangram.events/3"),
+        ('{"schema":"tangram.trace/1"}', "schema is not tangram.events/4"),
         ("{}", "epoch: Field required"),
         (OPENING.replace("fcfs", 'fcfs","colour":"red'), "setup.colour: Unexpected keyword argument"),
         (OPENING.replace('"fcfs"', "7"), "setup.policy: Input should be a valid string, not 7"),

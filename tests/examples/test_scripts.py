@@ -69,6 +69,7 @@ WRONG = {
     ("work_s = 0.1", ""): "t.toml: steps[1].actions[0].work_s: is missing",
     ('items = [{prompt = "p", response = "r"}]', ""): "t.toml: steps[1].actions[0].items: is missing",
     ('text = "b"', ""): "t.toml: steps[1].actions[1].text: is missing",
+    ('kind = "cpu.write_file"', 'kind = "cpu.request"'): "t.toml: steps[1].actions[1].kind: cpu.request cannot be recorded",
     ('text = "b"', "text = 1"): "t.toml: steps[1].actions[1].text: must be a text",
     ('"services.toml"', '"elsewhere.toml"'): "elsewhere.toml: cannot be read: no such file",
     ('"services.toml"', "3"): "t.toml: header: must be a path",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram.elasticity import FLAT, Amdahl, Elasticity, Table, check_units, make_curve, shown
+from tangram.elasticity import FLAT, LARGEST_AMOUNT, Amdahl, Elasticity, Table, check_units, make_curve, shown
 from tangram.errors import InvalidAction
 
 FRACTIONS = st.floats(0.0, 1.0)
@@ -23,7 +23,7 @@ def test_amdahl_grows_with_the_units_ever_more_slowly(fraction: float, units: in
         assert after - here <= here - before + 1e-9
 
 
-@given(FRACTIONS, st.integers(1, 1 << 60))
+@given(FRACTIONS, st.integers(1, LARGEST_AMOUNT))
 def test_amdahl_lies_between_one_and_its_bounds(fraction: float, units: int) -> None:
     speedup = Amdahl(fraction).speedup(units)
 

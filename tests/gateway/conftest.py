@@ -9,11 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from app.gateway.tokens import make_token
 from app.journal.database import open_engine
 from app.local.stack import StackPlan
-from tests.live.support import FAST_BEATS, SERVICES, Live, running
+from tangram.connection import redis_url
+from tests.live.support import SERVICES, Live, running
 
 LANGUAGES = """
 [shout]
@@ -37,6 +39,10 @@ class Served:
             return make_token(engine, job)
         finally:
             engine.dispose()
+
+    def store(self) -> redis.Redis:
+        """Return the result store."""
+        return redis.Redis.from_url(redis_url(self.live.stack.result_url))
 
     def http(self, job: str = "tests") -> httpx.Client:
         """Return a caller for a job."""
@@ -71,7 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         api_nodes=0,
         services_file=folder / "services.toml",
         gateway_port=free_port(),
-        variables={**FAST_BEATS, **limits},
+        variables=limits,
     )
     with running(folder / "state", plan) as live:
         yield Served(live, plan.gateway_url)

@@ -33,9 +33,9 @@ METHODS = (
     Method("Sandbox.update_network", "differs: noted in the log, without effect"),
     Method("Sandbox.download_url", "differs: needs a host name for each sandbox (E2B_DOMAIN), not E2B_SANDBOX_URL"),
     Method("Sandbox.upload_url", "differs: as download_url"),
-    Method("Sandbox.get_host", "refused: ports of sandboxes are not served"),
-    Method("Sandbox.get_mcp_url", "refused: as get_host"),
-    Method("Sandbox.get_mcp_token", "refused: as get_host"),
+    Method("Sandbox.get_host", "differs: HTTP alone, no WebSocket; every request needs the sandbox's token or the job's"),
+    Method("Sandbox.get_mcp_url", "refused: no sandbox runs E2B's MCP gateway"),
+    Method("Sandbox.get_mcp_token", "refused: as get_mcp_url"),
     Method("Sandbox.pause", _NO_SNAPSHOT),
     Method("Sandbox.beta_pause", _NO_SNAPSHOT),
     Method("Sandbox.fork", _NO_SNAPSHOT),
@@ -99,8 +99,8 @@ METHODS = (
     Method("Template.get_build_status"),
     Method("Template.alias_exists"),
     Method("Template.exists"),
-    Method("Template.assign_tags", "refused: 404"),
-    Method("Template.get_tags", "refused: 404"),
+    Method("Template.assign_tags", "refused: 405"),
+    Method("Template.get_tags", "refused: 405"),
     Method("Template.remove_tags", "refused: 404"),
     *(
         Method(f"Template.{name}")

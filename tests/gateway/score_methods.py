@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +45,20 @@ def given(answer: Any, sequences: tuple[list[int], ...] = (IDS, MORE)) -> Any:
     return [
         [position[str(token)]["logprob"] for position, token in zip(choice["prompt_logprobs"][1:], ids[1:], strict=True)]
         for choice, ids in zip(answer["choices"], sequences, strict=True)
+    ]
+
+
+def by_rank(position: Any) -> list[tuple[int, float]]:
+    """Return what a position holds, as TRL does: tokens and their log-probs, the most likely first."""
+    return [(int(token), entry["logprob"]) for token, entry in sorted(position.items(), key=lambda item: item[1]["rank"])]
+
+
+def most_likely(client: Client, top_k: int, *sequences: list[int]) -> list[list[list[tuple[int, float]]]]:
+    """Return the most likely tokens of each position with their log-probs, as our own client gives them."""
+    found = client.logprobs("teacher", sequences, top_k=top_k)
+    return [
+        [list(zip(ids, values, strict=True)) for ids, values in zip(*one, strict=True)]
+        for one in zip(found.top_ids, found.top_logprobs, strict=True)
     ]
 
 
@@ -94,7 +110,7 @@ SGLANG = {
     "logprob_start_len": 0,
 }
 _NO_WEIGHTS = "not served: no weights are sent to a service"
-_NOT_MOST_LIKELY = "refused: the log-probs of other than the given tokens are not known"
+_TOO_MANY = "refused: at most the 128 most likely tokens of a position are given"
 _NO_IDS = "refused: texts are continued, not token ids"
 
 _NOT_DONE: tuple[tuple[str, Any], ...] = (
@@ -123,7 +139,6 @@ METHODS = (
     Method(
         **TRL,
         method="VLLMClient.get_sequence_logprobs(top_logprobs=1)",
-        how="differs: `actual_logprobs` are right, `logprobs` hold them too, not the most likely ones: for beta=1, sampled_token",
         path="/v1/completions",
         body=SCORED,
         read=given,
@@ -132,14 +147,21 @@ METHODS = (
     Method(
         **TRL,
         method="VLLMClient.get_sequence_logprobs(top_logprobs=8)",
-        how=_NOT_MOST_LIKELY,
         path="/v1/completions",
         body={**SCORED, "prompt_logprobs": 8},
+        read=lambda answer: [[by_rank(entry)[:8] for entry in choice["prompt_logprobs"][1:]] for choice in answer["choices"]],
+        expected=lambda client: most_likely(client, 8, IDS, MORE),
+    ),
+    Method(
+        **TRL,
+        method="VLLMClient.get_sequence_logprobs(top_logprobs=129)",
+        how=_TOO_MANY,
+        path="/v1/completions",
+        body={**SCORED, "prompt_logprobs": 129},
     ),
     Method(
         **TRL,
         method="async_distillation._score_with_teacher(teacher_top_k=1)",
-        how="differs: as get_sequence_logprobs(top_logprobs=1): beta=1 only",
         path="/services/teacher/v1/completions",
         body={**SCORED, "model": "teacher", "prompt": IDS},
         read=lambda answer: [
@@ -150,9 +172,13 @@ METHODS = (
     Method(
         **TRL,
         method="async_distillation._score_with_teacher(teacher_top_k=8)",
-        how=_NOT_MOST_LIKELY,
         path="/v1/completions",
         body={**SCORED, "prompt": IDS, "prompt_logprobs": 8},
+        read=lambda answer: [sorted(by_rank(entry)) for entry in answer["choices"][0]["prompt_logprobs"][1:]],
+        expected=lambda client: [
+            sorted({*top, (token, value)})
+            for token, value, top in zip(IDS[1:], client.logprobs("teacher", [IDS])[0], *most_likely(client, 8, IDS), strict=True)
+        ],
     ),
     Method(
         **TRL,
@@ -221,6 +247,16 @@ METHODS = (
     ),
     Method(
         **SLIME,
+        method="on_policy_distillation.reward_func with top_logprobs_num",
+        path="/services/teacher/generate",
+        body={**SGLANG, "top_logprobs_num": 8},
+        read=lambda answer: [
+            [[(token, value) for value, token, _ in position] for position in answer["meta_info"]["input_top_logprobs"][1:]],
+        ],
+        expected=lambda client: most_likely(client, 8, IDS),
+    ),
+    Method(
+        **SLIME,
         method="on_policy_distillation.reward_func with images",
         how="refused: services take no images",
         path="/services/teacher/generate",
@@ -251,7 +287,45 @@ METHODS = (
         read=lambda answer: [answer["data"][-1]["probs"][-1]],
         expected=_whole("<|user|>hi<|assistant|>ho"),
     ),
-    Method(**VERL, method="RewardLoopWorker.compute_score_disrm (sglang)", how="not served: /v1/embeddings"),
+    Method(
+        **VERL,
+        method="RewardLoopWorker.compute_score_disrm (sglang)",
+        how="works where the router's address is `tangram:TOKEN@HOST:PORT/services/NAME`",
+        path="/services/judge/v1/embeddings",
+        body={"model": "/models/rm", "input": "<|user|>hi<|assistant|>ho"},
+        read=lambda answer: [answer["data"][-1]["embedding"][-1]],
+        expected=_whole("<|user|>hi<|assistant|>ho"),
+    ),
+    Method(
+        **OPENAI,
+        method="embeddings.create",
+        how="differs: of a service that scores, a vector of one number, the logit; no `usage`",
+        path="/v1/embeddings",
+        body={"model": "judge", "input": ["a", "b"], "encoding_format": "base64"},
+        read=lambda answer: [struct.unpack("<f", base64.b64decode(row["embedding"]))[0] for row in answer["data"]],
+        expected=lambda client: pytest.approx(_whole("a", "b")(client), rel=1e-6),
+    ),
+    Method(
+        **OPENAI,
+        method="embeddings.create(dimensions)",
+        how="refused: services give one number for a text",
+        path="/v1/embeddings",
+        body={"model": "judge", "input": "a", "dimensions": 256},
+    ),
+    Method(
+        **VLLM,
+        method="/v1/completions prompt_logprobs=0",
+        path="/v1/completions",
+        body={**SCORED, "prompt_logprobs": 0},
+        read=lambda answer: [
+            [[(int(token), entry["rank"]) for token, entry in position.items()] for position in choice["prompt_logprobs"][1:]]
+            for choice in answer["choices"]
+        ],
+        expected=lambda client: [
+            [[(token, rank)] for token, rank in zip(ids[1:], ranks, strict=True)]
+            for ids, ranks in zip((IDS, MORE), client.logprobs("teacher", (IDS, MORE), top_k=0).ranks, strict=True)
+        ],
+    ),
     Method(
         **VLLM,
         method="/classify",

@@ -140,6 +140,25 @@ def test_a_template_that_names_an_image_is_ready_at_once(served: Served, e2b_opt
     sandbox.kill()
 
 
+def test_a_template_says_how_many_cores_its_commands_may_use(served: Served, e2b_options: Options) -> None:
+    keys = {name: e2b_options[name] for name in ("api_key", "api_url")}
+    e2b.Template.build(e2b.Template().from_image("python:3.12"), "two-cores", cpu_count=2, memory_mb=64, **keys)
+    sandbox = e2b.Sandbox.create("two-cores", **e2b_options)
+    assert sandbox.get_info().cpu_count == 2
+    assert sandbox.commands.run("echo $TANGRAM_DOP_MAX").stdout == "2\n"
+    sandbox.kill()
+
+
+@pytest.mark.parametrize("cpus", ["0.5", "64", "any text"])
+def test_metadata_are_any_text_and_say_nothing_of_cores(served: Served, cpus: str) -> None:
+    options = options_of(served, "e2b-metadata")
+    sandbox = e2b.Sandbox.create(metadata={"cpus": cpus}, **options)
+    assert sandbox.commands.run("echo $TANGRAM_DOP_MAX").stdout == "1\n"
+    (listed,) = e2b.Sandbox.list(**options).next_items()
+    assert (listed.metadata, listed.cpu_count) == ({"cpus": cpus}, 1)
+    sandbox.kill()
+
+
 def test_an_image_can_be_named_in_metadata(served: Served, e2b_options: Options) -> None:
     sandbox = e2b.Sandbox.create(metadata={"tangram-image": "alpine:3"}, **e2b_options)
     query = f"SELECT action_class FROM actions WHERE kind = 'cpu.open' AND environment = '{sandbox.sandbox_id}'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 
 import httpx
 import pytest
@@ -26,6 +27,16 @@ def test_a_command_gives_its_output(e2b_sandbox: e2b.Sandbox) -> None:
     )
     assert (done.stdout, done.stderr, done.exit_code, done.error) == ("hello more\n", "oops\n", 0, None)
     assert ("".join(out), "".join(err)) == (done.stdout, done.stderr)
+
+
+def test_a_number_in_digits_of_another_script_is_none(served: Served, e2b_headers: dict[str, str]) -> None:
+    # When a header that is a number has a digit that is not of ASCII, where the client asks for signs of life
+    message = b'{"process": {"cmd": "/bin/bash", "args": ["-c", "echo ran"]}}'
+    headers = {**e2b_headers, "Content-Type": "application/connect+json"}
+    odd = [(name.encode(), text.encode()) for name, text in headers.items()] + [(b"Keepalive-Ping-Interval", "²".encode("latin-1"))]
+    answer = httpx.post(f"{served.url}/process.Process/Start", content=struct.pack(">BI", 0, len(message)) + message, headers=odd)
+    # Then the command runs as if none were named
+    assert answer.status_code == 200 and base64.b64encode(b"ran\n") in answer.content, answer.text
 
 
 def test_a_command_that_fails_is_no_failure_of_the_system(e2b_sandbox: e2b.Sandbox) -> None:
@@ -74,7 +85,7 @@ def test_output_of_many_bytes_comes_whole(e2b_sandbox: e2b.Sandbox) -> None:
 
 def test_a_command_ends_at_its_timeout(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
     with pytest.raises(e2b.TimeoutException):
-        e2b_sandbox.commands.run("echo begun; sleep 60", timeout=1)
+        e2b_sandbox.commands.run("echo begun; sleep 60", timeout=2)
     query = f"SELECT status FROM actions WHERE kind = 'cpu.exec' AND environment = '{e2b_sandbox.sandbox_id}' AND status = 'running'"
     served.live.until(lambda: served.live.rows(query) == [])
     served.live.until(lambda: e2b_sandbox.commands.list() == [])
@@ -107,6 +118,27 @@ def test_a_background_command_is_listed_joined_and_killed(e2b_sandbox: e2b.Sandb
     with pytest.raises(e2b.NotFoundException):
         e2b_sandbox.commands.connect(running.pid)
     assert e2b_sandbox.commands.list() == []
+
+
+def test_a_command_whose_number_was_given_before_runs_and_has_its_own_result(served: Served, e2b_options: dict[str, str]) -> None:
+    sandbox = e2b.Sandbox.create(**e2b_options)
+    first = sandbox.commands.run("echo first", background=True)
+    assert first.wait().stdout == "first\n"
+    # Given a sandbox whose numbers begin again, as its hash was lost
+    with served.store() as store:
+        assert store.delete(f"tangram-gw-e2b-{sandbox.sandbox_id}")
+        # Then a command of the same number runs all the same
+        second = sandbox.commands.run("echo second", background=True)
+        assert (second.pid, second.wait().stdout) == (first.pid, "second\n")
+        # And what is known of processes and of kills goes with them, the rest with the sandbox
+        killed = sandbox.commands.run("sleep 60", background=True)
+        assert killed.kill()
+        with pytest.raises(e2b.CommandExitException):
+            killed.wait()
+        served.live.until(lambda: store.hkeys(f"tangram-gw-e2b-{sandbox.sandbox_id}") == [b"last"])
+        sandbox.kill()
+        left = store.keys(f"tangram-gw-*{sandbox.sandbox_id}*")
+        assert all(0 < store.ttl(key) <= 3600 and b"killed" in key for key in left), left
 
 
 def test_a_command_whose_connection_is_cut_runs_once_and_to_its_end(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
@@ -145,6 +177,24 @@ def test_a_command_handles_a_signal(e2b_sandbox: e2b.Sandbox, e2b_headers: dict[
     with pytest.raises(e2b.CommandExitException) as ended:
         running.wait()
     assert (ended.value.exit_code, ended.value.stdout) == (5, "ready\ncaught\n")
+
+
+@pytest.mark.parametrize(("name", "ends"), [("TERM", 5), ("KILL", -1)])
+def test_a_command_is_reached_by_its_number_inside_of_the_sandbox(e2b_sandbox: e2b.Sandbox, name: str, ends: int) -> None:
+    # Given a command, and the number that its client knows, which is none that the kernel gives
+    command = "trap 'echo caught; exit 5' TERM; echo ready; while true; do sleep 0.05; done"
+    running = e2b_sandbox.commands.run(command, background=True)
+    assert next(iter(running))[0] == "ready\n"
+    assert running.pid > 1 << 22
+    # When another command sends it a signal
+    assert e2b_sandbox.commands.run(f"kill -{name} {running.pid}").exit_code == 0
+    # Then it has got that, and there is no such process any more
+    with pytest.raises(e2b.CommandExitException) as ended:
+        running.wait()
+    assert ended.value.exit_code == ends
+    with pytest.raises(e2b.CommandExitException) as refused:
+        e2b_sandbox.commands.run(f"kill -{name} {running.pid}")
+    assert refused.value.exit_code == 1 and "No such process" in refused.value.stderr
 
 
 def test_a_terminal_is_one(e2b_sandbox: e2b.Sandbox) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import shlex
 import socket
 import urllib.parse
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -79,6 +81,54 @@ def test_folders_are_made_listed_moved_and_removed(e2b_sandbox: e2b.Sandbox) -> 
             call()
 
 
+def test_a_form_may_have_thousands_of_files(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
+    # Given a form that is refused for what it says, so that nothing is written
+    headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
+    files = [("file", (f"many/{number}", b"x")) for number in range(5000)]
+    answer = httpx.post(f"{served.url}/files", params={"path": "one"}, files=files, headers=headers, timeout=60)
+    # Then it is not its length that it is refused for
+    assert answer.status_code == 400 and "one alone where the query names a path" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "code"),
+    [
+        ("ListDir", {"path": ".", "depth": 10**30}, "invalid_argument"),
+        ("MakeDir", {"path": "/proc/x"}, "invalid_argument"),
+        ("MakeDir", {"path": "/dev/null/x"}, "invalid_argument"),
+        ("Move", {"source": "here", "destination": "here/below"}, "invalid_argument"),
+        ("Move", {"source": "here", "destination": "/proc/sys/x"}, "permission_denied"),
+        ("Remove", {"path": "/proc/self/status"}, "permission_denied"),
+    ],
+)
+def test_what_no_file_system_does_is_the_callers_affair(
+    served: Served, e2b_sandbox: e2b.Sandbox, method: str, message: dict[str, Any], code: str
+) -> None:
+    headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
+    e2b_sandbox.files.make_dir("here")
+    answer = httpx.post(f"{served.url}/filesystem.Filesystem/{method}", json=message, headers=headers, timeout=60)
+    assert answer.json()["code"] == code, answer.text
+
+
+def test_a_folder_is_listed_as_deep_as_can_be_said(e2b_sandbox: e2b.Sandbox) -> None:
+    e2b_sandbox.files.make_dir("deep/er")
+    assert [entry.name for entry in e2b_sandbox.files.list("deep", depth=2**32 - 1)] == ["er"]
+
+
+def test_names_and_links_may_have_any_character(e2b_sandbox: e2b.Sandbox) -> None:
+    names = sorted(["a\x1eb", "a\x1fb", "line\nfeed", " ", "-rf", "L\n", "$(id)", "back\\slash", "é"])
+    e2b_sandbox.commands.run("mkdir odd; cd odd; " + "; ".join(f"touch -- {shlex.quote(name)}" for name in names))
+    e2b_sandbox.commands.run(r"""cd odd; ln -s "$(printf '//81a4 \036\037//')" link; ln -s "$(printf 'x\ny\n.')" -- "$(printf 'l\036')" """)
+    listed = {entry.name: entry for entry in e2b_sandbox.files.list("odd")}
+    assert sorted(listed) == sorted([*names, "link", "l\x1e"])
+    assert (listed["link"].symlink_target, listed["l\x1e"].symlink_target) == ("//81a4 \x1e\x1f//", "x\ny\n.")
+    for name, entry in listed.items():
+        found = e2b_sandbox.files.get_info(f"odd//{name}")
+        assert (found.path, found.symlink_target, found.type) == (entry.path, entry.symlink_target, entry.type)
+    assert e2b_sandbox.files.list("odd")[0].path == e2b_sandbox.files.list("odd/../odd//")[0].path
+    e2b_sandbox.files.remove("odd")
+
+
 def test_an_upload_that_is_cut_is_no_failure_of_the_system(served: Served, e2b_sandbox: e2b.Sandbox) -> None:
     headers = {"E2b-Sandbox-Id": e2b_sandbox.sandbox_id, "X-Access-Token": e2b_sandbox._envd_access_token}
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -91,6 +141,12 @@ def test_an_upload_that_is_cut_is_no_failure_of_the_system(served: Served, e2b_s
     served.live.until(lambda: served.live.log("gateway").count(shutting) > before)
     assert 'shape="e2b"' not in httpx.get(f"{served.url}/metrics").text
     assert not e2b_sandbox.files.exists("cut")
+
+
+@pytest.mark.parametrize("expires", ["²", "9" * 5000], ids=["no ASCII", "too long"])
+def test_a_signature_that_expires_at_no_time_is_no_failure_of_the_system(served: Served, e2b_sandbox: e2b.Sandbox, expires: str) -> None:
+    query = {"path": "signed", "signature": "v1_x", "signature_expiration": expires}
+    assert httpx.get(f"{served.url}/files", params=query, headers={"E2b-Sandbox-Id": e2b_sandbox.sandbox_id}).status_code == 401
 
 
 def test_a_signed_url_reads_a_file(served: Served, e2b_sandbox: e2b.Sandbox) -> None:

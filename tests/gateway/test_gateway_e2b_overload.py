@@ -12,7 +12,7 @@ import pytest
 
 from app.local.stack import StackPlan
 from tests.gateway.conftest import Served, free_port, options_of
-from tests.live.support import FAST_BEATS, running
+from tests.live.support import running
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
@@ -38,7 +38,7 @@ class Busy:
 @pytest.fixture(scope="module")
 def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    variables = {**FAST_BEATS, "TANGRAM_QUEUE_LIMIT": "1"}
+    variables = {"TANGRAM_QUEUE_LIMIT": "1"}
     plan = StackPlan(policy="fcfs", nodes=1, cores=1, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
     with running(tmp_path_factory.mktemp("gateway") / "state", plan) as live:
         yield Served(live, plan.gateway_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,13 +21,18 @@ from tests.gateway.conftest import Served
 
 
 @pytest.fixture
-async def pair(served: Served) -> AsyncIterator[tuple[JoinedRuns, JoinedRuns]]:
-    store = Redis.from_url(redis_url(served.live.stack.result_url))
+async def store(served: Served) -> AsyncIterator[Redis]:
+    opened = Redis.from_url(redis_url(served.live.stack.result_url))
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+async def pair(store: Redis) -> AsyncIterator[tuple[JoinedRuns, JoinedRuns]]:
     runs = JoinedRuns(store), JoinedRuns(store)
     yield runs
     for each in runs:
         await each.close()
-    await store.aclose()
 
 
 class Work:
@@ -80,6 +86,32 @@ async def test_the_same_body_joins_the_run_that_was_left_behind_once(pair: tuple
     assert await pair[where].answer(body, other, 30, caller()) == "other"
 
 
+async def test_a_caller_that_comes_again_before_the_store_knows_that_it_was_gone_joins_its_run(store: Redis) -> None:
+    # Given a store that is slow to write down what is abandoned
+    known = asyncio.Event()
+
+    class Slow(Redis):
+        async def set(self, *args: object, **options: object) -> object:
+            await known.wait()
+            return await super().set(*args, **options)
+
+    slow = Slow(connection_pool=store.connection_pool)
+    runs, first, again = JoinedRuns(slow), Work("first"), Work("again")
+    left = asyncio.create_task(leave(runs, "soon", first))
+    while not first.begun:
+        await asyncio.sleep(0)
+    # When a caller is out of patience, and comes again at once
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(runs.answer("soon", again, 30, caller()))
+    await asyncio.sleep(0.05)
+    known.set()
+    await left
+    # Then it gets the run that it has begun
+    first.go.set()
+    assert await waiting == "first" and again.begun == 0
+    await runs.close()
+
+
 async def test_a_run_that_ended_after_it_was_left_behind_can_still_be_joined(pair: tuple[JoinedRuns, JoinedRuns]) -> None:
     first, again = Work("first"), Work("again")
     await leave(pair[0], "late", first)
@@ -98,8 +130,40 @@ async def test_nobody_joins_a_run_that_has_failed(pair: tuple[JoinedRuns, Joined
     assert await pair[where].answer(body, again, 30, caller()) == "again"
 
 
+async def test_nobody_waits_for_a_run_whose_process_has_died(pair: tuple[JoinedRuns, JoinedRuns], store: Redis) -> None:
+    # Given a run that was left behind by its caller and then by its process: nobody writes of it any more
+    await store.zadd("tangram-gw-abandoned-orphan", {"0123456789abcdef": time.time()})
+    again = Work("again")
+    again.go.set()
+    # Then the same body has a run of its own
+    assert await pair[1].answer("orphan", again, 10, caller()) == "again"
+
+
+async def test_a_run_that_takes_long_is_joined_all_the_while(pair: tuple[JoinedRuns, JoinedRuns], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "ALIVE_S", 1.0)
+    first, again = Work("first"), Work("again")
+    await leave(pair[0], "long", first)
+    with pytest.raises(StillRunning):
+        await pair[1].answer("long", again, 2.0, caller())
+    first.go.set()
+    assert await pair[1].answer("long", again, 30, caller()) == "first" and again.begun == 0
+
+
 async def test_a_run_that_nobody_joins_is_cancelled(pair: tuple[JoinedRuns, JoinedRuns], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "ABANDONED_S", 0.05)
     work = Work("never")
     await leave(pair[0], "forgotten", work)
     await asyncio.wait_for(work.cancelled.wait(), 10)
+
+
+async def test_a_run_that_is_joined_and_left_again_is_kept_for_as_long_again(
+    pair: tuple[JoinedRuns, JoinedRuns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joined, "ABANDONED_S", 1.5)
+    work, again = Work("never"), Work("again")
+    await leave(pair[0], "left twice", work)
+    with pytest.raises(StillRunning):
+        await pair[1].answer("left twice", again, 0.5, caller())
+    left_at = time.monotonic()
+    await asyncio.wait_for(work.cancelled.wait(), 20)
+    assert time.monotonic() - left_at > 1.3 and again.begun == 0

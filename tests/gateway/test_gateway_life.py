@@ -41,6 +41,10 @@ def running_commands(served: Served) -> int:
     return len(served.live.rows("SELECT id FROM actions WHERE kind = 'cpu.exec' AND status = 'running'"))
 
 
+def openings(served: Served) -> int:
+    return len(served.live.rows("SELECT id FROM actions WHERE kind = 'cpu.open' AND status = 'waiting'"))
+
+
 def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served, Served]) -> None:
     first, second = pair
     key = {"Idempotency-Key": "k"}
@@ -48,7 +52,7 @@ def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served
     with httpx.Client(headers=token, timeout=60) as http, ThreadPoolExecutor(3) as threads:
         # Given an environment of the first process, that the second one knows by the same key
         opened = http.post(f"{first.url}/api/v1/environments", json={"lease_s": 3600}, headers=key).json()
-        assert http.post(f"{second.url}/api/v1/environments", json={}, headers=key).json() == opened
+        assert http.post(f"{second.url}/api/v1/environments", json={"lease_s": 3600}, headers=key).json() == opened
         path = f"/api/v1/environments/{opened['id']}"
         # And a command that the first one waits for
         slow = {"command": "echo ran >> ledger; while [ ! -e go ]; do sleep 0.05; done; cat ledger"}
@@ -68,6 +72,57 @@ def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served
         first.live.until(lambda: first.live.rows(state) == [("closed",)])
 
 
+def test_a_program_beside_all_shells_does_not_wait_for_one_of_another_gateway(pair: tuple[Served, Served]) -> None:
+    first, second = pair
+    with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=20) as http, ThreadPoolExecutor(1) as threads:
+        # Given a program that runs through the first gateway until another one lets it go
+        assert http.post(f"{first.url}/envs/rex/create_session", json={"startup_timeout": 10}).status_code == 200
+        slow = {"command": "until [ -e go ]; do sleep 0.05; done", "shell": True}
+        waiting = threads.submit(http.post, f"{first.url}/envs/rex/execute", json=slow)
+        first.live.until(lambda: running_commands(first) == 1)
+        # When that comes through the second one, then both end
+        assert http.post(f"{second.url}/envs/rex/execute", json={"command": ["touch", "go"]}).json()["exit_code"] == 0
+        assert waiting.result().json()["exit_code"] == 0
+
+
+def test_code_whose_gateway_dies_is_run_again_by_another_one(pair: tuple[Served, Served]) -> None:
+    first, second = pair
+    body = {"language": "bash", "code": "echo ran", "run_timeout": 10, "memory_limit_MB": 512}
+    with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
+        # Given code that waits for memory, and whose caller has left it behind
+        blocking = http.post(f"{first.url}/api/v1/environments", json={"memory_mb": 4000}).json()["id"]
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(f"{first.url}/run_code", json=body, timeout=0.5)
+        with first.store() as store:
+            first.live.until(lambda: store.keys("tangram-gw-abandoned-*"))
+        # When its gateway is killed, and the caller comes to another one
+        first.live.process("gateway").kill()
+        again = threads.submit(http.post, f"{second.url}/run_code", json=body)
+        http.delete(f"{second.url}/api/v1/environments/{blocking}")
+        # Then it has the answer of a new run
+        assert again.result().status_code == 200, again.result().text
+        assert again.result().json()["run_result"]["stdout"] == "ran\n"
+
+
+def test_an_environment_whose_gateway_dies_while_it_opens_is_open_once_a_shell_is_made(pair: tuple[Served, Served]) -> None:
+    first, second = pair
+    with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
+        # Given an environment that waits for memory
+        blocking = http.post(f"{first.url}/api/v1/environments", json={"memory_mb": 4000}).json()["id"]
+        opening = threads.submit(http.post, f"{first.url}/api/v1/environments", json={"name": "named", "memory_mb": 512})
+        first.live.until(lambda: openings(first) == 1)
+        # When its gateway is killed, and a client of SWE-ReX comes to another one
+        first.live.process("gateway").kill()
+        with pytest.raises(httpx.TransportError):
+            opening.result()
+        assert not http.get(f"{second.url}/envs/named/is_alive").json()["is_alive"]
+        http.delete(f"{second.url}/api/v1/environments/{blocking}")
+        assert http.post(f"{second.url}/envs/named/create_session", json={"startup_timeout": 10}).status_code == 200
+        # Then the environment is known to be open, and there is one of it
+        assert http.get(f"{second.url}/envs/named/is_alive").json()["is_alive"]
+        assert [one["state"] for one in http.get(f"{second.url}/api/v1/environments").json()] == ["open"]
+
+
 def test_a_node_that_dies_is_a_failure_of_the_system_in_every_shape(pair: tuple[Served, Served]) -> None:
     first, _ = pair
     with first.http() as http, ThreadPoolExecutor(2) as threads:
@@ -85,11 +140,14 @@ def test_a_node_that_dies_is_a_failure_of_the_system_in_every_shape(pair: tuple[
         remote = http.post(f"/envs/{path.rpartition('/')[2]}/execute", json={"command": ["true"]})
         lost = remote.json()["swerexception"]
         assert (remote.status_code, lost["class_path"]) == (511, "swerex.exceptions.SwerexException")
-        assert lost["extra_info"] == {"kind": "infra", "cause": "environment_lost"}
+        assert lost["extra_info"] == {"kind": "infra", "cause": "environment_lost", "fault": "infrastructure"}
         assert not http.get(f"/envs/{path.rpartition('/')[2]}/is_alive").json()["is_alive"]
         assert http.post(f"{path}/exec", json={"command": "true"}).status_code == 502
+        # Nor can it be kept for longer
+        assert http.post(f"{path}/lease", json={"lease_s": 600}).status_code == 404
+        assert http.post(f"/sandboxes/{path.rpartition('/')[2]}/timeout", json={"timeout": 600}).status_code == 404
         figures = http.get("/metrics").text
-    for shape, number in (("native", 2), ("run_code", 1), ("swerex", 1)):
+    for shape, number in (("native", 3), ("run_code", 1), ("swerex", 1), ("e2b", 1)):
         assert f'infra_failed_total{{cause="environment_lost",shape="{shape}"}} {number}.0' in figures
 
 

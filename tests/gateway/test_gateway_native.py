@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 
+from tangram.connection import open_store
+from tangram.wire import BLOB_KEY_PREFIX, RESULT_KEY_PREFIX
 from tests.gateway.conftest import Served
 
 Run = Callable[..., dict[str, object]]
@@ -19,7 +22,7 @@ def test_a_command_runs_in_an_environment(run: Run) -> None:
 
 
 def test_a_command_beyond_its_timeout_is_a_result(run: Run) -> None:
-    done = run("echo begun; sleep 60", timeout_s=0.5)
+    done = run("echo begun; sleep 60", timeout_s=2)
     assert (done["status"], done["exit_code"], done["stdout"]) == ("timed_out", None, "begun\n")
 
 
@@ -47,6 +50,27 @@ def test_a_command_that_is_sent_again_with_its_key_runs_once(http: httpx.Client,
     # Then all have the one result, and the effect is there once
     assert {str(answer["stdout"]) for answer in answers} == {"ran\n"}
     assert run("cat ledger")["stdout"] == "ran\n"
+
+
+def test_a_key_whose_result_is_not_kept_any_more_is_answered_and_runs_nothing(
+    served: Served, http: httpx.Client, environment: str, run: Run
+) -> None:
+    def send() -> httpx.Response:
+        headers = {"Idempotency-Key": "kept for an hour"}
+        return http.post(f"{environment}/exec", json={"command": "echo ran >> hours"}, headers=headers)
+
+    # Given a command that ran once, and whose result has expired since
+    assert send().status_code == 200
+    query = f"SELECT id FROM actions WHERE status = 'succeeded' AND kind = 'cpu.exec' AND environment = '{environment.rpartition('/')[2]}'"
+    served.live.until(lambda: served.live.rows(query))
+    ((action,),) = served.live.rows(query)
+    store = open_store(served.live.stack.result_url, 5.0)
+    assert store.delete(RESULT_KEY_PREFIX + action) == 1
+    store.close()
+    # When it is sent again; then the caller is told, each time, and it has not run a second time
+    for answer in (send(), send()):
+        assert (answer.status_code, answer.json()["error"]["cause"]) == (502, "result_lost")
+    assert run("cat hours")["stdout"] == "ran\n"
 
 
 def test_an_environment_is_opened_once_per_key_and_per_name(http: httpx.Client) -> None:
@@ -116,10 +140,16 @@ def test_a_name_whose_environment_has_ended_by_itself_is_free(served: Served, ht
 def test_an_image_where_nodes_have_none_is_a_label(served: Served, http: httpx.Client) -> None:
     opened = http.post("/api/v1/environments", json={"image": "python:3.12"})
     assert (opened.status_code, opened.json()["image"]) == (201, "python:3.12")
-    assert "python:3.12 is a label only" in served.live.log("gateway")
+    assert "image 'python:3.12' is a label only" in served.live.log("gateway")
     rows = served.live.rows(f"SELECT action_class FROM actions WHERE kind = 'cpu.open' AND environment = '{opened.json()['id']}'")
     assert rows == [("python:3.12",)]
     http.delete(f"/api/v1/environments/{opened.json()['id']}")
+
+
+def test_an_image_writes_no_line_of_its_own_into_the_log(served: Served, http: httpx.Client) -> None:
+    refused = http.post("/api/v1/environments", json={"image": "x\n2026-11-24 INFO app.gateway.access: POST /forged"})
+    assert (refused.status_code, refused.json()["error"]["kind"]) == (400, "bad_request")
+    assert "/forged" not in served.live.log("gateway")
 
 
 def test_an_action_can_be_cancelled_and_picked_up(served: Served, http: httpx.Client, environment: str) -> None:
@@ -137,6 +167,7 @@ def test_an_action_can_be_cancelled_and_picked_up(served: Served, http: httpx.Cl
     assert http.get(f"/api/v1/actions/{action}", params={"wait_s": 10}).json()["status"] == "cancelled"
     # And the same holds for one that has a result
     http.post(f"{environment}/exec", json={"command": "echo kept"}, headers={"Idempotency-Key": "kept"})
+    served.live.until(lambda: served.live.log("gateway").count(f"POST {environment}/exec") == 2)
     ids = [line.split()[-1] for line in served.live.log("gateway").splitlines() if f"POST {environment}/exec" in line]
     found = http.get(f"/api/v1/actions/{ids[-1]}").json()
     assert (found["status"], found["result"]["stdout"]) == ("succeeded", "kept\n")
@@ -161,6 +192,12 @@ def test_services_score_and_give_logprobs(http: httpx.Client) -> None:
     assert scored.status_code == 200 and len(scored.json()["scores"]) == 3 and scored.json()["act"]["execution_s"] >= 0
     found = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]]})
     assert found.status_code == 200 and [len(one) for one in found.json()["logprobs"]] == [2, 1]
+    assert found.json()["ranks"] is None
+    ranked = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2, 3], [4, 5]], "top_k": 3}).json()
+    assert ranked["logprobs"] == found.json()["logprobs"] and [len(one) for one in ranked["ranks"]] == [2, 1]
+    assert [[len(one) for one in row] for key in ("top_ids", "top_logprobs") for row in ranked[key]] == [[3, 3], [3]] * 2
+    refused = http.post("/api/v1/logprobs", json={"service": "teacher", "token_ids": [[1, 2]], "top_k": 129})
+    assert refused.status_code == 400 and "top_k: must be a whole number from 0 to 128" in refused.text
 
 
 def test_items_that_a_model_cannot_take_are_a_bad_request(http: httpx.Client) -> None:
@@ -172,3 +209,57 @@ def test_a_service_that_nobody_declares_is_a_bad_request(http: httpx.Client) -> 
     answer = http.post("/api/v1/generate", json={"service": "nobody", "prompts": ["a"]})
     assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "bad_request")
     assert "nobody" in answer.json()["error"]["message"]
+
+
+def test_large_arguments_and_results_leave_the_store_with_their_call(
+    served: Served, http: httpx.Client, environment: str, run: Run
+) -> None:
+    store = open_store(served.live.stack.result_url, 5.0)
+    before = set(store.scan_iter(f"{BLOB_KEY_PREFIX}*"))
+    # Given calls without a key that bring much, or are given much
+    large = "x" * 300_000
+    assert http.post("/run_code", json={"code": "cat", "language": "bash", "stdin": large}).json()["run_result"]["stdout"] == large
+    assert http.put(f"{environment}/files", params={"path": "f"}, content=large.encode()).status_code == 204
+    assert len(http.get(f"{environment}/files", params={"path": "f"}).content) == 300_000
+    assert len(str(run(f"cat f # {large[:100_000]}")["stdout"])) == 300_000
+    assert http.post("/api/v1/score", json={"service": "judge", "items": [{"prompt": large, "response": ""}]}).status_code == 200
+    # And one that is cancelled, since its caller goes away
+    with contextlib.suppress(httpx.ReadTimeout):
+        http.post(f"{environment}/exec", json={"command": f"sleep 60 # {large[:100_000]}"}, timeout=1)
+    # Then nothing of them is left
+    served.live.until(lambda: set(store.scan_iter(f"{BLOB_KEY_PREFIX}*")) <= before)
+    # And with a key, the result is there for whoever comes again
+    for _ in range(2):
+        answer = http.post(f"{environment}/exec", json={"command": "cat f"}, headers={"Idempotency-Key": "large"})
+        assert len(answer.json()["stdout"]) == 300_000
+    store.close()
+
+
+def test_a_key_is_for_one_request(http: httpx.Client, environment: str) -> None:
+    def sent(method: str, path: str, **more: Any) -> int:
+        answer = http.request(method, path, headers={"Idempotency-Key": "one"}, **more)
+        assert answer.status_code != 422 or "Idempotency-Key: was used for another request" in answer.text
+        return answer.status_code
+
+    files, judge = f"{environment}/files", [{"prompt": "p", "response": "r"}]
+    assert [sent("POST", f"{environment}/exec", json={"command": line}) for line in ("echo 1", "echo 2", "echo 1")] == [200, 422, 200]
+    assert [sent("PUT", files, params={"path": path}, content=b"a") for path in ("a", "b", "a")] == [204, 422, 204]
+    assert [sent("PUT", files, params={"path": "a"}, content=content) for content in (b"a", b"b")] == [204, 422]
+    assert [sent("POST", "/api/v1/score", json={"service": "judge", "items": judge * n}) for n in (1, 2, 1)] == [200, 422, 200]
+    # Also by another path that asks for the same kind of action
+    assert sent("POST", "/classify", json={"model": "judge", "input": "p"}) == 422
+    opened = [http.post("/api/v1/environments", json={"memory_mb": mb}, headers={"Idempotency-Key": "one"}) for mb in (16, 17, 16)]
+    assert [answer.status_code for answer in opened] == [201, 422, 201]
+    http.delete(f"/api/v1/environments/{opened[0].json()['id']}")
+
+
+def test_fewer_results_than_were_asked_for_are_no_answer(served: Served, http: httpx.Client) -> None:
+    # Given a result under a key of which nobody knows any more what it was for
+    key = {"Idempotency-Key": "fewer"}
+    assert http.post("/classify", json={"model": "judge", "input": "p"}, headers=key).status_code == 200
+    store = open_store(served.live.stack.result_url, 5.0)
+    store.delete(*store.scan_iter("tangram-gw-key-*"))
+    store.close()
+    # Then it is not taken for the results of others
+    answer = http.post("/classify", json={"model": "judge", "input": ["p", "q", "r"]}, headers=key)
+    assert answer.status_code == 502 and "3 items have 1 results" in answer.json()["error"]["message"]

@@ -21,9 +21,11 @@ def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return tuple(request.param)
 
 
-def results(folder: Path, flags: tuple[str, ...], cells: list[str], cell_timeout_s: float = 0) -> tuple[int, list[dict[str, Any]]]:
+def results(
+    folder: Path, flags: tuple[str, ...], cells: list[str], cell_timeout_s: float = 0, most: int = 1000
+) -> tuple[int, list[dict[str, Any]]]:
     (folder / "cells").write_text(json.dumps(cells))
-    argv = [sys.executable, *flags, str(NOTEBOOK), "cells", "results", str(cell_timeout_s)]
+    argv = [sys.executable, *flags, str(NOTEBOOK), "cells", "results", str(cell_timeout_s), str(most)]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, env={"HOME": str(folder)})
     assert (done.stdout, done.stderr) == ("", "")
     return done.returncode, [json.loads(line) for line in (folder / "results").read_text().splitlines()]
@@ -50,3 +52,19 @@ def test_a_cell_that_is_out_of_time_ends_the_process(tmp_path: Path, flags: tupl
     assert code == 124
     assert [cell["stdout"] for cell in cells] == ["1\n", ""]
     assert cells[1]["error"][0]["ename"] == "CellTimeout"
+
+
+def test_of_what_cells_give_a_bounded_part_is_kept_and_always_that_there_was_an_error(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    code, cells = results(
+        tmp_path, flags, ["print('x' * 99)", "'y' * 99", "raise ValueError('z' * 99)", *["print('w' * 50)"] * 40], most=50
+    )
+    assert (code, len(cells)) == (0, 43)
+    assert [cell["dropped"] for cell in cells[:3]] == [True, True, True]
+    assert (cells[0]["stdout"], cells[1]["display"], cells[2]["error"][0]["evalue"]) == ("x" * 50, [], "z" * 50)
+    # Of all cells together there is a bound, too
+    assert sum(len(cell["stdout"]) for cell in cells) <= 16 * 50 and cells[-1]["dropped"]
+
+
+def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    code, cells = results(tmp_path, flags, ["import sys; print('a' + chr(0xd800) + 'b')", "{chr(0xdc00): 1}"])
+    assert (code, cells[0]["stdout"]) == (0, "a?b\n")

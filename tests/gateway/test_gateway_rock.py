@@ -109,7 +109,7 @@ def test_a_sandbox_is_started_once_by_its_id(sandbox: Sandbox) -> None:
 def test_commands_run_in_a_session_and_beside(sandbox: Sandbox) -> None:
     sandbox.run("export WORD=kept")
     assert sandbox.run("echo $WORD")["result"] == {
-        "output": "kept\n", "exit_code": 0, "failure_reason": "", "expect_string": "", "session_type": "bash",
+        "output": "kept\n", "exit_code": 0, "failure_reason": "", "expect_string": "SHELLPS1PREFIX", "session_type": "bash",
     }  # fmt: skip
     assert sandbox.execute(["sh", "-c", "echo o; echo e >&2; exit 3"])["result"] == {"stdout": "o\n", "stderr": "e\n", "exit_code": 3}
     # As `arun` begins a command in the background, and then looks whether it runs

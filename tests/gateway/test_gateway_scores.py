@@ -23,8 +23,8 @@ from app.local.stack import StackPlan
 from tangram import Action, Client
 from tangram import calls as words
 from tests.gateway.conftest import Served, free_port
-from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, given, sigmoid
-from tests.live.support import FAST_BEATS, running
+from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, by_rank, given, most_likely, sigmoid
+from tests.live.support import running
 
 QUEUE_LIMIT = 8
 SERVICES = """
@@ -85,7 +85,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     make_services(folder)
     (make_tiny(folder / "broken", "reward") / "model.safetensors").write_bytes(b"no tensors")
     (folder / "services.toml").write_text(SERVICES + TORCH)
-    variables = {**FAST_BEATS, "TANGRAM_QUEUE_LIMIT": str(QUEUE_LIMIT), "TANGRAM_GATEWAY_REWARD_S": "1"}
+    variables = {"TANGRAM_QUEUE_LIMIT": str(QUEUE_LIMIT), "TANGRAM_GATEWAY_REWARD_S": "1"}
     plan = StackPlan(
         nodes=0,
         cells=2,
@@ -130,10 +130,25 @@ def test_recorded_requests_are_answered_as_their_client_reads_it(method: Method,
         assert method.read(answer.json()) == method.expected(client)
 
 
-def test_what_is_not_known_is_null(http: httpx.Client) -> None:
-    (choice,) = http.post("/v1/completions", json={**SCORED, "prompt": [MORE]}).json()["choices"]
-    first, second = choice["prompt_logprobs"]
-    assert first is None and second[str(MORE[1])]["rank"] is None and len(second) == 1
+@pytest.mark.parametrize("service", ["teacher", "teacher-0"])
+def test_a_position_has_the_given_token_first_and_then_the_most_likely_ones(http: httpx.Client, client: Client, service: str) -> None:
+    found = client.logprobs(service, [IDS], top_k=4)
+
+    (choice,) = http.post("/v1/completions", json={**SCORED, "model": service, "prompt": IDS, "prompt_logprobs": 4}).json()["choices"]
+
+    first, *positions = choice["prompt_logprobs"]
+    assert first is None and len(positions) == len(IDS) - 1
+    for token, rank, top, position in zip(IDS[1:], found.ranks[0], found.top_ids[0], positions, strict=True):
+        assert list(position) == [str(one) for one in (token, *(one for one in top if one != token))]
+        ranks = {int(one): entry["rank"] for one, entry in position.items()}
+        assert ranks == {**{one: place for place, one in enumerate(top, 1)}, token: rank}
+        assert all(entry["decoded_token"] is None for entry in position.values())
+
+
+def test_prime_rls_answer_has_the_most_likely_tokens_too(http: httpx.Client, client: Client) -> None:
+    asked = {**PREFILL, "sampling_params": {**PREFILL["sampling_params"], "prompt_logprobs": 3}}
+    positions = http.post("/inference/v1/generate", json=asked).json()["prompt_logprobs"][1:]
+    assert [by_rank(position)[:3] for position in positions] == most_likely(client, 3, IDS)[0]
 
 
 def test_each_call_is_one_action_with_its_id_in_the_answer(served: Served) -> None:
@@ -173,8 +188,33 @@ def test_a_call_that_names_no_service_is_asked_for_one(http: httpx.Client) -> No
         ("/score", {"model": "judge", "text_1": ["q", "r"], "text_2": ["a"]}, "2 texts cannot be paired with 1"),
         ("/v1/completions", {"model": "teacher", "prompt": "a", "prompt_logprobs": 1}, "token ids"),
         ("/v1/completions", {"model": "teacher-0", "prompt": [[5, 100_000]], "prompt_logprobs": 1}, "token id 100000"),
+        (
+            "/v1/completions",
+            {"model": "teacher", "prompt": [[5]], "prompt_logprobs": 129},
+            "prompt_logprobs: must be from 0 to 128, not 129",
+        ),
+        ("/v1/completions", {"model": "teacher", "prompt": [[5]], "prompt_logprobs": -1}, "prompt_logprobs: must be from 0 to 128, not -1"),
         ("/v1/completions", {"model": "teacher", "prompt": "a", "max_tokens": 0}, "max_tokens"),
         ("/v1/completions", {"model": "teacher", "prompt": []}, "prompt"),
+        (
+            "/v1/completions",
+            {"model": "teacher", "prompt": ["a"] * 9, "n": 1024},
+            "n: 9 prompts with 1024 texts each are more than the 8192",
+        ),
+        (
+            "/v1/completions",
+            {"model": "teacher", "prompt": "a" * 100_000, "n": 1024},
+            "n: 1024 times these prompts is more than ",
+        ),
+        (
+            "/v1/chat/completions",
+            {"model": "teacher", "messages": [{"role": "user", "content": "a" * 100_000}], "n": 1024},
+            "n: 1024 times",
+        ),
+        ("/v1/embeddings", {"model": "teacher", "input": "a"}, "teacher is a service of task 'logprobs'"),
+        ("/v1/embeddings", {"model": "judge", "input": [5, 17]}, "input"),
+        ("/v1/embeddings", {"model": "judge", "input": "a", "dimensions": 2}, "dimensions"),
+        ("/generate", {**SGLANG, "model": "teacher", "top_logprobs_num": 129}, "top_logprobs_num"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line(http: httpx.Client, path: str, body: dict[str, Any], says: str) -> None:
@@ -182,6 +222,12 @@ def test_what_is_wrong_is_refused_in_one_line(http: httpx.Client, path: str, bod
     assert answer.status_code == 400, answer.text
     message = answer.json()["error"]["message"]
     assert says in message and "\n" not in message
+
+
+def test_a_label_may_have_any_form(http: httpx.Client) -> None:
+    body = b'{"prompt": "p", "response": "r", "label": ' + b"[" * 900 + b"]" * 900 + b"}"
+    answer = http.post("/rm/judge", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200 and isinstance(answer.json(), float), answer.text
 
 
 def test_a_token_is_needed_and_may_stand_in_the_url(served: Served, client: Client) -> None:
@@ -201,7 +247,7 @@ def test_a_failure_of_the_system_is_no_score(served: Served, http: httpx.Client)
         assert answer.status_code == 502, answer.text
         assert set(answer.json()) == {"error"} and answer.json()["error"]["type"] == "infra"
     counted = httpx.get(f"{served.url}/metrics").text
-    assert 'tangram_gateway_infra_failed_total{cause="failed",shape="rewards"} 2.0' in counted
+    assert 'tangram_gateway_infra_failed_total{cause="engine_failed",shape="rewards"} 2.0' in counted
 
 
 def test_a_full_queue_is_answered_503_everywhere(served: Served) -> None:
@@ -312,21 +358,22 @@ vllm_client.is_vllm_available = lambda: True  # its own guard: the constructor r
 client = vllm_client.VLLMClient(base_url=url)
 whole = client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=1)
 chunked = client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=1, chunk_size=1)
+eight = client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=8)
 
-async def worker():
+async def worker(top_k):
     loop = object.__new__(_AsyncRolloutLoop)
     loop.teacher_server_urls, loop.teacher_model_names = {"default": url}, {}
-    loop.request_timeout, loop.teacher_top_k, loop.teacher_temperature, loop._counters = 60, 1, 1.0, Counter()
+    loop.request_timeout, loop.teacher_top_k, loop.teacher_temperature, loop._counters = 60, top_k, 1.0, Counter()
     async with aiohttp.ClientSession() as loop.session:
         await loop._resolve_teacher_model_names()
         ids = sequences[0]
         return await loop._score_with_teacher(ids[:1], ids[1:], url, loop.teacher_model_names["default"])
 
 try:
-    client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=8)
+    client.get_sequence_logprobs(sequences, [1] * len(sequences), top_logprobs=129)
 except Exception as error:
     refused = str(error)
-print(json.dumps([client.model, whole, chunked, asyncio.run(worker()), refused]))
+print(json.dumps([client.model, whole, chunked, eight, asyncio.run(worker(1)), asyncio.run(worker(8)), refused]))
 """
 
 
@@ -337,9 +384,17 @@ def test_trls_own_client_reads_a_teacher(served: Served, client: Client) -> None
     url = served.url.replace("://", f"://tangram:{served.token('tests')}@") + "/services/teacher"
     ran = subprocess.run([python, "-c", _TRL, url, json.dumps([IDS, MORE])], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    model, whole, chunked, (worker_ids, worker_logprobs), refused = json.loads(ran.stdout.splitlines()[-1])
-    expected = [list(values) for values in client.logprobs("teacher", [IDS, MORE])]
+    model, whole, chunked, eight, of_one, of_eight, refused = json.loads(ran.stdout.splitlines()[-1])
     assert model == "teacher" and whole == chunked
-    assert [[one for (one,) in sequence] for sequence in whole["actual_logprobs"]] == expected
-    assert (worker_ids, worker_logprobs) == ([[token] for token in IDS[1:]], [[value] for value in expected[0]])
-    assert refused.startswith("Request failed: 400") and "prompt_logprobs: must be 0 or 1, not 8" in refused
+    for top_k, given_out, (worker_ids, worker_logprobs) in ((1, whole, of_one), (8, eight, of_eight)):
+        found = client.logprobs("teacher", [IDS, MORE], top_k=top_k)
+        # The log-probs of the given tokens, for the reverse divergence
+        assert [[one for (one,) in sequence] for sequence in given_out["actual_logprobs"]] == found
+        # The teacher's most likely tokens, most likely first, for the forward one
+        assert (given_out["logprob_token_ids"], given_out["logprobs"]) == (found.top_ids, found.top_logprobs)
+        # The asynchronous trainer has both in one list
+        for place, token in enumerate(IDS[1:]):
+            least = [] if token in found.top_ids[0][place] else [(token, found[0][place])]
+            read = list(zip(worker_ids[place], worker_logprobs[place], strict=True))
+            assert read == [*zip(found.top_ids[0][place], found.top_logprobs[0][place], strict=True), *least]
+    assert refused.startswith("Request failed: 400") and "prompt_logprobs: must be from 0 to 128, not 129" in refused

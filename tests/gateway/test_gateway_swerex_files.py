@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import secrets
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -71,6 +73,41 @@ def test_an_upload_that_cannot_be_taken_leaves_nothing(rex: Rex, tmp_path: Path)
     form = {"target_path": "taken", "unzip": "true"}
     answer = httpx.post(f"{rex.url}/upload", data=form, files={"file": b"no archive"}, headers={"X-API-Key": rex.token})
     assert answer.status_code == 400 and "ZIP" in answer.json()["detail"]
+
+
+def uploaded(rex: Rex, entries: dict[str, bytes], target: str) -> httpx.Response:
+    """Send an archive with these entries to a folder."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        for name, data in entries.items():
+            packed.writestr(name, data)
+    form = {"target_path": target, "unzip": "true"}
+    return httpx.post(f"{rex.url}/upload", data=form, files={"file": archive.getvalue()}, headers={"X-API-Key": rex.token}, timeout=60)
+
+
+@pytest.mark.parametrize("names", [["long" * 75], ["a", "a/b"]])
+def test_an_archive_that_cannot_be_unpacked_is_an_error_of_its_files(rex: Rex, names: list[str]) -> None:
+    before = failures(rex)
+    answer = uploaded(rex, {name: b"x" for name in names}, "unpacked")
+    assert (answer.status_code, answer.json()["swerexception"]["class_path"]) == (511, "builtins.OSError")
+    assert failures(rex) == before
+    assert rex.execute("ls -A unpacked | grep tangram", shell=True).stdout == ""
+
+
+def test_text_that_cannot_travel_is_an_error_of_its_file(rex: Rex) -> None:
+    before = failures(rex)
+    rex.execute(r"printf '\377' > bytes", shell=True)
+    with pytest.raises(SwerexException, match="surrogates not allowed"):
+        do(rex.runtime.read_file(ReadFileRequest(path="bytes", errors="surrogateescape")))
+    assert do(rex.runtime.read_file(ReadFileRequest(path="bytes", encoding="latin-1"))).content == "ÿ"
+    assert failures(rex) == before
+
+
+def failures(rex: Rex) -> list[str]:
+    """Return the figures of failures of the system."""
+    return [
+        line for line in httpx.get(f"{rex.served.url}/metrics").text.splitlines() if line.startswith("tangram_gateway_infra_failed_total")
+    ]
 
 
 def _sha256(data: bytes) -> str:

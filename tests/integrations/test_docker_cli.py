@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -81,6 +82,12 @@ def test_what_it_does_not_do_is_one_line_and_125(live: Live, docker: Docker, wor
     done = docker(*words)
     lines = [line for line in done.stderr.splitlines() if "label only" not in line]
     assert done.returncode == 125 and len(lines) == 1 and lines[0].startswith("tangram-docker: ") and said in lines[0]
+
+
+def test_what_nobody_expects_is_said_before_the_code_of_a_failure(executable: str) -> None:
+    environment = {**os.environ, "TANGRAM_TIMEOUT_S": "soon"}
+    done = subprocess.run([executable, "rm", "any"], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 125 and done.stderr.startswith("tangram-docker: failed: ") and "timeout_s" in done.stderr
 
 
 def test_a_killed_exec_takes_its_command_with_it(live: Live, executable: str, container: str) -> None:

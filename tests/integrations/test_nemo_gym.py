@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -15,12 +18,18 @@ from nemo_gym.sandbox import Sandbox, SandboxSpec
 from nemo_gym.sandbox.providers import SandboxCreateError, SandboxStatus
 from nemo_gym.sandbox.providers.registry import register_provider
 
-from tangram import ActionFailed, Client
+from tangram import ActionCancelled, ActionFailed, AsyncClient, Client
 from tangram.integrations.nemo_gym import TangramProvider
+from tangram.integrations.sandbox import Sandbox as Opened
 from tests.integrations.conftest import standing
 from tests.live.support import Live
 
 pytestmark = pytest.mark.usefixtures("live")
+_FOUND = """
+from nemo_gym.sandbox.providers.registry import get_provider_class
+found = get_provider_class("tangram")
+print(found.__module__, found.__name__)
+"""
 register_provider("tangram", TangramProvider, override=True)
 
 
@@ -28,6 +37,11 @@ def test_the_entry_point_names_the_provider() -> None:
     project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
     named = project["entry-points"]["nemo_gym.sandbox_providers"]["tangram"]
     assert EntryPoint("tangram", named, "nemo_gym.sandbox_providers").load() is TangramProvider
+
+
+def test_its_registry_finds_the_provider_by_the_installed_entry_point() -> None:
+    done = subprocess.run([sys.executable, "-c", _FOUND], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["tangram.integrations.nemo_gym TangramProvider"], done.stderr
 
 
 def test_a_sandbox_runs_commands_moves_files_and_leaves_nothing(live: Live, tmp_path: Path) -> None:
@@ -47,7 +61,7 @@ def test_a_sandbox_runs_commands_moves_files_and_leaves_nothing(live: Live, tmp_
 
 def test_out_of_time_is_a_result_that_says_so() -> None:
     sandbox = Sandbox({"tangram": {}}).start(SandboxSpec())
-    done = sandbox.exec("echo early; sleep 60", timeout_s=1)
+    done = sandbox.exec("echo early; sleep 60", timeout_s=2)
     sandbox.stop()
     assert (done.stdout, done.return_code, done.error_type) == ("early\n", 125, "timeout")
 
@@ -56,7 +70,7 @@ def test_a_sandbox_that_is_gone_raises_and_says_that_it_stopped(live: Live) -> N
     sandbox = Sandbox({"tangram": {"job": "nemo"}}).start(SandboxSpec(metadata={"instance_id": "gone"}))
     with Client("nemo") as other:
         other.cancel(trajectory="gone")
-    with pytest.raises(ActionFailed):
+    with pytest.raises((ActionCancelled, ActionFailed)):
         sandbox.exec("true")
     live.until(lambda: sandbox.status() == SandboxStatus.STOPPED)
     sandbox.stop()
@@ -65,6 +79,26 @@ def test_a_sandbox_that_is_gone_raises_and_says_that_it_stopped(live: Live) -> N
 def test_a_sandbox_ends_when_its_time_to_live_is_over(live: Live) -> None:
     sandbox = Sandbox({"tangram": {}}).start(SandboxSpec(ttl_s=0.5))
     live.until(lambda: sandbox.status() == SandboxStatus.STOPPED)
+
+
+async def test_a_create_that_is_cancelled_leaves_no_environment(live: Live) -> None:
+    stands = "SELECT id FROM environments WHERE job = 'cancelled' AND state = 'open'"
+    provider = TangramProvider(job="cancelled")
+    async with AsyncClient("busy") as other:
+        # Given a create whose work folder waits for a core
+        busy = await Opened.open(other, trajectory="t")
+        holding = asyncio.create_task(busy.exec("until [ -e go ]; do sleep 0.05; done", units=(2,)))
+        await asyncio.to_thread(live.until, lambda: live.rows("SELECT 1 FROM actions WHERE job = 'busy' AND status = 'running'"))
+        creating = asyncio.create_task(provider.create(SandboxSpec(workdir="work")))
+        waiting = "SELECT 1 FROM actions WHERE job = 'cancelled' AND kind = 'cpu.exec' AND status = 'waiting'"
+        await asyncio.to_thread(live.until, lambda: live.rows(waiting))
+        # When it is cancelled, then its environment is closed
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        await asyncio.to_thread(live.until, lambda: not live.rows(stands))
+        holding.cancel()
+    await provider.aclose()
 
 
 def test_what_cannot_be_had_is_refused() -> None:

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from tangram import AsyncClient, ClientClosed
+from tangram.calls import Place
+from tangram.integrations import actions
 from tangram.integrations.sandbox import Sandbox, borrow_client, return_client
+from tangram.integrations.verl_reward import ScoreFailed, compute_score
+from tangram.results import Act, ExecResult
 from tests.live.support import Live
 
 pytestmark = pytest.mark.usefixtures("live")
@@ -52,6 +56,32 @@ async def test_a_pipe_in_a_folder_does_not_spoil_it(sandbox: Sandbox, tmp_path: 
     assert sorted(path.name for path in (tmp_path / "f").iterdir()) == ["file"]
 
 
+async def test_links_that_lead_out_of_a_folder_are_left_out(sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Given a folder with links such as those of a virtual environment, one of them under two names
+    (tmp_path / "secret").write_text("here")
+    outside = tmp_path / "secret"
+    links = f"ln -s {outside} v/bin/python; ln v/bin/python v/bin/python3; ln -s ../../x v/up; ln -s lib v/lib64"
+    await sandbox.exec(f"mkdir -p v/bin v/lib; echo x > v/lib/file; {links}; ln v/lib/file v/lib/same")
+    await sandbox.download("v", tmp_path / "v")
+    # Then all else comes, and the log names what does not
+    there = sorted(str(path.relative_to(tmp_path / "v")) for path in (tmp_path / "v").rglob("*"))
+    assert there == ["bin", "lib", "lib/file", "lib/same", "lib64"]
+    assert (tmp_path / "v" / "lib" / "same").read_text() == "x\n" and (tmp_path / "v" / "lib64").readlink() == Path("lib")
+    assert [name in caplog.text for name in ("bin/python'", "bin/python3'", "up'")] == [True] * 3
+    # A link that is named itself gives what it leads to
+    await sandbox.exec("ln -s v/lib/file named")
+    await sandbox.download("named", tmp_path / "named")
+    assert (tmp_path / "named").read_text() == "x\n" and not (tmp_path / "named").is_symlink()
+
+
+def test_what_is_no_archive_is_a_failed_transfer(tmp_path: Path) -> None:
+    act = Act(queue_s=0.0, overhead_s=0.0, execution_s=0.0)
+    packed = ExecResult(status="succeeded", exit_code=0, stdout="folder 1024", stderr="", truncated=False, dop=1, act=act)
+    transfer = actions.download(Place("job", "t", "env-1"), "folder", tmp_path / "f")
+    with pytest.raises(actions.TransferFailed, match="folder could not be unpacked"):
+        actions.drive(transfer, lambda action: b"no tar file " * 100 if action.kind == "cpu.read_file" else packed)
+
+
 async def test_commands_run_side_by_side_and_those_after_one_another_share_tmp(sandbox: Sandbox) -> None:
     await asyncio.gather(sandbox.exec("while [ ! -e there ]; do sleep 0.01; done", timeout_s=30), sandbox.exec("touch there"))
     await sandbox.exec("echo kept > /tmp/kept")
@@ -75,3 +105,14 @@ async def test_sandboxes_of_a_job_share_a_client_which_the_last_one_closes(live:
     await return_client(other)
     with pytest.raises(ClientClosed):
         await sandbox.exec("true")
+
+
+@pytest.mark.parametrize("check", ["no-such-tool -q", "A=1 no-such-tool", "cd . && no-such-tool; exit 127"])
+async def test_a_check_whose_program_is_not_in_the_image_is_an_error_and_no_score(check: str) -> None:
+    with pytest.raises(ScoreFailed, match="no-such-tool"):
+        await compute_score("sums", "any", check)
+
+
+async def test_a_solution_whose_own_program_is_not_there_is_scored() -> None:
+    solution = "```python\nimport sys\nsys.exit(127)\n```"
+    assert await compute_score("sums", solution, "python3 solution.py") == {"score": 0.0, "exit_code": 127}

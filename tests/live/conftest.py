@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from app.journal.database import open_engine, sqlite_url, upgrade
+from app.journal.database import open_engine, sqlite_url
+from app.journal.migrating import upgrade
 from app.local.stack import StackPlan
 from app.replay.outside_api import OutsideApi
 from tangram import Client
+from tests.conftest import RedisServer
+from tests.live.network import Network
 from tests.live.support import FAST_BEATS, SERVICES, Live, running
 
 
@@ -128,3 +131,11 @@ def moody() -> Iterator[tuple[str, dict[str, list[float]]]]:
     server.shutdown()
     server.server_close()
     thread.join(5)
+
+
+@pytest.fixture
+def network(own_redis: RedisServer) -> Iterator[Network]:
+    """Return a network with a server of its own behind it."""
+    network = Network(own_redis.socket.with_name("network.sock"), own_redis.socket)
+    yield network
+    network.close()

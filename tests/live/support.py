@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import psutil
+from sqlalchemy import Engine
 
 from app.journal.database import open_engine
 from app.local import stack
@@ -44,8 +46,8 @@ hosts = ["127.0.0.1"]
 concurrency = 32
 """
 
-FAST_BEATS = {"TANGRAM_BEAT_S": "0.4", "TANGRAM_TAKEOVER_S": "1.5"}
-"""For tests that lose nodes: a node is lost soon, but not because a busy machine holds its worker up for half a second."""
+FAST_BEATS = {"TANGRAM_BEAT_S": "0.8", "TANGRAM_TAKEOVER_S": "1.5"}
+"""For tests that lose nodes: a node is lost soon, but not because a busy machine holds its worker up for two seconds."""
 
 
 @dataclass
@@ -81,14 +83,15 @@ class Live:
         """Return what a process has logged."""
         return (self.stack.state_dir / "logs" / f"{name}.log").read_text()
 
+    @cached_property
+    def journal(self) -> Engine:
+        """The journal's database."""
+        return open_engine(self.stack.database_url)
+
     def rows(self, query: str) -> list[Any]:
         """Return rows of the journal."""
-        engine = open_engine(self.stack.database_url)
-        try:
-            with engine.connect() as connection:
-                return list(connection.exec_driver_sql(query))
-        finally:
-            engine.dispose()
+        with self.journal.connect() as connection:
+            return list(connection.exec_driver_sql(query))
 
     def until(self, condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
         """Wait until a condition holds."""
@@ -102,4 +105,6 @@ def running(folder: Path, plan: StackPlan) -> Iterator[Live]:
     """Run a stack in `folder`."""
     with stack.start(plan, folder) as started:
         stack.wait_until_up(started, plan)
-        yield Live(started, plan)
+        live = Live(started, plan)
+        yield live
+        live.journal.dispose()

@@ -33,10 +33,25 @@ def test_a_batch_above_the_threshold_of_blobs_comes_back_whole(client: Client) -
     assert rows[3] == client.logprobs("teacher", [batch[3]])[0]
 
 
+def test_ranks_and_most_likely_ids_of_a_large_batch_come_back_whole(client: Client) -> None:
+    batch = [list(range(row, row + 512)) for row in range(8)]
+
+    found = client.logprobs("teacher", batch, top_k=20)
+
+    assert found == client.logprobs("teacher", batch)
+    assert [len(row) for row in found.ranks] == [511] * 8
+    assert {len(ids) for row in found.top_ids for ids in row} == {20} == {len(values) for row in found.top_logprobs for values in row}
+    for ids, ranks, tops in zip(batch, found.ranks, found.top_ids, strict=True):
+        assert all((token == top[rank - 1]) for token, rank, top in zip(ids[1:], ranks, tops, strict=True) if rank <= 20)
+    assert client.logprobs("teacher", batch[:1]).ranks == ()
+
+
 def test_empty_batches_get_empty_answers(client: Client) -> None:
     assert client.score("judge", []) == []
     assert client.logprobs("teacher", []) == []
     assert client.generate("teacher", []) == []
+    ranked = client.logprobs("teacher", [], top_k=3)
+    assert (ranked, ranked.ranks, ranked.top_ids) == ([], [], [])
 
 
 def test_what_is_wrong_with_a_batch_is_said_with_its_index(client: Client) -> None:
@@ -56,10 +71,12 @@ def test_what_is_wrong_with_a_batch_is_said_with_its_index(client: Client) -> No
 async def test_coroutines_have_the_same_batches(live: Live) -> None:
     async with AsyncClient("tests", settings=live.settings) as client:
         rows = await client.logprobs("teacher", SEQUENCES)
+        ranked = await client.logprobs("teacher", SEQUENCES, top_k=2)
         scores = await client.score("judge", [{"prompt": "a", "response": "b"}] * 3)
         texts = await client.generate("teacher", ["a", "b"], max_tokens=2)
         nothing = await client.score("judge", []), await client.logprobs("teacher", []), await client.generate("teacher", [])
 
     assert [len(row) for row in rows] == [2, 1, 0]
+    assert (ranked, [len(row) for row in ranked.top_ids]) == (rows, [2, 1, 0])
     assert (len(scores), len(set(scores)), len(texts)) == (3, 1, 2)
     assert nothing == ([], [], [])

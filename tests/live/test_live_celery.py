@@ -46,9 +46,12 @@ def test_a_task_that_declares_its_cores_is_an_action(live: Live, app: Celery) ->
     live.until(lambda: live.rows(f"select kind, status from actions where id = '{result.id}'") == [("live.add", "succeeded")])
 
 
-def test_a_task_that_fails_says_why(app: Celery) -> None:
+def test_a_task_that_fails_says_why_and_by_its_own_fault(live: Live, app: Celery) -> None:
+    result = live_tasks.fail.delay()
     with pytest.raises(ValueError, match="what nobody wants"):
-        live_tasks.fail.delay().get(timeout=20)
+        result.get(timeout=20)
+    ended = f"select status, cause, fault from actions where id = '{result.id}'"
+    live.until(lambda: live.rows(ended) == [("failed", "error", "program")])
 
 
 def test_actions_can_be_chained_and_grouped(app: Celery) -> None:

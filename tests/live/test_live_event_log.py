@@ -80,7 +80,7 @@ def test_the_log_of_a_live_scheduler_replays_to_the_same_commands(own_stack: Cal
     live.process("scheduler").kill()
     live.until(lambda: "scheduler" in live.stack.dead())
     live.stack.restart("scheduler")
-    live.until(lambda: log.read_text().count("tangram.events/3") == 2)
+    live.until(lambda: log.read_text().count("tangram.events/4") == 2)
     with live.client("coding") as client:
         assert client.open(trajectory="t2").exec("echo fine").stdout == "fine\n"
     stop_scheduler(live)

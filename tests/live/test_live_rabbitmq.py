@@ -15,7 +15,8 @@ import pytest
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.journal.database import open_engine, upgrade
+from app.journal.database import open_engine
+from app.journal.migrating import upgrade
 from app.journal.status import status
 from app.local.processes import Command, Process, wait_until
 from tangram import Action, Client, Cost, Settings

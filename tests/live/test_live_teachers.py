@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 
 from app.local.stack import StackPlan
 from app.tiny_models import make_tiny
-from tests.live.support import FAST_BEATS, Live, running
+from tests.live.support import Live, running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read as Linux counts it")
 
@@ -99,7 +99,7 @@ def test_nine_teachers_on_memory_for_three_answer_as_they_do_by_themselves(folde
     size = (folder / "teacher-0" / "model.safetensors").stat().st_size / MIB
     names = [f"teacher-{index}" for index in range(TEACHERS)]
     # Given cells for three
-    plan = StackPlan(nodes=0, api_nodes=0, cells=3, cell_memory_mb=45, services_file=folder / "services.toml", variables=FAST_BEATS)
+    plan = StackPlan(nodes=0, api_nodes=0, cells=3, cell_memory_mb=45, services_file=folder / "services.toml")
     with running(tmp_path, plan) as live, live.client("distillation") as client:
         # What torch and transformers take for the first call of all is no model's.
         client.logprobs("first", SEQUENCES)

@@ -16,6 +16,7 @@ from tangram import Action, Cost
 from tangram.connection import open_store
 from tangram.life_signs import silences
 from tangram.wire import INGRESS_QUEUE
+from tests.freezing import freeze
 from tests.live.support import Live
 
 ORPHAN_S = 6.0
@@ -113,7 +114,7 @@ def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_w
     with training(live) as trainer:
         stopped = psutil.Process(trainer.process.pid)
         # Given a trainer that stands still for less than the limit
-        stopped.suspend()
+        freeze(stopped.pid)
         live.until(lambda: (silences(store, [trainer.client])[trainer.client] or 0.0) > ORPHAN_S / 2)
         stopped.resume()
         # Then it goes on, and nothing of it has ended two limits later
@@ -121,7 +122,7 @@ def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_w
         live.until(lambda: (silences(store, [trainer.client])[trainer.client] or 0.0) < 1.0)
         assert (status(live, trainer.command), state(live, trainer.environment)[0]) == ("running", "open")
         # When it stands still until it is given up
-        stopped.suspend()
+        freeze(stopped.pid)
         live.until(lambda: state(live, trainer.environment)[0] == "closed")
         stopped.resume()
         # Then it is told

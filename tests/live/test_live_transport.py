@@ -1,4 +1,4 @@
-"""The scheduler's end of the broker, on a Redis that stops answering at the worst moment."""
+"""The scheduler's end of the broker, on a Redis that stops answering at the worst moment, or behind a network that does."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from scheduler.model import Limits, commands
 from scheduler.model.events import StoredEnd
 from scheduler.policies import make_policy
 from tangram import Action, ActionCancelled, Settings
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, node_queue
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, INGRESS_QUEUE, node_queue
 from tests.conftest import RedisServer, RedisUrls
+from tests.freezing import freeze
+from tests.live.network import Network
 
 ACTION = Action(kind="my.task")
 MESSAGE = json.dumps(
@@ -48,7 +50,7 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     transport.send_action("n", MESSAGE, {"attempt": 1})
     transport.flush()
     transport.send_action("n", MESSAGE, {"attempt": 2})
-    own_redis.process.send_signal(signal.SIGSTOP)
+    freeze(own_redis.process.pid)
     # When it is sent
     try:
         transport.flush()
@@ -61,6 +63,36 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     with own_redis.client() as client:
         sent = client.lrange(node_queue("n"), 0, -1)
     assert {json.loads(message)["headers"]["grant"]["attempt"] for message in sent} == {1, 2}
+
+
+def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
+    network: Network, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.broker.redis_intake.RESCUE_S", 0.1)
+    settings = Settings(broker_url=network.url, result_url=own_redis.result, connect_timeout_s=1.0)
+    with _app_of(settings) as app, own_redis.client() as client:
+        transport = KombuTransport(app, connect_timeout_s=1.0)
+        transport.receive(0.0)
+        # Given a scheduler that has connected again after a cut of the network of which the server does not know
+        network.cut()
+        assert wait_until(lambda: transport.receive(0.1) == [] and transport.lost_connections == 1 and transport.caught_up, 20)
+        # When an action comes, which goes to the connection that is dead, as that was first to wait
+        headers = {"id": "a", "task": "my.task", "tangram": {"kind": "my.task"}}
+        properties = {"delivery_tag": "1", "delivery_info": {}, "body_encoding": "base64"}
+        message = {"body": "W10=", "headers": headers, "properties": properties, "content-type": "application/json"}
+        client.lpush(INGRESS_QUEUE, json.dumps({**message, "content-encoding": "utf-8"}))
+        # Then the scheduler has it soon, waits for nothing without a time limit, and keeps its connection
+        found: list[str] = []
+        began = time.monotonic()
+        while not found and time.monotonic() - began < 10:
+            received = transport.receive(0.1)
+            found += [one.id for one in received]
+            transport.acknowledge(received)
+        assert (found, transport.lost_connections) == (["a"], 1)
+        # And so are the actions after it
+        client.lpush(INGRESS_QUEUE, json.dumps({**message, "content-encoding": "utf-8", "headers": {**headers, "id": "b"}}))
+        assert wait_until(lambda: [one.id for one in transport.receive(0.1)] == ["b"], 5)
+        transport.close()
 
 
 def test_a_try_that_is_given_up_is_so_for_as_long_as_its_claim_lasts(transport: KombuTransport, own_redis: RedisServer) -> None:
@@ -101,6 +133,31 @@ def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(ow
         assert wait_until(told, 30)
         with own_redis.client() as client:
             assert client.llen("callbacks") == 1
+        transport.close()
+
+
+def test_a_result_is_said_to_be_lost_only_where_there_is_none_and_none_comes(redis_urls: RedisUrls, own_redis: RedisServer) -> None:
+    settings = Settings(broker_url=redis_urls.broker, result_url=own_redis.result, connect_timeout_s=0.5)
+    with _app_of(settings) as app:
+        transport = KombuTransport(app, connect_timeout_s=0.5)
+        # Given actions that have ended: of one the result is stored, of one it is still to be, of one it has expired
+        app.backend.store_result("stored", 7, "SUCCESS")
+        transport.store_end("told", MESSAGE, "cancelled", "its trainer cancelled it", cause="cancelled")
+        own_redis.stop()
+        # When all are asked for again while the store is away, which comes back with what it had
+        for action_id in ("stored", "told", "expired"):
+            transport.tell_lost(action_id)
+        transport.flush()
+        own_redis.start()
+        app.backend.store_result("stored", 7, "SUCCESS")
+        assert wait_until(lambda: transport.flush() is None and app.backend.get_state("expired") == "FAILURE", 30)
+        # Then only the last one is lost
+        assert app.backend.get_result("stored") == 7
+        kinds = dict.fromkeys(("told", "expired"), "my.task")
+        assert {end.id: (end.status, end.cause) for end in transport.stored_ends(kinds)} == {
+            "told": ("cancelled", "cancelled"),
+            "expired": ("failed", "result_lost"),
+        }
         transport.close()
 
 
@@ -153,8 +210,8 @@ def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(transport: Kom
         StoredEnd(id="done", status="succeeded", reason="why", execution_s=1.5, cpu_s=1.25),
         StoredEnd(id="late", status="timed_out", reason="why", execution_s=1.5, cpu_s=1.25),
         StoredEnd(id="plain", status="succeeded"),
-        StoredEnd(id="wrong", status="failed", reason="ValueError: no"),
-        StoredEnd(id="stopped", status="cancelled", reason="by the trainer"),
+        StoredEnd(id="wrong", status="failed", reason="ValueError: no", cause="error"),
+        StoredEnd(id="stopped", status="cancelled", reason="by the trainer", cause="cancelled"),
     ]
 
 

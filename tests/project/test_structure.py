@@ -42,10 +42,14 @@ FLOORS = ("learning", "model", "quotas choosing", "cpu gpu", "policies", "core",
 ROOMS_BEFORE: dict[str, set[str]] = {
     "journal": set(),
     "broker": set(),
-    "gateway": {"journal"},
+    "metrics": set(),
+    "gateway": {"journal", "metrics"},
     "local": {"journal", "broker"},
     "replay": {"journal", "broker", "local"},
-    "cli": {"journal", "broker", "gateway", "local", "replay"},
+    "web": {"journal", "metrics"},
+    "report": {"journal"},
+    "planning": {"journal", "local", "replay"},
+    "cli": {"journal", "broker", "gateway", "local", "metrics", "replay", "report", "planning", "web"},
 }
 """The rooms of `app`, each with those that it may import from."""
 
@@ -83,9 +87,9 @@ def test_imports_between_the_rooms_of_app_run_one_way(room: str) -> None:
         assert rooms_imported(path, "app") & set(ROOMS_BEFORE) <= ROOMS_BEFORE[room] | {room}, path
 
 
-def test_the_modules_of_app_outside_its_rooms_know_journal_and_broker_alone() -> None:
+def test_the_modules_of_app_outside_its_rooms_know_journal_broker_and_metrics_alone() -> None:
     for path in (ROOT / "app").glob("*.py"):
-        assert rooms_imported(path, "app") & set(ROOMS_BEFORE) <= {"journal", "broker"}, path
+        assert rooms_imported(path, "app") & set(ROOMS_BEFORE) <= {"journal", "broker", "metrics"}, path
 
 
 def test_only_the_service_of_the_scheduler_knows_time_and_nothing_in_it_knows_celery_or_sql() -> None:
@@ -111,6 +115,12 @@ def test_the_settings_page_is_what_the_settings_say() -> None:
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
 
 
+def test_the_page_of_commands_is_what_the_commands_say(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "typer", "app.cli.main", "utils", "docs", "--name", "tangram", "--title", "Commands")
+    subprocess.run([*words, "--output", str(tmp_path / "page.md")], cwd=ROOT, check=True, capture_output=True)
+    assert (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8") == (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
 def test_the_life_of_a_service_is_the_same_in_the_page_and_in_the_code() -> None:
     page_of_services = (ROOT / "docs" / "services.md").read_text(encoding="utf-8").split("## Life")[1].split("## ")[0]
     said: dict[str, set[str]] = {}
@@ -133,5 +143,5 @@ def test_files_hold_one_idea() -> None:
 def test_readme_names_commands_that_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "tangram", "--help"], capture_output=True, text=True, check=True)
-    for command in ("demo", "up", "scheduler", "worker", "status", "top", "replay", "record", "import", "report", "db"):
+    for command in ("demo", "up", "scheduler", "worker", "status", "top", "replay", "record", "import", "report", "export", "db"):
         assert f"`tangram {command}" in text and command in done.stdout

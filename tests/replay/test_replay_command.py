@@ -68,19 +68,3 @@ def test_a_quarter_of_the_cores_serves_real_rollouts_no_worse_than_a_core_each()
     static = replay(SHARED, "--tile", "64", "--cores", "64", "--policy", "static:1")
     assert elastic["failed"] == static["failed"] == 0
     assert elastic["mean_act"] <= static["mean_act"]
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the recorded rollouts of AgentCgroup are not at hand")
-def test_each_part_of_elastic_can_be_switched_off_and_learning_is_what_helps_most_on_few_cores() -> None:
-    words = ("--tile", "128", "--cores", "10", "--spread", "10")
-    whole = replay(SHARED, *words)
-    unlearned = replay(SHARED, *words, "--without", "learning")
-    assert whole["mean_act"] < 0.95 * unlearned["mean_act"]
-    assert whole["prediction_factor_p50"] < unlearned["prediction_factor_p50"]
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the recorded rollouts of AgentCgroup are not at hand")
-def test_real_rollouts_on_few_cores_are_far_better_off_than_under_the_published_algorithm() -> None:
-    words = ("--tile", "64", "--cores", "4")
-    elastic, paper = (replay(SHARED, *words, "--policy", policy) for policy in ("elastic", "paper"))
-    assert elastic["mean_act"] < 0.8 * paper["mean_act"]

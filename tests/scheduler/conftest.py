@@ -15,6 +15,7 @@ from scheduler.policies import Policy, make_policy
 from scheduler.quotas.answers import may_wait_again
 from tangram.action import DEFAULT_JOB, Action, Cost
 from tangram.elasticity import FLAT, Amdahl
+from tangram.ends import CAUSES
 
 
 class World:
@@ -49,6 +50,7 @@ class World:
             elif isinstance(command, commands.Requeue):
                 del self.grants[command.id]
             elif isinstance(command, commands.Finish):
+                assert not command.cause or command.status in CAUSES[command.cause].ends, f"no {command.cause} ends as {command.status}"
                 self.ends[command.id] = command
                 self.grants.pop(command.id, None)
         return out
@@ -61,6 +63,8 @@ class World:
     def submit(self, id: str, kind: str, *, cost: dict[str, Any] | None = None, parallel: float | None = None, **fields: Any) -> None:
         """Submit an action; `parallel` is the fraction of Amdahl's law."""
         curve = FLAT if parallel is None else Amdahl(parallel)
+        if (standing := self.core.state.environments.get(fields.get("environment", ""))) is not None:
+            fields.setdefault("job", standing.job)
         action = Action(kind=kind, cost=Cost.of(**(cost or {})), curve=curve, **{"job": DEFAULT_JOB, **fields})
         self.handle(events.Submitted(id=id, action=action, submitted_at=self.now))
 

@@ -20,13 +20,14 @@ from .ledger import Ledger
 def check_inside(core: Core, ledger: Ledger) -> None:
     """Compare the core's own indexes with the ledger and with each other."""
     state = core.state
+    assert set(state.draining) == ledger.draining
     assert set(state.waiting) == {i for i, book in ledger.actions.items() if book.state == "waiting"}
     assert set(state.running) == set(ledger.running())
     assert all(state.running[i].grant == book.grant for i, book in ledger.running().items())
     assert state.waiting_by_job == Counter(waiting.action.job for waiting in state.waiting.values())
     assert not core.pools.changed
     assert set(state.environments) == set(ledger.environments)
-    assert core._environments._opening == sum(e.state == "opening" for e in state.environments.values())
+    assert core._environments.opening == sum(e.state == "opening" for e in state.environments.values())
     check_places(core)
     check_shares(state, ledger)
     check_shares_of_places(core, ledger)
@@ -88,6 +89,7 @@ def check_shares_of_places(core: Core, ledger: Ledger) -> None:
 def check_node(core: Core, node: Node, ledger: Ledger) -> None:
     """Each core and each cell of a node is in one place, and its memory is what nobody holds."""
     state, cpu, name = core.state, core.pools.cpu, node.spec.name
+    assert node.draining == (name in ledger.draining)
     assert set(node.running) == {i for i, book in ledger.running().items() if book.grant.node == name}
     assert node.memory_free == node.spec.memory_mb - ledger.memory_held(name)
     assert set(node.environments) == {e.id for e in state.environments.values() if e.node == name}
@@ -189,7 +191,7 @@ def check_no_idling(core: Core, node: Node) -> None:
         action = waiting.action
         if waiting.id in group.background and group.background[waiting.id].stopping:
             continue
-        if action.environment is None and not (node.offers("cpu", action.requires) and waiting.least <= group.capacity):
+        if action.environment is None and not (node.takes("cpu", action.requires) and waiting.least <= group.capacity):
             continue
         if own_memory(action) or action.cost.quotas:
             return

@@ -48,6 +48,7 @@ class Ledger:
     """Whether services own their cells from the start, so that nothing is ever restored."""
     actions: dict[str, Book] = field(default_factory=dict)
     nodes: dict[str, NodeSpec] = field(default_factory=dict)
+    draining: set[str] = field(default_factory=set)
     environments: dict[str, commands.NoteEnvironment] = field(default_factory=dict)
     cells: CellBooks = field(init=False)
     closing: list[str] = field(default_factory=list)
@@ -79,8 +80,11 @@ class Ledger:
                 self.cells.finish(command.id)
                 assert min(command.queue_s, command.overhead_s, command.execution_s) >= 0
                 book.state, book.grant, book.ends = command.status, None, book.ends + 1
+            case commands.NoteDraining():
+                (self.draining.add if command.draining else self.draining.discard)(command.name)
             case commands.Restore():
                 assert command.node in self.nodes
+                assert command.node not in self.draining, "a service is brought onto a draining node"
                 self.restores[self.cells.restore(command)] = command
             case commands.CloseEnvironment():
                 assert self.environments[command.id].node == command.node
@@ -131,6 +135,8 @@ class Ledger:
                 assert not grant.core_ids and book.action.kind == "cpu.exec" and book.action.preemptible
             else:
                 assert len(set(grant.core_ids)) == len(grant.core_ids) == grant.units
+        if book.action.environment is None or book.action.kind == "cpu.open":
+            assert grant.node not in self.draining, f"{command.id} begins on a draining node"
         if book.action.environment is None:
             assert set(book.action.requires) <= self.nodes[grant.node].labels
         if grant.cell_ids:

@@ -1,10 +1,8 @@
-"""How running actions of several jobs grow: what is kept for whom, who may take from whom, and what a flood leaves to the others."""
+"""How running actions of several jobs grow: what is kept for whom, and who may take from whom."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from bench.flood import Case, lightest_act_s
 
 
 def build(w: Any, name: str, units: list[int], job: str, parallel: float = 0.99) -> None:
@@ -143,13 +141,3 @@ def test_many_actions_that_may_not_grow_hide_nobody_who_may(world: Any) -> None:
 
     # Then that one has it
     assert w.units["build"] == 2
-
-
-def test_a_flood_of_coding_rollouts_hardly_slows_down_the_lightest_job() -> None:
-    # Given three jobs on 96 cores, the lightest of which runs builds and tests on many cores now and then
-    case = Case(1, 96, (16, 24, 48), 200, 7)
-    calm = lightest_act_s(case, 48)
-
-    # When the third one has four times as many rollouts, then the lightest hardly feels it, which without shares it does
-    assert lightest_act_s(case, case.flood) <= 1.1 * calm
-    assert lightest_act_s(case, case.flood, without=("shares",)) > 2.0 * calm

@@ -121,6 +121,10 @@ class CoreMachine(RuleBasedStateMachine):
         if seldom:
             self.handle(events.NodeLost(name=name, reason="gone", left=left))
 
+    @rule(name=st.sampled_from(NODES), draining=st.sampled_from([True, False, False]))
+    def an_operator_drains(self, name: str, draining: bool) -> None:
+        self.handle(events.NodeDrained(name=name, draining=draining))
+
     @rule()
     def restores_end(self) -> None:
         while self.ledger.restores:
@@ -381,7 +385,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.ledger.actions) > 3)
     @rule(seldom=SELDOM)
     def everything_drains(self, seldom: bool) -> None:
-        """With every running action ended, every environment closed and time enough, only the impossible waits."""
+        """With every running action ended, every environment closed and time enough, only what no node may begin waits."""
         if not seldom:
             return
         for _ in range(200):
@@ -409,7 +413,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert book.state != "waiting" or not self.possible(book.action), f"{action_id} waits for nothing"
 
     def possible(self, action: Action) -> bool:
-        """Say whether a node that is up and empty could run the action."""
+        """Say whether a node that is up, empty and not draining could run the action."""
         waiting = next(w for w in self.core.state.waiting.values() if w.action is action)
         on_cells = action.kind.startswith("gpu.")
         pool = "gpu" if on_cells else "api" if action.cost.quotas and CORES not in action.cost.amounts else "cpu"
@@ -419,7 +423,8 @@ class CoreMachine(RuleBasedStateMachine):
         if action.environment is not None and action.kind != "cpu.open":
             return self.ledger.environments[action.environment].state != "waiting"
         for spec in self.ledger.nodes.values():
-            able = pool in spec.pools and set(action.requires) <= spec.labels and action.cost.least(MEMORY_MB) <= spec.memory_mb
+            able = spec.name not in self.ledger.draining and pool in spec.pools
+            able = able and set(action.requires) <= spec.labels and action.cost.least(MEMORY_MB) <= spec.memory_mb
             if on_cells:
                 able = able and service is not None and service.memory_mb <= spec.cell_memory_mb and waiting.least <= spec.cells
             elif pool == "cpu":

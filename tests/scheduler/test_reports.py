@@ -30,6 +30,7 @@ class Line(Wires):
 
     inbox: list[Received] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     deaf: bool = False
 
     def receive(self, timeout_s: float) -> list[Received]:
@@ -41,8 +42,8 @@ class Line(Wires):
             raise KeyError(message)
         super().send_action(node, message, header)
 
-    def keep_blobs(self, keys: Sequence[str]) -> None:
-        self.kept += keys
+    def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
+        (self.kept if for_s else self.dropped).extend(keys)
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         pass
@@ -152,16 +153,43 @@ def test_what_was_decided_and_cannot_be_carried_out_stops_the_scheduler() -> Non
 def test_large_arguments_are_kept_as_long_as_their_action_has_not_ended() -> None:
     # Given an action that waits, and one that runs, with arguments beside their messages
     live = Live()
-    live.submit("a", blobs=["tangram-blob-1"])
+    live.submit("a", blobs=["tangram-blob-1", "tangram-blob-shared-1"])
     live.submit("b", blobs=["tangram-blob-2", "celery-task-meta-x", 7])
     # When time goes by; then they are kept, and nothing else is
     live.line.kept.clear()
     live.now += BLOB_TTL_S / 2
     live.takes()
-    assert live.line.kept == ["tangram-blob-1", "tangram-blob-2"]
-    # And once the first one has ended, only the other one's
+    assert live.line.kept == ["tangram-blob-1", "tangram-blob-shared-1", "tangram-blob-2"]
+    assert live.line.dropped == []
+    # And once the first one has ended, only the other one's; those that belong to it alone are removed
     live.told(finished("a"))
     live.line.kept.clear()
     live.now += BLOB_TTL_S / 2
     live.takes()
     assert live.line.kept == ["tangram-blob-2"]
+    assert live.line.dropped == ["tangram-blob-1"]
+
+
+def test_large_arguments_of_what_was_lost_and_waits_again_are_there_for_it() -> None:
+    # Given an action that may run twice, on a node that is lost
+    live = Live()
+    live.submit("a", blobs=["tangram-blob-1"], idempotent=True)
+    assert live.running == ["a"]
+    live.told({"type": "left", "name": NODE["name"]})
+    # When it waits for another node, and is cancelled there
+    live.now += BLOB_TTL_S / 2
+    live.takes()
+    assert live.running == [] and live.line.dropped == []
+    live.takes(Received(sort="control", body={"cancel": {"ids": ["a"]}}))
+    live.now += BLOB_TTL_S / 2
+    live.takes()
+    assert live.line.dropped == ["tangram-blob-1"]
+
+
+def test_large_arguments_of_what_was_refused_are_there_for_the_next_try() -> None:
+    live = Live()
+    live.submit("a", "b", blobs=["tangram-blob-1"], queue_timeout_s=1.0)
+    live.now += BLOB_TTL_S / 2
+    live.takes()
+    assert live.running == ["a"] and not live.core.state.waiting
+    assert live.line.dropped == []

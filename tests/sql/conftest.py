@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
-from app.journal.database import open_engine, sqlite_url, upgrade, writing
+from app.journal.database import open_engine, sqlite_url, writing
+from app.journal.migrating import upgrade
 from app.journal.models import Base
 from scheduler.live.entries import (
     ActionEnded,

@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import Engine
 
 from app.journal.folding import Fold
+from app.journal.status import status
 from app.journal.writing import SqlJournal
-from scheduler.live.entries import EndsPublished, Journal, Unfinished, UnpublishedEnd
+from scheduler.live.entries import EndsPublished, Journal, NodeDraining, Unfinished, UnpublishedEnd
 from scheduler.model.events import EnvironmentGone
 
 
@@ -237,3 +238,19 @@ def test_a_reason_with_any_characters_can_be_kept(engine: Engine, make: Any, tab
     with SqlJournal(engine) as journal:
         journal.write([make.received(), make.ended(status="failed", reason="a\0b \ud800 é")])
     assert tables.row(engine, "actions")["reason"] == "a\N{REPLACEMENT CHARACTER}b ? é"
+
+
+def test_a_node_drains_whatever_else_is_said_of_it_until_that_is_undone(engine: Engine, make: Any) -> None:
+    with SqlJournal(engine) as journal:
+        # Given a node that is drained in the batch in which it joins, and one that nobody knows
+        journal.write([NodeDraining(name="n1", draining=True), NodeDraining(name="nobody", draining=True), make.node("up", 1.0)])
+        assert [(node.name, node.draining) for node in status(engine, 2.0).nodes] == [("n1", True)]
+        # When it describes itself anew, is lost and joins again
+        journal.write([make.node("up", 2.0, cores=4)])
+        journal.write([make.node("lost", 3.0)])
+        assert journal.unfinished().draining == ("n1",)
+        journal.write([make.node("up", 4.0)])
+        # Then it drains still
+        assert journal.unfinished().draining == ("n1",)
+        journal.write([NodeDraining(name="n1", draining=True), NodeDraining(name="n1", draining=False)])
+        assert journal.unfinished().draining == ()

@@ -22,6 +22,7 @@ from scheduler.model import events
 from scheduler.model.commands import Command
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
+from tangram.wire import BLOB_TTL_S
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 128, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0}
 NODE |= {"incarnation": "1", "running": [], "environments": []}
@@ -54,7 +55,7 @@ class Broker:
     def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
         self.controls.append((task, str(arguments.get("id"))))
 
-    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "") -> None:
+    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "", cause: str = "") -> None:
         self.ends[action_id] = status
 
     def stored_ends(self, kinds: dict[str, str]) -> list[events.StoredEnd]:
@@ -63,7 +64,7 @@ class Broker:
     def disown(self, action_id: str, attempt: int) -> None:
         self.disowned.append(action_id)
 
-    def keep_blobs(self, keys: Sequence[str]) -> None:
+    def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
         pass
 
     def flush(self) -> None:

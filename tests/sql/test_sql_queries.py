@@ -257,6 +257,21 @@ def test_a_run_finds_its_actions_again(engine: Engine, make: Any) -> None:
     assert [listed.id for listed in list_runs(engine)] == [run_id, first]
 
 
+def test_a_run_that_was_broken_off_ends_with_the_next_one_of_its_job(engine: Engine, make: Any) -> None:
+    # Given a run of two jobs without an end, one of another job after it, and one that shares a job
+    words = {"policy": "elastic", "trace": "x.jsonl", "options": {}}
+    broken = start_run(engine, jobs=["coding", "math"], started_at=50.0, **words)
+    start_run(engine, jobs=["other"], started_at=60.0, **words)
+    later = start_run(engine, jobs=["coding"], started_at=90.0, **words)
+    with SqlJournal(engine) as journal:
+        for id, at in (("a", 55.0), ("b", 70.0), ("later", 95.0)):
+            journal.write([make.received(id, at, job="coding"), make.ended(id)])
+    # When
+    counts = [act_report(engine, Selection.of_run(load_run(engine, run))).total.act.count for run in (broken, later)]
+    # Then
+    assert counts == [2, 1] and load_run(engine, broken).ended_at is None
+
+
 def test_a_run_that_is_not_there_is_named(engine: Engine) -> None:
     with pytest.raises(DatabaseError, match="no runs yet"):
         load_run(engine, "last")

@@ -1,4 +1,4 @@
-"""Environments of a scheduler that goes on where another one stopped, over the real journal: pods, what was closing, what waits."""
+"""A scheduler that goes on where another one stopped, over the real journal: pods, what was closing, what waits, what drains."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scheduler.core.open_order import KEPT_AFTER_S
 from scheduler.cpu.cores import CoreGroup
 from scheduler.live.service import Service
 from scheduler.live.transport import Received
+from scheduler.model import Limits
 from scheduler.model.state import Node
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
@@ -56,12 +57,12 @@ class Deployment:
         self.journal, self.now = journal, time.time()
         self.epoch = 0
 
-    def start(self, policy: str) -> None:
+    def start(self, policy: str, **limits: Any) -> None:
         """Begin with a scheduler that knows nothing but the journal."""
         self.epoch += 1
         self.line = Line()
         line: Any = self.line
-        self.core = Core(make_policy(policy))
+        self.core = Core(make_policy(policy), limits=Limits(**limits))
         self.service = Service(self.core, line, self.journal, epoch=self.epoch, clock=lambda: self.now)
         self.service.recover()
         if self.epoch == 1:
@@ -99,8 +100,8 @@ class Deployment:
     def exec(self, action_id: str, environment: str) -> None:
         self.submit(action_id, "cpu.exec", environment, cores=1)
 
-    def close(self, environment: str) -> None:
-        self.submit(f"close-{environment}", "cpu.close", environment)
+    def close(self, environment: str, *, job: str = "default") -> None:
+        self.submit(f"close-{environment}", "cpu.close", environment, job=job)
 
     def finish(self, action_id: str, status: str = "succeeded") -> None:
         self.told({"type": "finished", "id": action_id, "attempt": 1, "status": status})
@@ -108,19 +109,22 @@ class Deployment:
     def cancel(self, trajectory: str) -> None:
         self.takes(Received(sort="control", body={"cancel": {"job": "default", "trajectory": trajectory}}))
 
+    def drain(self, node: str, *, draining: bool = True) -> None:
+        self.takes(Received(sort="control", body={"drain": {"node": node, "draining": draining}}))
+
     def beat(self, *environments: str) -> None:
         running = list(self.core.state.running)
         self.told({"type": "beat", "node": {**NODE, "running": running, "environments": list(environments)}})
 
 
 @pytest.fixture
-def begin(engine: Engine) -> Iterator[Callable[[str], Deployment]]:
+def begin(engine: Engine) -> Iterator[Callable[..., Deployment]]:
     """Return what begins a deployment under a policy."""
     with SqlJournal(engine) as journal:
 
-        def start(policy: str) -> Deployment:
+        def start(policy: str, **limits: Any) -> Deployment:
             deployment = Deployment(journal)
-            deployment.start(policy)
+            deployment.start(policy, **limits)
             return deployment
 
         yield start
@@ -130,6 +134,29 @@ def states(engine: Engine) -> dict[str, str]:
     """Return the states of environments as the journal has them."""
     with engine.connect() as connection:
         return {row.id: row.state for row in connection.exec_driver_sql("select id, state from environments")}
+
+
+# Leases
+
+
+def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Callable[[str], Deployment]) -> None:
+    # Given an environment that is being opened and one that waits for room; when the leases of both are renewed and the scheduler restarts
+    one = begin("elastic")
+    one.submit("open-opening", "cpu.open", "opening", memory_mb=800)
+    one.submit("open-waiting", "cpu.open", "waiting", memory_mb=800)
+    for name in ("opening", "waiting"):
+        one.takes(Received(sort="control", body={"renew": {"environment": name, "job": "default", "lease_s": 600.0}}))
+    for _ in range(2):
+        one.now += 30.0
+        one.start("elastic")
+    # Then each has its lease once it stands
+    one.now += 40.0
+    one.finish("open-opening")
+    assert one.core.state.environments["opening"].ends_at == one.now + 600.0
+    one.submit("close", "cpu.close", "opening")
+    one.finish("close")
+    one.finish("open-waiting")
+    assert one.core.state.environments["waiting"].ends_at == one.now + 600.0
 
 
 # Pods
@@ -284,7 +311,7 @@ def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[[s
     one.open("more", job="greedy", memory_mb=400)
     one.open("large", job="modest", memory_mb=900)
     one.now += KEPT_AFTER_S
-    one.close("little")
+    one.close("little", job="modest")
     one.finish("close-little")
     assert list(one.core.state.waiting) == ["open-more", "open-large"]
 
@@ -293,6 +320,87 @@ def test_memory_that_is_kept_for_a_large_environment_stays_so(begin: Callable[[s
     assert list(one.core.state.waiting) == ["open-more", "open-large"]
 
     # Then the large one is opened as soon as there is room
-    one.close("most")
+    one.close("most", job="greedy")
     one.finish("close-most")
     assert list(one.core.state.waiting) == ["open-more"]
+
+
+# What drains
+
+
+def drains(engine: Engine) -> dict[str, bool]:
+    """Return which nodes are draining, as the journal has it."""
+    with engine.connect() as connection:
+        return {row.name: bool(row.draining) for row in connection.exec_driver_sql("select name, draining from nodes")}
+
+
+def test_a_draining_node_goes_on_draining_under_the_next_scheduler(begin: Callable[[str], Deployment], engine: Engine) -> None:
+    # Given a draining node with an environment, and what waits for it
+    one = begin("elastic")
+    one.open("e0")
+    one.drain("n")
+    one.open("e1")
+    assert list(one.core.state.waiting) == ["open-e1"]
+
+    # When another scheduler goes on
+    one.start("elastic")
+
+    # Then nothing begins there but in the environment that stands
+    assert list(one.core.state.waiting) == ["open-e1"]
+    one.exec("runs", "e0")
+    assert "runs" in one.core.state.running
+    # And all goes on when the drain is undone, also under the one after it
+    one.drain("n", draining=False)
+    assert "open-e1" in one.core.state.running
+    one.start("elastic")
+    assert not one.node.draining
+    assert drains(engine) == {"n": False}
+
+
+def test_a_node_that_was_drained_while_it_was_away_drains_when_it_comes_back(begin: Callable[[str], Deployment], engine: Engine) -> None:
+    # Given a node that has left, and a scheduler that knows only the journal
+    one = begin("elastic")
+    one.told({"type": "left", "name": "n"})
+    one.start("elastic")
+    one.drain("n")
+    # When it joins under the next one
+    one.start("elastic")
+    one.told({"type": "joined", "node": {**NODE, "incarnation": "2"}})
+    # Then it drains
+    assert one.node.draining
+    assert drains(engine) == {"n": True}
+
+
+def test_a_drain_that_comes_before_its_node_first_joins_is_kept(begin: Callable[[str], Deployment], engine: Engine) -> None:
+    one = begin("elastic")
+    one.drain("new")
+    assert drains(engine) == {"n": False}
+    one.told({"type": "joined", "node": {**NODE, "name": "new"}})
+    assert drains(engine) == {"n": False, "new": True}
+
+
+@pytest.mark.parametrize("body", [{}, {"node": "n"}, {"node": "", "draining": True}, {"node": "n", "draining": "yes"}, "n"])
+def test_a_drain_that_makes_no_sense_is_dropped(begin: Callable[[str], Deployment], engine: Engine, body: object) -> None:
+    one = begin("elastic")
+    one.takes(Received(sort="control", body={"drain": body}))
+    assert drains(engine) == {"n": False}
+    assert not one.node.draining
+
+
+def test_what_was_let_in_waits_on_though_its_job_has_more_waiting_than_it_may(begin: Callable[..., Deployment], engine: Engine) -> None:
+    # Given a full queue, and one action more that waits again as its node was lost
+    one = begin("fcfs", queue_limit=2)
+    for name in ("e0", "e1", "e2"):
+        one.submit(f"open-{name}", "cpu.open", name, memory_mb=900)
+    one.told({"type": "left", "name": "n"})
+    assert list(one.core.state.waiting) == ["open-e1", "open-e2", "open-e0"]
+
+    # When another scheduler goes on, and a trainer submits another one
+    one.start("fcfs", queue_limit=2)
+    one.submit("open-e3", "cpu.open", "e3", memory_mb=900)
+
+    # Then that alone is rejected
+    assert sorted(one.core.state.waiting) == ["open-e0", "open-e1", "open-e2"]
+    with engine.connect() as connection:
+        ended = [tuple(row) for row in connection.exec_driver_sql("select id, status, cause from actions where ended_at is not null")]
+    assert ended == [("open-e3", "rejected", "queue_full")]

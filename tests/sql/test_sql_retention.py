@@ -79,7 +79,10 @@ def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any) -
         for number, execution_s in enumerate(executions):
             end = "failed" if number % 7 == 0 else "cancelled" if number % 11 == 0 else "succeeded"
             at = (OLD if number % 3 else RECENT) + 60.0 * number
-            live(journal, f"a{number}", at, job=("x", "y")[number % 2], execution_s=execution_s, status=end)
+            cause = {"failed": ("sandbox_failed", "disk_limit")[number % 2], "cancelled": "cancelled"}.get(
+                end, "exit" if number % 5 else ""
+            )
+            live(journal, f"a{number}", at, job=("x", "y")[number % 2], execution_s=execution_s, status=end, cause=cause)
         journal.write([make.environment("open", OLD, pod_cores=3), make.environment("closed", OLD + 10.0, pod_cores=3)])
     reports = [lambda: act_report(engine), lambda: act_report(engine, Selection(jobs=("y",), kind="cpu.exec"))]
     before, found = [report() for report in reports], status(engine, NOW)
@@ -91,13 +94,15 @@ def test_totals_count_what_was_rolled_up(engine: Engine, make: Any, live: Any) -
         assert (list(new.by_job), list(new.by_kind)) == (list(old.by_job), list(old.by_kind))
         for was, is_now in [(old.total, new.total), *((old.by_job[job], new.by_job[job]) for job in old.by_job)]:
             assert (is_now.by_status, is_now.act.count) == (was.by_status, was.act.count)
+            assert (is_now.by_cause, is_now.by_fault) == (was.by_cause, was.by_fault)
             for name in ("mean_queue_s", "mean_overhead_s", "mean_execution_s", "core_s_reserved", "cell_s_reserved", "core_s_used"):
                 assert getattr(is_now, name) == pytest.approx(getattr(was, name)), name
             assert is_now.act.mean == pytest.approx(was.act.mean)
             for name in ("p50", "p95", "p99"):
                 assert getattr(is_now.act, name) == pytest.approx(getattr(was.act, name), rel=0.03), name
     again = status(engine, NOW)
-    assert (again.actions, again.environments) == (found.actions, found.environments)
+    assert (again.actions, again.environments, again.infra_failed) == (found.actions, found.environments, found.infra_failed)
+    assert again.infra_failed == {"sandbox_failed": 9}
 
 
 def test_hours_count_where_all_of_them_was_selected(engine: Engine, live: Any) -> None:

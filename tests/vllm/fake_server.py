@@ -189,9 +189,17 @@ class Model:
         exact = sum(place * self.weights[token] for place, token in enumerate(ids, 1))
         return exact + self.off_by + random.uniform(-1.0, 1.0) * NATURE["noise"]
 
-    def logprobs(self, ids: list[int]) -> dict[str, object]:
-        said = ({str(token): {"logprob": -self.score(ids[: place + 1]), "rank": 1}} for place, token in enumerate(ids) if place)
-        return {"prompt_logprobs": [None, *said]}
+    def logprobs(self, ids: list[int], top_k: int) -> dict[str, object]:
+        return {"prompt_logprobs": [None, *(self.position(ids[: place + 1], top_k) for place in range(1, len(ids)))]}
+
+    def position(self, ids: list[int], top_k: int) -> dict[str, object]:
+        """Rank an even id first and an odd one after the `top_k` ids that follow it, each less likely by 1 than the one before."""
+        token, own = ids[-1], -self.score(ids)
+        first = own + (top_k if token % 2 else 0)
+        ranked = [*range(token + 1, token + 1 + top_k), token] if token % 2 else range(token, token + max(1, top_k))
+        said = {str(one): {"logprob": first - place, "rank": place + 1} for place, one in enumerate(ranked)}
+        said[str(token)]["logprob"] = own
+        return {str(token): said.pop(str(token)), **said}
 
     def generate(self, asked: dict[str, object]) -> dict[str, object]:
         first = (asked.get("seed") or 0) + round(1000.0 * self.weights[1])
@@ -261,7 +269,13 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, {"data": [{"index": index, "data": value} for index, value in enumerate(values)]})
         elif "prompt_logprobs" in body:
             self.reply(
-                200, {"choices": [{**model.generate(body), "index": index, **model.logprobs(ids)} for index, ids in enumerate(inputs)]}
+                200,
+                {
+                    "choices": [
+                        {**model.generate(body), "index": index, **model.logprobs(ids, body["prompt_logprobs"])}
+                        for index, ids in enumerate(inputs)
+                    ]
+                },
             )
         else:
             self.reply(200, {"choices": [{**model.generate(body), "index": 0}]})

@@ -16,6 +16,7 @@ import psutil
 
 from app.local.stack import StackPlan
 from tangram import Client
+from tests.freezing import freeze
 from tests.live.support import FAST_BEATS, Live, running
 from tests.vllm.fakes import gone, until
 
@@ -83,7 +84,7 @@ class System:
 
     def kill_while_it_works(self, process: psutil.Process, calls: list[Callable[[], Any]]) -> list[Any]:
         """Make calls, kill a process of the server once they are being worked on, and return what the calls return."""
-        process.send_signal(signal.SIGSTOP)
+        freeze(process.pid)
         with ThreadPoolExecutor(len(calls)) as pool:
             futures = [pool.submit(call) for call in calls]
             # As many as the service takes at a time wait for a process that does not move.

@@ -39,6 +39,26 @@ def test_a_server_on_the_cpu_skips_the_check_of_memory_and_does_not_compile(fake
     assert asked.environment({}, PYTHON)["TORCHDYNAMO_DISABLE"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("args", "most"),
+    [
+        ([], 128),
+        (["--max-logprobs", "20"], 20),
+        (["--max_logprobs=7"], 7),
+        (["--max-logprobs", "20", "--max-logprobs", "30"], 30),
+        (["--max-logprobs=-1"], 128),
+        (["--max-logprobs", "1000"], 128),
+    ],
+)
+def test_a_teacher_gives_as_many_most_likely_tokens_as_callers_may_ask_for_unless_told_otherwise(
+    fake: Fake, args: list[str], most: int
+) -> None:
+    asked = launch(fake, CPU, task="logprobs", vllm={"args": args})
+    assert value(asked.arguments(Path("python"), Path("s"))[: -len(args) or None], "--max-logprobs") == "128"
+    assert asked.most_top_k == most
+    assert "--max-logprobs" not in launch(fake, CPU).arguments(Path("python"), Path("s"))
+
+
 def test_what_the_services_file_adds_comes_last(fake: Fake) -> None:
     words = launch(fake, CUDA[:1], max_concurrency=64, vllm={"args": ["--max-num-seqs", "7"]}).arguments(Path("python"), Path("s"))
     assert words.index("--max-num-seqs") < len(words) - 2 and value(words, "--max-num-seqs") == "7"

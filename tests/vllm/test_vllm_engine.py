@@ -14,6 +14,7 @@ from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, until
 from workers.gpu.control import Control
 from workers.gpu.engines import canary
 from workers.gpu.engines.texts import Texts, Wording
+from workers.gpu.engines.vllm import questions
 from workers.gpu.errors import BadInput, CallCancelled, CallFailed, EngineDied, EngineFailed, NotResident
 
 CANARY = len(canary.questions(512, 512))
@@ -50,6 +51,40 @@ def test_logprobs_are_those_of_all_ids_but_the_first(fake: Fake) -> None:
     engine.start(CUDA[:1])
     sequences = [[5, 17, 33], [9], [1, 2, 3, 4]]
     assert engine.logprobs(sequences) == [[-summed(ids[:end]) for end in range(2, len(ids) + 1)] for ids in sequences]
+
+
+def test_ranks_and_most_likely_ids_are_the_servers(fake: Fake) -> None:
+    engine = fake.engine("logprobs")
+    engine.start(CUDA[:1])
+    for top_k in (0, 1, 3, 128):
+        (said, single) = engine.ranked([[5, 17, 34], [9]], top_k)
+        odd, even = -summed([5, 17]), -summed([5, 17, 34])
+        assert said.logprobs == [odd, even] and said.ranks == [top_k + 1, 1]
+        assert said.top_ids == [*range(18, 18 + top_k), *range(34, 34 + top_k)]
+        others = [odd + top_k - place for place in range(top_k)]
+        assert said.top_logprobs == pytest.approx([*others, *(even - place for place in range(top_k))])
+        assert (single.logprobs, single.ranks, single.top_ids) == ([], [], [])
+
+
+def test_many_most_likely_ids_come_in_several_answers(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake.engine("logprobs")
+    engine.start(CUDA[:1])
+    monkeypatch.setattr(questions, "MOST_ENTRIES", 100)
+    before = len(fake.journal())
+    found = engine.ranked([[token, 3, 4, 5] for token in range(6)], 8)
+    assert [len(said.top_ids) for said in found] == [24] * 6
+    # 100 // (1 + 8) tokens in each: two sequences
+    assert [line for line in fake.journal()[before:] if line.startswith("/v1")] == ["/v1/completions 2"] * 3
+
+
+def test_more_than_the_servers_own_bound_is_refused_in_one_line_and_never_sent(fake: Fake) -> None:
+    engine = fake.engine("logprobs", vllm={"args": ["--max-logprobs", "20"]})
+    engine.start(CUDA[:1])
+    before = fake.journal()
+    with pytest.raises(BadInput, match=r"^top_k: must be at most 20, the --max-logprobs of services\.rm\.vllm\.args$"):
+        engine.ranked([[1, 2]], 21)
+    assert fake.journal() == before
+    assert len(engine.ranked([[1, 2]], 20)[0].top_ids) == 20
 
 
 def test_each_prompt_is_continued_with_a_seed_of_its_own(fake: Fake) -> None:

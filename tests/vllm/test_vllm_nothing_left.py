@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.freezing import freeze
 from tests.vllm.fakes import gone, until
 from workers.gpu.engines.vllm.folders import end_leftovers, make_folder
 from workers.gpu.engines.vllm.server import Server
@@ -52,6 +53,12 @@ class Tree:
         for name in which:
             with suppress(ProcessLookupError):  # the one before took it along
                 os.kill(known[name], signal.SIGKILL)
+
+    def kill_worker_and_guard(self) -> None:
+        """Kill both before the guard has done anything about the worker's end."""
+        freeze(self.guard)
+        self.kill("worker", "guard")
+        self.wait_for_worker()
 
     def wait_for_worker(self) -> None:
         """Wait until the worker has ended; it stays as a zombie, as with a parent that does not care."""
@@ -91,8 +98,7 @@ def test_what_is_left_when_all_three_are_killed_ends_with_the_next_start(tree: T
 
 
 def test_the_next_worker_says_which_processes_it_found(tree: Tree, tmp_path: Path) -> None:
-    tree.kill("worker", "guard")
-    tree.wait_for_worker()
+    tree.kill_worker_and_guard()
     found = end_leftovers(tmp_path)
     assert {tree.pids[name] for name in ("child", "grandchild", "elsewhere", "bare")} <= set(found)
     assert end_leftovers(tmp_path) == []
@@ -101,8 +107,7 @@ def test_the_next_worker_says_which_processes_it_found(tree: Tree, tmp_path: Pat
 def test_servers_of_a_worker_that_lives_and_of_another_state_folder_are_left_alone(tree: Tree, tmp_path: Path) -> None:
     everything = tree.left()
     assert end_leftovers(tmp_path) == [] and tree.left() == everything
-    tree.kill("worker", "guard")
-    tree.wait_for_worker()
+    tree.kill_worker_and_guard()
     (tmp_path / "other").mkdir()
     assert end_leftovers(tmp_path / "other") == [] and "child" in tree.left()
     end_leftovers(tmp_path)

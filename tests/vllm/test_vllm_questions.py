@@ -51,6 +51,22 @@ def test_a_logprob_of_another_token_or_none_is_named(given_logprobs: Any) -> Non
         questions.read_logprobs(answer, [[4, 5]], 3)
 
 
+def test_an_id_among_the_most_likely_is_ranked_after_those_that_are_more_likely_and_any_other_as_the_server_says() -> None:
+    top = {"7": {"logprob": -1.0, "rank": 1}, "5": {"logprob": -1.0, "rank": 2}}
+    other = {"6": {"logprob": -9.0, "rank": 40}, **top}
+
+    (said,) = questions.read_logprobs({"choices": [{"index": 0, "prompt_logprobs": [None, top, other]}]}, [[4, 5, 6]], 0, 2)
+
+    assert (said.ranks, said.top_ids, said.top_logprobs) == ([1, 40], [7, 5, 7, 5], [-1.0] * 4)
+
+
+@pytest.mark.parametrize("more", [{}, {"7": {"logprob": -1.0}}, {"x": {"logprob": -1.0, "rank": 1}}, {"7": {"logprob": None, "rank": 1}}])
+def test_most_likely_ids_that_are_not_there_are_named(more: dict[str, Any]) -> None:
+    answer = {"choices": [{"index": 0, "prompt_logprobs": [None, {"5": {"logprob": -2.0, "rank": 2}, **more}]}]}
+    with pytest.raises(CallFailed, match=r"sequences\[3\]: the server does not give ranks and 1 most likely tokens"):
+        questions.read_logprobs(answer, [[4, 5]], 3, 1)
+
+
 @pytest.mark.parametrize("answer", [None, {}, {"data": []}, {"data": [{"index": 0, "probs": [1.0]}] * 3}])
 def test_more_or_fewer_answers_than_inputs_are_an_error(answer: Any) -> None:
     with pytest.raises(CallFailed, match="answers to 2 inputs"):

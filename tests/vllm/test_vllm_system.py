@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.freezing import freeze
 from tests.vllm.fakes import Fake, fake_python, gone, until
 from tests.vllm.system import System, services_toml, system
 
@@ -46,7 +47,7 @@ def test_what_a_worker_leaves_that_is_killed_with_its_guard_is_ended_by_the_next
     scores = stack.client.score("rm", ITEMS)
     worker, server, child = stack.live.process("gpu-0"), stack.server("rm"), fakes["rm"].read("child")
     # Given a worker that can do nothing about its guard's end, nor the guard about its worker's
-    worker.suspend()
+    freeze(worker.pid)
     server.parent().kill()
     worker.kill()
     until(lambda: gone(server.pid) and gone(worker.pid))

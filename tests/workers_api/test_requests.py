@@ -76,5 +76,15 @@ def test_a_request_without_a_connection_is_never_sent() -> None:
     assert sent == []
 
 
+def test_no_secret_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with outside() as url, caplog.at_level("DEBUG"):
+        requests = Requests()
+        with_key = f"{url}/limited?account=log&key=geheim"
+        outgoing = Outgoing(method="GET", url=with_key, headers={}, content=None, timeout_s=10.0, limit=100, hosts=LOOPBACK)
+        assert requests.send(outgoing).result(10).status_code == 200
+        requests.close()
+    assert "geheim" not in caplog.text
+
+
 def test_no_scheduler_grants_further_ahead_than_a_worker_waits() -> None:
     assert QUOTA_LEAD_S < LONGEST_LEAD_S

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,9 @@ def until(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
             return False
         time.sleep(0.002)
     return True
+
+
+def groups_like(pattern: str) -> list[Path]:
+    """Return control groups by name. Groups of others come and go meanwhile, which os.walk bears and a glob does not."""
+    every = (Path(above, name) for above, below, _ in os.walk("/sys/fs/cgroup") for name in below)
+    return [path for path in every if fnmatch(path.name, pattern)]

@@ -306,19 +306,55 @@ def spin_until(path: str) -> str:
     return f"while [ ! -e {path} ]; do :; done"
 
 
+def used_s(execution: Execution) -> float:
+    usage = execution.used()
+    return usage.cpu_s if usage is not None else 0.0
+
+
 @on_one_core
 def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a command in the background that sleeps for longer than it may run
-    with running(env, f"sleep 1.2; {spin_until('go')}", BACK, timeout_s=1.0, output_timeout_s=1.0) as (execution, outcomes):
-        # When it has used a part of its time
-        assert until(lambda: bool((usage := execution.used()) and usage.cpu_s > 0.2) or bool(outcomes))
+    # Given a busy command in the background, beside others on its core
+    others = " & ".join([f"( {spin_until('go')} )"] * 3)
+    with (
+        running(env, f"{others} & wait", Holding(tuple(HERE[-1:])), session="others"),
+        running(env, spin_until("go"), BACK, timeout_s=1.0, output_timeout_s=1.0) as (execution, outcomes),
+    ):
+        # When it has stood for longer than it may run, and has used a part of its time
+        began = time.monotonic()
+        assert until(lambda: (time.monotonic() > began + 1.5 and used_s(execution) > 0.1) or bool(outcomes))
         env.write_file("go", b"")
         assert until(lambda: bool(outcomes))
     # Then it has ended by itself, and what it waited is counted apart
     (outcome,) = outcomes
     assert outcome.status == "succeeded", outcome
-    assert outcome.waited_s > 1.1
+    assert outcome.waited_s > 0.5
     assert outcome.execution_s == pytest.approx(outcome.cpu_s, abs=0.1)
+
+
+@on_one_core
+def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env: ProcessEnvironment) -> None:
+    # Given a command in the background that hangs, with a second thread; when its time is over; then that is its end
+    hangs = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start(); time.sleep(300)"
+    with running(env, f"python3 -c '{hangs}'", BACK, timeout_s=1.0) as (_, outcomes):
+        assert until(lambda: bool(outcomes))
+    assert (outcomes[0].status, outcomes[0].reason) == ("timed_out", "ran longer than 1 s")
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
+    # Given a program whose first thread sleeps; when its other thread is busy, or sleeps, too
+    other = "iter(int, 1)" if is_busy else "[time.sleep(300)]"
+    program = f"import threading, time; threading.Thread(target=lambda: [None for _ in {other}], daemon=True).start(); time.sleep(300)"
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+
+        def has_slept() -> bool:
+            found = tree.read_process(child.pid)
+            return found is not None and (found.state, found.thread_count) == ("S", 2) and tree.is_runnable(found) == is_busy
+
+        # Then the program wants a core if the other thread does
+        found = until(has_slept)
+        child.kill()
+    assert found
 
 
 @on_one_core

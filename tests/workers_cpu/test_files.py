@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -155,3 +156,23 @@ def test_no_path_ever_writes_outside(parts: list[str]) -> None:
         # Then nothing outside the root has changed
         assert sorted(os.listdir(folder)) == ["outside", "root"]
         assert os.listdir(outside) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "cause", "fault"),
+    [
+        (errno.ENOSPC, "sandbox_failed", "infrastructure"),
+        (errno.EIO, "sandbox_failed", "infrastructure"),
+        (errno.EACCES, "bad_input", "caller"),
+    ],
+)
+def test_a_file_that_the_node_cannot_serve_is_not_the_callers_fault(
+    env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, number: int, cause: str, fault: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Files, "open_to_write", fail)
+    with pytest.raises(FileUnusable, match=os.strerror(number)) as caught:
+        env.write_file("a", b"text")
+    assert (caught.value.cause, caught.value.fault) == (cause, fault)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.freezing import freeze
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
@@ -87,7 +88,7 @@ def test_the_connection_to_a_killed_supervisor_ends_once_nothing_is_left(sandbox
     assert until(lambda: len(processes_with(f"sleep\x00313.375{RUN}")) == 1)
     backend = env._sessions["main"]._backend
     assert backend is not None
-    os.kill(fork_server_of(sandbox_alone), signal.SIGSTOP)
+    freeze(fork_server_of(sandbox_alone))
     # When the supervisor is killed; then the connection stands as long as that process lives
     os.kill(supervisor, signal.SIGKILL)
     assert not backend.has_ended(0.3)

@@ -90,6 +90,14 @@ def test_a_signal_ends_a_whole_command_line(env: ProcessEnvironment, number: int
         assert (one.outcome().stdout, one.outcome().exit_code) == (b"ready\n", 128 + number)
 
 
+def test_an_interrupt_ends_a_command_line_that_has_just_started_a_process(env: ProcessEnvironment) -> None:
+    for _ in range(40):
+        with followed(env, "echo ready; sleep 300; echo after") as one:
+            assert one.prints("ready\n")
+            one.execution.give(Signal(signal.SIGINT))
+            assert (one.outcome().stdout, one.outcome().exit_code) == (b"ready\n", 130)
+
+
 def test_what_earlier_commands_left_gets_no_signal(env: ProcessEnvironment) -> None:
     left = printed(env, "sleep 300 >/dev/null 2>&1 & echo $!").strip()
     with followed(env, "echo ready; sleep 300") as one:
@@ -133,7 +141,9 @@ def test_an_interactive_shell_has_job_control_and_ends_with_all_that_it_started(
     with followed(env, "bash --norc -i", terminal=WindowSize(24, 80)) as one:
         one.execution.give(Data(b"PS1=; sleep 300 & echo job $((40+2))\n"))
         assert one.prints("job 42")
-        one.execution.give(Data(b"sleep 301\n"))
+        # A control-C before the program is in the foreground is the shell's, at any terminal
+        one.execution.give(Data(b"sh -c 'echo waits $((40+3)); exec sleep 301'\n"))
+        assert one.prints("waits 43")
         one.execution.give(Signal(signal.SIGINT))
         one.execution.give(Data(b"jobs; exit 5\nexit 5\n"))
         outcome = one.outcome()

@@ -28,7 +28,7 @@ from workers.cpu.process.sandbox import ProcessSandbox
 from workers.start import _process_sandbox
 
 from .conftest import below_this, make
-from .support import RUN, open_one, printed, processes_with, run, until
+from .support import RUN, groups_like, open_one, printed, processes_with, run, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
@@ -307,7 +307,7 @@ def test_the_worker_removes_the_groups_that_it_made(tmp_path: Path, isolation: I
     names = {Path(prefix).name for prefix in (box._groups.pids, box._groups.cpu) if prefix}
 
     def groups() -> list[Path]:
-        return [path for name in names for path in Path("/sys/fs/cgroup").glob(f"**/{name}*")]
+        return [path for name in names for path in groups_like(f"{name}*")]
 
     printed(open_one(box), ":")
     if not groups():

@@ -16,7 +16,7 @@ from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
-from .support import RUN, open_one, printed, processes_with, run
+from .support import RUN, groups_like, open_one, printed, processes_with, run
 
 EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 
@@ -37,14 +37,27 @@ def test_a_command_of_too_much_memory_is_killed_and_says_so(bounded: ProcessSand
     env = bounded.open(EnvironmentSpec(id="small", memory_mb=64))
     outcome = run(env, EATS_100_MB)
     # Then it is killed, and the result says why, in the words of containers
-    assert outcome.exit_code == 137, outcome
+    assert (outcome.exit_code, outcome.cause) == (137, "out_of_memory"), outcome
     assert outcome.reason == "the environment's 64 MB of memory were full: the kernel has ended 1 of its processes"
     # And the session goes on, without a word of that
     outcome = run(env, "echo alive")
-    assert (outcome.stdout, outcome.reason) == (b"alive\n", "")
+    assert (outcome.stdout, outcome.reason, outcome.cause) == (b"alive\n", "", "")
+    assert run(env, "false").cause == "exit"
     # And in an environment of more memory, or of none in particular, it succeeds
     assert printed(bounded.open(EnvironmentSpec(id="large", memory_mb=512)), EATS_100_MB) == f"{100 << 20}\n"
     assert printed(open_one(bounded), EATS_100_MB) == f"{100 << 20}\n"
+
+
+def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_kernel_has_killed(bounded: ProcessSandbox) -> None:
+    # Given an environment of less memory than any shell needs; when a command is to run there, again and again; then each is killed
+    env = bounded.open(EnvironmentSpec(id="tiny", memory_mb=1))
+    (folder,) = groups_like("tangram-*-tiny")
+    bound = next(folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
+    bound.write_text("8192")
+    for session in ("one", "one", "two"):
+        outcome = run(env, "echo here", session=session)
+        assert (outcome.status, outcome.exit_code, outcome.cause, outcome.stdout) == ("succeeded", 137, "out_of_memory", b""), outcome
+        assert "memory was full" in outcome.reason or "memory were full" in outcome.reason
 
 
 def test_the_sessions_of_an_environment_share_its_memory(bounded: ProcessSandbox) -> None:
@@ -61,9 +74,9 @@ def test_nothing_is_left_of_the_group_of_a_closed_environment(bounded: ProcessSa
     # Given an environment with a bound; when it is closed; then its group is gone
     env = bounded.open(EnvironmentSpec(id="gone", memory_mb=64))
     printed(env, f"sleep 311.5{RUN} >/dev/null 2>&1 &")
-    assert list(Path("/sys/fs/cgroup").glob("**/tangram-*-gone"))
+    assert groups_like("tangram-*-gone")
     env.close()
-    assert not list(Path("/sys/fs/cgroup").glob("**/tangram-*-gone"))
+    assert not groups_like("tangram-*-gone")
     assert not processes_with(f"sleep\x00311.5{RUN}\x00")
 
 

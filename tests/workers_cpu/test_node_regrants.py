@@ -1,4 +1,4 @@
-"""What a node makes of grants, of changes that come before or after a claim or out of order, and of what its commands get."""
+"""What a node makes of grants, of changes that come before or after a claim or out of order, and of what its commands get and leave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery import Celery
 from redis import Redis
 
 from app.action_task import Call
-from tangram.wire import WireGrant, WireNode
+from tangram.wire import CLAIM_KEY_PREFIX, WireGrant, WireNode
 from workers.cpu.abstract import Holding, Usage
 from workers.node import Node, holding_of
 
@@ -242,3 +242,30 @@ def test_the_end_says_what_was_waited(redis_urls: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(node._reporter, "put", said.append)
     node.finish(call)
     assert (said[0]["type"], said[0]["waited_s"], said[0]["execution_s"]) == ("finished", 2.5, 0.5)
+
+
+def test_what_was_stopped_because_it_went_elsewhere_leaves_no_result_though_its_node_was_never_silent(node: Node, redis_urls: Any) -> None:
+    # Given two calls, of which one was given up here, and runs elsewhere
+    moved, cancelled = claim(node, "moved"), claim(node, "cancelled")
+    with redis_urls.client() as store:
+        store.set(f"{CLAIM_KEY_PREFIX}moved:1", "disowned", xx=True)
+    # When both are stopped
+    node.stop("moved", 0, "it should not run here any more")
+    node.stop("cancelled", 1, "by its trainer")
+    # Then only the end of the other one is its action's
+    assert (node.still_holds(moved), node.still_holds(cancelled)) == (False, True)
+
+
+def test_the_end_of_an_old_try_ends_no_newer_one(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a call whose action came here again, as its node was taken for lost meanwhile
+    said: list[dict[str, Any]] = []
+    old, newer = claim(node), claim(node, attempt=2)
+    node.attach(newer, lambda reason: None, None, lambda: Usage(cpu_s=2.0, background_cpu_s=1.5))
+    # When the old try ends; then the newer one still runs, and the scheduler, which asks for it, is not told otherwise
+    node.finish(old)
+    monkeypatch.setattr(node._reporter, "put", said.append)
+    node.tell("a", 2)
+    assert (said, node.call("a"), [each["attempt"] for each in node.used()]) == ([], newer, [2])
+    # And it has an end of its own
+    node.finish(newer)
+    assert [(report["type"], report["attempt"]) for report in said] == [("finished", 2)]

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tangram.errors import InvalidAction
+from tests.freezing import freeze
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, SandboxInUse, SessionUnavailable
 from workers.cpu.process import tree
@@ -189,7 +190,7 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
         below = {process.pid for process in tree.descendants(worker.pid)}
         cleanup = below.intersection(processes_with("workers.cpu.process.fork_server"))
         for pid in cleanup:
-            os.kill(pid, signal.SIGSTOP)
+            freeze(pid)
         worker.kill()
         worker.wait()
     # When a sandbox takes over the folder

@@ -11,14 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.freezing import freeze
 from workers.cpu.abstract import ExecRequest
+from workers.cpu.errors import ProcessesLeft
 from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.shell import session
 from workers.cpu.shell.backend import Exited
+from workers.cpu.shell.session import Session
 
-from .support import RUN, admit, open_one, printed, processes_with, run, until
+from .support import RUN, admit, open_one, printed, processes_with, run, sleepers, until
 
 
 def test_folder_variables_and_functions_are_kept(shell_env: ProcessEnvironment) -> None:
@@ -40,6 +44,65 @@ def test_sessions_of_one_environment_share_files_but_no_state(env: ProcessEnviro
     printed(env, "x=1; echo shared > file", session="one")
     # When another session looks; then it sees the file alone
     assert printed(env, "echo [$x]; cat file", session="two") == "[]\nshared\n"
+
+
+def test_a_session_that_is_closed_leaves_nothing_and_begins_afresh(env: ProcessEnvironment) -> None:
+    # Given two sessions, each with a program that runs on, and one of them with state
+    for name in ("one", "two"):
+        printed(env, f"sleep 312.6875{RUN} & true", session=name)
+    printed(env, "export A=1; cd /tmp; echo text >$HOME/kept", session="one")
+    assert len(sleepers(f"312.6875{RUN}", 2)) == 2
+    # When that one is closed, then the program of the other runs on, and the state is gone, but not the files
+    env.close_session("one")
+    assert len(processes_with(f"312.6875{RUN}")) == 1
+    assert printed(env, "echo -$A-; cat kept", session="one") == "--\ntext\n"
+    # Closing one that does not exist is nothing
+    env.close_session("never")
+
+
+def test_a_session_that_is_to_be_idle_stays_while_a_program_runs_in_it(env: ProcessEnvironment) -> None:
+    printed(env, f"export A=1; sleep 312.71875{RUN} & true", session="busy")
+    printed(env, "export A=1", session="idle")
+    for name in ("busy", "idle"):
+        env.close_session(name, idle_only=True)
+    assert [printed(env, "echo -$A-", session=name) for name in ("busy", "idle")] == ["-1-\n", "--\n"]
+
+
+def test_an_environment_that_closes_while_a_session_does_ends_that_session(
+    sandbox: ProcessSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a session with a program that runs on, whose end has begun
+    env = open_one(sandbox)
+    printed(env, f"sleep 312.734375{RUN} & true", session="one")
+    begun, ending = threading.Event(), Session.close
+
+    def close(one: Session) -> None:
+        begun.set()
+        ending(one)
+
+    monkeypatch.setattr(Session, "close", close)
+    closing = threading.Thread(target=env.close_session, args=("one",))
+    closing.start()
+    assert begun.wait(30)
+    # When the environment closes
+    env.close()
+    # Then nothing is left once that is done
+    assert not processes_with(f"312.734375{RUN}")
+    assert not list((tmp_path / "box" / "environments").iterdir())
+    closing.join()
+
+
+def test_a_session_that_did_not_end_is_ended_with_its_environment(sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a session whose processes do not end in time
+    env = open_one(sandbox)
+    printed(env, f"sleep 312.765625{RUN} & true", session="one")
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "_has_ended", lambda backend: False)
+        with pytest.raises(ProcessesLeft):
+            env.close_session("one")
+    # When the environment closes, then it waits for them
+    env.close()
+    assert not processes_with(f"312.765625{RUN}")
 
 
 def test_environments_share_neither_files_nor_state(sandbox: ProcessSandbox) -> None:
@@ -250,7 +313,7 @@ def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkey
         env = open_one(box)
         supervisor = int(printed(env, "export Y=2; echo $PPID"))
         run(env, "kill -9 $$")
-        os.kill(supervisor, signal.SIGSTOP)
+        freeze(supervisor)
         asked, spawn = threading.Event(), ProcessBackend.spawn
         monkeypatch.setattr(ProcessBackend, "spawn", lambda *asking: (spawn(*asking), asked.set()))
         # When the next command is killed meanwhile

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from workers.gpu.devices import Device
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import OverBudget
 from workers.gpu.host import ServiceHost
-from workers.gpu.instances import InstanceName, InstanceStatus
+from workers.gpu.instances import Instance, InstanceName, InstanceStatus
 from workers.gpu.reload import described
+from workers.gpu.reservations import Reservations
 
 Until = Callable[[Callable[[], bool]], None]
 
@@ -49,6 +51,15 @@ def hosting(cards: Cards, *servers: StubEngine, gpus: int = 1, settle_s: float =
         settle_s=settle_s,
         **more,  # type: ignore[arg-type]
     )
+
+
+@pytest.fixture
+def switching_often() -> Iterator[None]:
+    """Have threads take turns as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def cycle(host: ServiceHost, name: str, *cells: int) -> InstanceStatus:
@@ -365,3 +376,34 @@ def test_whatever_comes_and_goes_no_healthy_server_is_taken_for_a_leak_and_every
         assert ours <= host.held_mb(cell) <= 9000.0
     host.close()
     assert sum(mb for (_, pid), mb in cards.held.items() if pid != 1) == 0.0
+
+
+def test_while_a_sleeper_comes_back_and_goes_again_no_other_one_is_taken_to_be_in_the_way(switching_often: None) -> None:
+    # Given two that sleep beside one that is resident, on a cell for two
+    cards = Cards(10_000)
+    engines = {name: Server(name, 4000, cards, residue_mb=300) for name in ("resident", "asleep", "moves")}
+    for name, engine in engines.items():
+        engine.start([gpu()], 10_000.0)
+        if name != "resident":
+            engine.evict(0.0)
+    held = {name: Instance(name=at(name, 0), config=service(4000), engine=engine) for name, engine in engines.items()}
+    reservations = Reservations([gpu()], held.values, cards)
+    for one in held.values():
+        reservations.settle(one)
+    over = threading.Event()
+
+    # When one of them is booked to come back again and again
+    def move() -> None:
+        while not over.is_set():
+            reservations.reserve(held["moves"])
+            reservations.settle(held["moves"])
+
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(move)
+        coming = Instance(name=at("coming", 0), config=service(4000))
+        found = [name for _ in range(5000) for name in reservations.sleepers_in_the_way(coming)]
+        over.set()
+        moving.result()
+
+    # Then another one fits, or does not fit beside those that are awake: it is never for the sleepers to go
+    assert found == []

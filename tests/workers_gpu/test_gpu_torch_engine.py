@@ -22,6 +22,7 @@ from workers.gpu.engines import compute, torch_hf  # noqa: E402
 from workers.gpu.engines.texts import Wording  # noqa: E402
 from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
 from workers.gpu.errors import BadInput, CallCancelled, EngineFailed, NotSupported  # noqa: E402
+from workers.gpu.items import Reading, TokenLogprobs  # noqa: E402
 
 CLOSE = 1e-4
 ITEMS: list[dict[str, object]] = [
@@ -316,7 +317,7 @@ def test_a_cancelled_call_ends_after_its_batch(teacher: TorchEngine, monkeypatch
     control, batches = Control(), []
     real = compute.logprobs
 
-    def cancelled_in_the_middle(*words: object) -> list[list[float]]:
+    def cancelled_in_the_middle(*words: object) -> list[TokenLogprobs]:
         batches.append(1)
         control.cancelled.set()
         return real(*words)  # type: ignore[arg-type]
@@ -370,7 +371,7 @@ def test_calls_that_wait_are_computed_in_one_batch_and_bad_input_harms_nobody(
     began, gate, batches = threading.Event(), threading.Event(), []
     real = compute.logprobs
 
-    def slow(model: object, batch: list[list[int]]) -> list[list[float]]:
+    def slow(model: object, batch: list[Reading]) -> list[TokenLogprobs]:
         batches.append(len(batch))
         began.set()
         assert gate.wait(10)

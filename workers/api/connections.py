@@ -30,6 +30,8 @@ _NEXT_ADDRESS_S = 2.0
 class HostRefused(TangramError, ValueError):
     """Raised when a request would go to a host that its quota may not reach."""
 
+    cause = "bad_input"
+
 
 class NamedHosts(httpx.AsyncHTTPTransport):
     """Sends requests to the hosts that are named."""

@@ -9,6 +9,7 @@ An action that the server asks to wait for longer waits in the scheduler's queue
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -74,6 +75,9 @@ class Requests:
     """Sends requests. Safe for many threads."""
 
     def __init__(self) -> None:
+        # At INFO and below, these log addresses with their queries, and headers: places for secrets.
+        for library in ("httpx", "httpcore"):
+            logging.getLogger(library).setLevel(logging.WARNING)
         self._loop = HttpLoop("tangram-requests")
         self._tls = httpx.create_ssl_context()
         # A client per set of hosts: a connection that is kept may serve none that must not reach its host.

@@ -8,8 +8,8 @@ there is a report and no result (`scheduler/quotas/answers.py`).
 from __future__ import annotations
 
 import os
+import re
 import socket
-from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -18,17 +18,18 @@ import httpx
 from app.action_task import PayloadTask
 from app.celery import app
 from app.hosts import Hosts
-from tangram.errors import ActionCancelled, ActionFailed, ActionTimedOut
+from tangram.errors import ActionCancelled, ActionFailed, ActionRefused, ActionTimedOut
+from workers.api.connections import HostRefused
 from workers.api.limits import refuses, report
 from workers.api.requests import Outgoing
 from workers.context import ApiContext, context
 from workers.control import this_node
 
+_QUOTED = re.compile(r""" b['"].*""")
+
 
 @app.task(name="api.call", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
-def call(
-    self: PayloadTask, quota: str, method: str, url: str, headers: Mapping[str, str] | None = None, body: Any = None
-) -> dict[str, Any]:
+def call(self: PayloadTask, quota: str, method: str, url: str, headers: Any = None, body: Any = None) -> dict[str, Any]:
     """Send a request and return the answer, whatever its status code.
 
     An answer that refuses the request (429, 503 with `Retry-After`) is returned only if the action may not wait again.
@@ -40,7 +41,7 @@ def call(
     outgoing = Outgoing(
         method=method,
         url=url,
-        headers=dict(headers or {}),
+        headers=dict(here.blobs.get_json(headers) or {}),
         content=content,
         timeout_s=timeout_s,
         limit=here.settings.output_limit_bytes,
@@ -54,18 +55,21 @@ def call(
         sent.cancel()
 
     node.attach(action, stop)
+    request = f"{method} {_address(url)}"
     try:
         answer = sent.result()
     except CancelledError:
-        raise ActionCancelled(action.cancel_reason or "the worker is being stopped") from None
+        raise ActionCancelled(action.cancel_reason or "the worker is being stopped", action.cancel_cause) from None
     except TimeoutError:
-        raise ActionTimedOut(f"{method} {url}: no answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError, TypeError) as error:
-        raise ActionFailed(f"{method} {url}: {_problem(error)}") from None
+        raise ActionTimedOut(f"{request}: no answer within {timeout_s:g} s", "api_timeout") from None
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, HostRefused, ValueError, TypeError) as error:
+        raise ActionRefused(f"{request}: {_problem(error)}", type(error).__name__) from None
+    except (httpx.HTTPError, httpx.StreamError) as error:
+        raise ActionFailed(f"{request}: {_problem(error)}", "api_failed") from None
     action.execution_s = answer.execution_s
     action.answer = report(answer, answer.requests, action.grant.get("usage_header"))
     if refuses(answer) and action.grant.get("may_wait_again"):
-        action.waits_again, action.reason = True, f"{method} {url}: answered {answer.status_code}"[:1000]
+        action.waits_again, action.reason = True, f"{request}: answered {answer.status_code}"[:1000]
         return {}
     return {
         "status_code": answer.status_code,
@@ -75,9 +79,21 @@ def call(
     }
 
 
+def _address(url: str) -> str:
+    """Return a URL as reasons may show it, which many people read: user, password, query and fragment are places for secrets."""
+    try:
+        return str(httpx.URL(url).copy_with(username=None, password=None, query=None, fragment=None))
+    except (httpx.InvalidURL, TypeError):
+        return "a URL that cannot be read"
+
+
 def _problem(error: BaseException) -> str:
     """Say in one line what went wrong, with the reason that the operating system gives."""
     said = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, (httpx.InvalidURL, TypeError)):
+        said = said.partition(":")[0]  # a part of the URL follows
+    elif isinstance(error, httpx.LocalProtocolError):
+        said = _QUOTED.sub("", said)  # of a header that cannot be sent, such as a key with a line break
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:

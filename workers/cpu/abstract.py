@@ -25,6 +25,8 @@ from typing import Literal
 from tangram.errors import InvalidAction
 from workers.cpu.errors import EnvironmentGone, SnapshotUnsupported
 from workers.cpu.opening import Opening
+from workers.cpu.ports.exchange import HttpAnswer, HttpRequest
+from workers.cpu.ports.wait import Wait
 from workers.cpu.weight import Means
 
 Status = Literal["succeeded", "timed_out", "cancelled", "failed", "lost"]
@@ -128,9 +130,11 @@ class ExecRequest:
     environment is ended first. The command then starts from a clean shell, without their variables and functions, in the same folder.
     Commands that other sessions are running go on.
     `timeout_s` is how long it may run, `output_timeout_s` how long it may print nothing; what it waits in the background
-    counts for neither. `output_limit_bytes` holds for each stream.
+    counts for neither. Of the time for which it `is_held`, up to another `timeout_s` does not count.
+    `output_limit_bytes` holds for each stream.
     `variables` are environment variables of this command alone. `on_output` is called with what the command prints, as it comes, by
     stream (`stdout` or `stderr`), in the thread that waits for it; it must be quick.
+    While `is_held` says so, nothing is read from the command, which blocks once its pipes are full; that is no silence.
     With `stdin` it reads what `Execution.give` brings, else nothing. With `terminal`, it has a terminal of this size in the place of its
     three streams: all its output is `stdout`, and what it has started ends with it.
     """
@@ -146,6 +150,7 @@ class ExecRequest:
     output_limit_bytes: int = 1_048_576
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     on_output: Callable[[str, bytes], None] | None = None
+    is_held: Callable[[], bool] | None = None
     stdin: bool = False
     terminal: WindowSize | None = None
 
@@ -173,7 +178,8 @@ class ExecOutcome:
     `exit_code` is there for `succeeded` only (128 + n for a shell ended by signal n); the output is what was printed
     so far in any case. `execution_s` runs from handing the command over to the end of its processes, less `waited_s`: the
     seconds in the background, less the core-seconds that it got there. `cpu_s` are the core-seconds of its process tree;
-    `max_rss_mb` is the largest resident memory of the tree that was seen.
+    `max_rss_mb` is the largest resident memory of the tree that was seen. `cause` says why it ended so, where it did not end well
+    (`tangram/ends.py`).
     """
 
     status: Status
@@ -186,6 +192,7 @@ class ExecOutcome:
     cpu_s: float
     max_rss_mb: float
     waited_s: float = 0.0
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +247,19 @@ class Environment(ABC):
         """Admit a command. Raises `EnvironmentGone` once closed."""
 
     @abstractmethod
+    def close_session(self, name: str, *, idle_only: bool = False) -> None:
+        """End every process of a session and forget its state; a command that still runs there ends as `cancelled`.
+
+        Nothing happens where there is no such session, or where it is to be `idle_only` and a program runs in it. The next command of
+        the name begins a fresh one.
+
+        Raises:
+            ProcessesLeft: some did not end in time; they are ended with the environment.
+            EnvironmentGone: the environment was closed.
+
+        """
+
+    @abstractmethod
     def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or at most `length` of them from `offset` on; a relative `path` starts at the work folder.
 
@@ -262,8 +282,30 @@ class Environment(ABC):
         """
 
     @abstractmethod
+    def request(self, asked: HttpRequest, holding: Holding, wait: Wait) -> HttpAnswer:
+        """Have a server that runs here answer a request. What commands left running uses `holding` meanwhile.
+
+        Of several sessions with a loopback each, the first one counts in which something listens on the port.
+
+        Raises:
+            RequestUnusable, NothingListens, NoAnswer: as their names say.
+            EnvironmentGone: the environment was closed, or is lost.
+            ActionCancelled, ActionTimedOut: as `wait` says; `ActionCancelled` also where it is closed meanwhile.
+
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """End every process and remove every file of it. Running commands end as `cancelled`. Again: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An environment has ended by itself: why, in a line for a person and as a cause (`tangram/ends.py`)."""
+
+    environment: str
+    reason: str
+    cause: str
 
 
 class Sandbox(ABC):
@@ -303,6 +345,10 @@ class Sandbox(ABC):
 
         """
         raise SnapshotUnsupported("only containers have snapshots")
+
+    def losses(self) -> tuple[Loss, ...]:
+        """Return the latest environments that have ended by themselves, of those whose id was not opened again."""
+        return ()
 
     def close_environment(self, environment_id: str) -> None:
         """Close an environment if there is one of this id. Raises as `Environment.close` does."""

@@ -7,9 +7,9 @@ they are done. A successor that started earlier would find files made anew where
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
-import shutil
-import stat
+import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,12 +74,35 @@ def make_afresh(base: Path, folders: Sequence[str]) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder and all in it, also where the program inside took the permissions away."""
-    for parent, folders, _ in os.walk(folder, topdown=True):
-        for name in folders:
-            path = os.path.join(parent, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
-                os.chmod(path, 0o700)
-    os.chmod(folder, 0o700)
-    shutil.rmtree(folder)
+    """Remove a folder and all in it, also where the program inside took the permissions away, and however deep its folders are.
+
+    A folder within a folder is first moved up to the top. So neither the length of a path nor the depth of a recursion bounds what can be
+    removed.
+    """
+    _let_in(folder)
+    moved = (folder / f"{secrets.token_hex(8)}.{number}" for number in itertools.count())
+    for entry in _entries(folder):
+        if entry.is_dir(follow_symlinks=False):
+            _let_in(entry.path)
+        else:
+            os.unlink(entry.path)
+    while left := [entry.path for entry in _entries(folder)]:
+        for path in left:
+            for entry in _entries(path):
+                if entry.is_dir(follow_symlinks=False):
+                    _let_in(entry.path)
+                    os.rename(entry.path, next(moved))
+                else:
+                    os.unlink(entry.path)
+            os.rmdir(path)
+    os.rmdir(folder)
+
+
+def _let_in(folder: Path | str) -> None:
+    if os.lstat(folder).st_mode & 0o700 != 0o700:
+        os.chmod(folder, 0o700)
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        return list(found)

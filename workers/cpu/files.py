@@ -5,11 +5,15 @@ How a path is opened inside the environment is for each kind of sandbox to say.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from abc import ABC, abstractmethod
 
-from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+from workers.cpu.errors import FilesUnreachable, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
+
+_OURS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+"""Errors of the node, whatever was asked for."""
 
 # O_NONBLOCK: opening a FIFO must not wait for its other end.
 FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -90,4 +94,4 @@ def _explained(path: str, error: OSError) -> SandboxError:
         return NoSuchFile(f"{path} does not exist")
     if isinstance(error, IsADirectoryError):
         return PathIsDirectory(f"{path} is a folder")
-    return FileUnusable(f"{path}: {error.strerror}")
+    return (FilesUnreachable if error.errno in _OURS else FileUnusable)(f"{path}: {error.strerror}")

@@ -40,9 +40,9 @@ class Opening:
         self._ended: Future[None] = Future()
         self.phase = ""
 
-    def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str, cause: str = "cancelled") -> None:
         """End it as cancelled."""
-        self.end(ActionCancelled(reason))
+        self.end(ActionCancelled(reason, cause))
 
     def end(self, error: TangramError) -> None:
         """Have it end early with `error`; nothing where it is complete or has ended."""
@@ -81,7 +81,7 @@ class Opening:
         done, _ = wait((result, self._ended), self._timeout_s, FIRST_COMPLETED)  # type: ignore[misc]
         if not done:
             during = f": it was {self.phase}" if self.phase else ""
-            self.end(ActionTimedOut(f"the environment was not open after {self._timeout_s:g} s{during}"))
+            self.end(ActionTimedOut(f"the environment was not open after {self._timeout_s:g} s{during}", "open_timeout"))
         if self.has_ended and not wait((result,), TAKE_BACK_S).done:
             log.warning("an open that has ended is taken back late: it is still %s", self.phase or "at work")
             self.check()

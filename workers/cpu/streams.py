@@ -1,16 +1,21 @@
 """What running commands print, on its way into the result store: one Redis stream for each command that asks for it.
 
 A command's thread only appends to a buffer. One thread of the worker sends what all commands have gathered, as one pipeline every
-`GATHER_S` seconds, and at once where one has ended. So no command waits for the store. `tangram.wire` has a table of the entries.
+`GATHER_S` seconds, and at once where one has ended. `tangram.wire` has a table of the entries.
 
-| the store | then |
+Readers say how far they have read. While more than `WINDOW_BYTES` are not read yet, the stream `is_full`. The command's output is then left
+in its pipe. A command that goes on printing blocks, as it would on any pipe. So a reader that keeps reading gets everything. Up to another
+`timeout_s` of that time does not count towards the command's own.
+
+| output is not read, as | then |
 |---|---|
-| answers | entries of at most `ENTRY_BYTES` are added; a key expires `OUTPUT_TTL_S` after the last one |
-| is slow or away | output gathers in the buffers; the same entries are sent again, which their ids make harmless |
-| is slower than a command prints | what exceeds `BUFFER_BYTES`, or `ALL_BUFFERS_BYTES` of all, is dropped; entries' ids tell how much |
-| is away for `PATIENCE_S` after the end of a command | the rest of its output is dropped |
+| the reader or the store is slow | the command waits for it |
+| nobody reads, or the store is away, for `HELD_S` without any progress | the command goes on without its readers until one reads again |
+| meanwhile | what exceeds `BUFFER_BYTES` here, or `ALL_BUFFERS_BYTES` of all, is dropped; entries' ids tell how much |
+| the store is away for `PATIENCE_S` after the end of a command | the rest of its output is dropped |
 
-In the store a command keeps its last `KEPT_BYTES` of output.
+Entries have at most `ENTRY_BYTES`. They are sent again where the store did not answer, which their ids make harmless. A key expires
+`OUTPUT_TTL_S` after its last entry. In the store a command keeps its last `KEPT_BYTES` of output.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from typing import Any, Final
 
 from redis import Redis, RedisError, ResponseError
 
-from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S
+from tangram.wire import OUTPUT_KEY_PREFIX, OUTPUT_TTL_S, READ_KEY_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +40,9 @@ BUFFER_BYTES: Final = 1024 * 1024
 ALL_BUFFERS_BYTES: Final = 64 * 1024 * 1024
 KEPT_BYTES: Final = 1024 * 1024
 PATIENCE_S: Final = 60.0
+WINDOW_BYTES: Final = KEPT_BYTES // 2
+"""Less than the store keeps, so that what has not been read is there."""
+HELD_S: Final = 10.0
 
 _ENTRY_COST = 64
 """Bytes that the store needs for an entry beside its data, about."""
@@ -66,10 +74,10 @@ class _Entry:
 
 
 class OutputStream:
-    """The output of one command; made by `OutputStreams.open`. `write` and `end` never block and never fail."""
+    """The output of one command; made by `OutputStreams.open`. Its methods never block and never fail."""
 
     def __init__(self, owner: OutputStreams, action_id: str) -> None:
-        self.key = OUTPUT_KEY_PREFIX + action_id
+        self.key, self.read_key = OUTPUT_KEY_PREFIX + action_id, READ_KEY_PREFIX + action_id
         self.entries: deque[_Entry] = deque()
         self.in_flight = 0
         """How many of the first entries are being sent."""
@@ -79,6 +87,37 @@ class OutputStream:
         self._position = 0
         self._kept: deque[int] = deque()
         self._kept_bytes = 0
+        self._read = 0
+        self._unread: deque[tuple[int, int]] = deque()
+        """Of each entry that nobody has read: where it ends, and what it takes in the store."""
+        self._unread_bytes = 0
+        self._held_since: float | None = None
+
+    @property
+    def wants_reader(self) -> bool:
+        """Whether it matters how far it has been read; the lock must be held."""
+        return self._unread_bytes > WINDOW_BYTES // 2
+
+    def is_full(self) -> bool:
+        """Say whether the command is to be held back now."""
+        with self._owner.changed:
+            if self._unread_bytes <= WINDOW_BYTES and self._owner.waiting_bytes <= ALL_BUFFERS_BYTES // 2:
+                self._held_since = None
+                return False
+            now = time.monotonic()
+            self._held_since = now if self._held_since is None else self._held_since
+            if now >= self._held_since + HELD_S:
+                return False
+            self._owner.hold(self)
+            return True
+
+    def note_read(self, position: int) -> None:
+        """Take note of how far somebody has read; the lock must be held."""
+        if position <= self._read:
+            return
+        self._read, self._held_since = position, None
+        while self._unread and self._unread[0][0] <= position:
+            self._unread_bytes -= self._unread.popleft()[1]
 
     def write(self, name: str, data: bytes) -> None:
         """Add what the command printed on the stream `name`."""
@@ -93,11 +132,13 @@ class OutputStream:
             self._count(len(data))
             self._owner.note(self)
 
-    def end(self, status: str, reason: str = "", node: str = "") -> None:
-        """Say how the command has ended; nothing comes after that. `node` is where its environment was lost."""
+    def end(self, status: str, reason: str = "", cause: str = "", node: str = "") -> None:
+        """Say how the command has ended, and why; nothing comes after that. `node` is where its environment was lost."""
         with self._owner.changed:
             if self.ended_at is None:
-                self.entries.append(_Entry(self._position, END, bytearray(status.encode()), {"reason": reason, "node": node}))
+                self.entries.append(
+                    _Entry(self._position, END, bytearray(status.encode()), {"reason": reason, "cause": cause, "node": node})
+                )
                 self._count(len(status))
                 self.ended_at = time.monotonic()
                 self._owner.note(self, at_once=True)
@@ -133,8 +174,15 @@ class OutputStream:
         if last is not None and last.name == name and last.position == before and len(last.data) + len(data) <= ENTRY_BYTES:
             last.data += data
             last.position = self._position
+            size = self._unread.pop()[1] + len(data)
+            self._unread_bytes += len(data)
         else:
             self.entries.append(_Entry(self._position, name, bytearray(data)))
+            size = len(data) + _ENTRY_COST
+            self._unread_bytes += size
+        self._unread.append((self._position, size))
+        while self._unread_bytes > KEPT_BYTES:  # the store keeps no more
+            self._unread_bytes -= self._unread.popleft()[1]
 
     def _count(self, change: int) -> None:
         self.waiting_bytes += change
@@ -150,6 +198,7 @@ class OutputStreams:
         self.waiting_bytes = 0
         self._store = store
         self._waiting: dict[str, OutputStream] = {}
+        self._held: dict[str, OutputStream] = {}
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._at_once = False
@@ -167,6 +216,12 @@ class OutputStreams:
         self._waiting[stream.key] = stream
         self.changed.notify_all()
 
+    def hold(self, stream: OutputStream) -> None:
+        """Look how far a stream has been read, whose command is held back; the lock must be held."""
+        if stream.key not in self._held:
+            self._held[stream.key] = stream
+            self.changed.notify_all()
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Send what has gathered, for at most `timeout_s` seconds, and end the thread."""
         with self.changed:
@@ -180,14 +235,18 @@ class OutputStreams:
         pause_s = 0.0
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self._waiting or self._closing.is_set())
+                self.changed.wait_for(lambda: self._waiting or self._held or self._closing.is_set())
                 batch = [(stream, stream.take()) for stream in self._waiting.values()]
+                read = [stream for stream, _ in batch if stream.wants_reader and stream.key not in self._held]
+                read += self._held.values()
+                self._held = {}
                 self._at_once = False
-            if not batch:
+            if not batch and self._closing.is_set():
                 return
             began = time.monotonic()
             try:
                 self._send(batch)
+                self._look_for_readers(read)
             except (RedisError, OSError) as error:
                 if self._closing.is_set():
                     return
@@ -223,6 +282,16 @@ class OutputStreams:
                 stream.sent()
                 if not stream.entries:
                     del self._waiting[stream.key]
+
+    def _look_for_readers(self, streams: list[OutputStream]) -> None:
+        """Learn how far streams have been read. Raises what redis-py raises."""
+        if not streams:
+            return
+        positions: Any = self._store.mget([stream.read_key for stream in streams])
+        with self.changed:
+            for stream, position in zip(streams, positions, strict=True):
+                if isinstance(position, bytes) and position.isdigit():
+                    stream.note_read(int(position))
 
     def _give_up(self) -> None:
         """Drop the output of commands that ended long ago."""

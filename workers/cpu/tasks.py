@@ -1,5 +1,6 @@
-"""The Celery tasks of a CPU node: `cpu.open cpu.exec cpu.read_file cpu.write_file cpu.close`.
+"""The Celery tasks of a CPU node.
 
+`cpu.open cpu.exec cpu.read_file cpu.write_file cpu.request cpu.snapshot cpu.close_session cpu.close`.
 Arguments and results are those of the table in `tangram.wire`. The sandbox does the work; here it is put between a
 call's grant and its result.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,9 @@ from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, Exec
 from workers.cpu.dop import MOST_VARIABLE
 from workers.cpu.errors import EnvironmentGone
 from workers.cpu.opening import Opening
+from workers.cpu.ports.exchange import HttpRequest
+from workers.cpu.ports.wait import Wait
+from workers.cpu.streams import OutputStream
 from workers.node import holding_of
 
 
@@ -33,7 +37,7 @@ def open_environment(
     call = node.call(self.request.id)
     opening = Opening(call.header.get("timeout_s") or cpu().settings.open_timeout_s)
     spec = EnvironmentSpec(id=environment, image=image, memory_mb=memory_mb)
-    node.attach(call, opening.cancel)
+    node.attach(call, lambda reason: opening.cancel(reason, call.cancel_cause))
     with refusals():
         opening.run(lambda: _opened(spec, files, opening), undo=Environment.close)
 
@@ -60,6 +64,13 @@ def close_environment(self: PayloadTask, environment: str) -> None:
     cpu().close(environment)
 
 
+@app.task(name="cpu.close_session", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def close_session(self: PayloadTask, environment: str, session: str, idle_only: bool = False) -> None:
+    """Close a shell session; one that is gone already is closed."""
+    with in_environment(self):
+        cpu().sandbox.get(environment).close_session(session, idle_only=idle_only)
+
+
 @app.task(name="tangram.close_environment", ignore_result=True)  # type: ignore[untyped-decorator]
 def close_unasked(id: str, attempt: int, reason: str) -> None:
     """Close an environment whose trainer will not."""
@@ -80,6 +91,24 @@ def write_file(self: PayloadTask, environment: str, path: str, data: Any, mode: 
     content = cpu().blobs.get(data)
     with in_environment(self):
         cpu().sandbox.get(environment).write_file(path, content, mode, offset)
+    cpu().blobs.drop(data)  # a large file in parts would fill the store
+
+
+@app.task(name="cpu.request", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
+def send_request(
+    self: PayloadTask, environment: str, port: int, path: str = "/", method: str = "GET", headers: Any = None, body: Any = None
+) -> dict[str, Any]:
+    """Have a server that runs in an environment answer an HTTP request; `headers` are pairs of names and values."""
+    node, blobs = this_node(), cpu().blobs
+    call = node.call(self.request.id)
+    given = tuple((str(name), str(value)) for name, value in blobs.get_json(headers) or ())
+    content = blobs.get(body) if body is not None else b""
+    with Wait(call.header.get("timeout_s") or cpu().settings.timeout_s) as wait, in_environment(self):
+        node.attach(call, lambda reason: wait.cancel(reason, call.cancel_cause))
+        asked = HttpRequest(port=port, method=method, path=path, headers=given, body=content)
+        answer = cpu().sandbox.get(environment).request(asked, holding_of(call.grant), wait)
+    blobs.drop(body)
+    return {"status": answer.status, "headers": blobs.put_json(answer.headers), "body": blobs.put(answer.body)}
 
 
 @app.task(name="cpu.snapshot", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
@@ -95,7 +124,7 @@ def execute(
     environment: str,
     command: Any,
     session: str = "main",
-    variables: Mapping[str, str] | None = None,
+    variables: Any = None,
     fence: bool = False,
     stream: bool = False,
     stdin: bool = False,
@@ -108,7 +137,7 @@ def execute(
     node = this_node()
     call = node.call(self.request.id)
     limits = call.header
-    with streamed(call, stream) as on_output, in_environment(self):
+    with streamed(call, stream) as output, in_environment(self):
         request = ExecRequest(
             action_id=call.id,
             command=cpu().blobs.get_text(command),
@@ -119,8 +148,9 @@ def execute(
             timeout_s=limits.get("timeout_s") or cpu().settings.timeout_s,
             output_timeout_s=limits.get("output_timeout_s"),
             output_limit_bytes=cpu().settings.output_limit_bytes,
-            variables={MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])), **(variables or {})},
-            on_output=on_output,
+            variables={MOST_VARIABLE: str(call.grant.get("most_units", call.grant["units"])), **(cpu().blobs.get_json(variables) or {})},
+            on_output=output.write if output is not None else None,
+            is_held=output.is_full if output is not None else None,
             stdin=stdin,
             terminal=WindowSize(*terminal) if terminal is not None else None,
         )
@@ -129,13 +159,13 @@ def execute(
         with cpu().giving.to(call.id, execution.give):
             outcome = execution.wait()
         call.execution_s, call.waited_s, call.cpu_s = outcome.execution_s, outcome.waited_s, outcome.cpu_s
-        call.status, call.reason = outcome.status, outcome.reason
+        call.status, call.reason, call.cause = outcome.status, outcome.reason, outcome.cause
         if outcome.status == "lost":
-            raise EnvironmentGone(f"environment {environment} is lost: {outcome.reason}")
+            raise EnvironmentGone(f"environment {environment} is lost: {outcome.reason}", outcome.cause)
         if outcome.status == "cancelled":
-            raise ActionCancelled(outcome.reason)
+            raise ActionCancelled(outcome.reason, call.cancel_cause or outcome.cause)
         if outcome.status == "failed":
-            raise ActionFailed(outcome.reason)
+            raise ActionFailed(outcome.reason, outcome.cause)
         return _value(outcome)
 
 
@@ -146,21 +176,21 @@ def give(id: str, sender: str, number: int, what: list[Any]) -> None:
 
 
 @contextmanager
-def streamed(call: Call, wanted: bool) -> Iterator[Callable[[str, bytes], None] | None]:
+def streamed(call: Call, wanted: bool) -> Iterator[OutputStream | None]:
     """Give what takes in the output of a command, if that is wanted; say at the end how the command has ended."""
     if not wanted:
         yield None
         return
     output = cpu().streams.open(call.id)
     try:
-        yield output.write
+        yield output
     except ActionError as error:
-        output.end(error.status, error.reason, getattr(error, "node", ""))
+        output.end(error.status, error.reason, error.cause, getattr(error, "node", ""))
         raise
     except BaseException as error:
-        output.end("failed", f"{type(error).__name__}: {error}")
+        output.end("failed", f"{type(error).__name__}: {error}", "worker_failed")
         raise
-    output.end(call.status, call.reason)
+    output.end(call.status, call.reason, call.cause)
 
 
 @contextmanager
@@ -177,8 +207,8 @@ def in_environment(task: PayloadTask) -> Iterator[None]:
             yield
         except EnvironmentGone as error:
             if call.cancel_reason:
-                raise ActionCancelled(call.cancel_reason) from error
-            raise EnvironmentLost(str(error), node.name) from error
+                raise ActionCancelled(call.cancel_reason, call.cancel_cause) from error
+            raise EnvironmentLost(str(error), node.name, error.cause) from error
 
 
 def _value(outcome: ExecOutcome) -> dict[str, Any]:

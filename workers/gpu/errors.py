@@ -8,15 +8,21 @@ _LONGEST = 300
 
 
 class GpuError(TangramError):
-    """Base of the errors of the GPU worker."""
+    """Base of the errors of the GPU worker; by the infrastructure's fault, where a class says nothing else."""
+
+    cause = "engine_failed"
 
 
 class BadInput(GpuError, ValueError):
     """Raised when a request is wrong; the message names the item's index."""
 
+    cause = "bad_input"
+
 
 class NotSupported(GpuError, TypeError):
     """Raised when a service is asked for something its kind does not do."""
+
+    cause = "bad_input"
 
 
 class UnknownService(GpuError, LookupError):
@@ -33,6 +39,8 @@ class EngineDied(NotResident):
 
 class CallCancelled(GpuError):
     """Raised when a call was stopped before it had its result."""
+
+    cause = "cancelled"
 
 
 class CallFailed(GpuError, RuntimeError):

@@ -73,5 +73,5 @@ class Execution:
 
     def _why(self) -> ActionCancelled | ActionTimedOut:
         if self._call.cancel_reason:
-            return ActionCancelled(self._call.cancel_reason)
-        return ActionTimedOut(f"ran longer than timeout_s = {self._timeout_s:g}")
+            return ActionCancelled(self._call.cancel_reason, self._call.cancel_cause)
+        return ActionTimedOut(f"ran longer than timeout_s = {self._timeout_s:g}", "engine_timeout")

@@ -6,11 +6,13 @@ Checks that need a model (its vocabulary, its longest input) are the engine's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
 
 from tangram.arrays import ArrayError, unpack_ints
+from tangram.wire import MOST_TOP_K
 from workers.gpu.errors import BadInput
 
 MOST_NEW_TOKENS = 1 << 17
@@ -83,10 +85,33 @@ class Sampling(_Request):
     """Seeds the draws; prompt i uses seed + i."""
 
 
+class Reading(NamedTuple):
+    """Token ids whose log-probs are asked for."""
+
+    ids: list[int]
+    top_k: int | None = None
+    """How many of the most likely ids of each position are asked for, beside the ranks of `ids`; without it neither is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What a teacher says about a sequence of n ids. Without `top_k` all but the log-probs are empty."""
+
+    logprobs: list[float]
+    """Natural log-probs of ids 1..n-1, each given all ids before it."""
+    ranks: list[int] = field(default_factory=list)
+    """For each of these ids, how many are more likely in its place, and 1."""
+    top_ids: list[int] = field(default_factory=list)
+    """The most likely ids of each of these places, as many for each, most likely first, the places one after the other."""
+    top_logprobs: list[float] = field(default_factory=list)
+    """The log-probs of `top_ids`."""
+
+
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 _ITEM = TypeAdapter(ScoreItem)
 _SEQUENCE: TypeAdapter[list[int]] = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
+_TOP_K: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0, le=MOST_TOP_K)], config=ConfigDict(strict=True))
 _PROMPT: TypeAdapter[Prompt] = TypeAdapter(Words, config=ConfigDict(strict=True))
 _CONVERSATION: TypeAdapter[Prompt] = TypeAdapter(list[Message], config=ConfigDict(strict=True))
 
@@ -101,6 +126,11 @@ def read_sequences(raw: Sequence[object] | Mapping[str, object]) -> list[list[in
     if isinstance(raw, Mapping):
         return _unpacked(raw)
     return [_read(_SEQUENCE, ids, f"sequences[{index}]") for index, ids in enumerate(_listed(raw, "sequences"))]
+
+
+def read_top_k(top_k: object) -> int | None:
+    """Check how many of the most likely ids are asked for. Raises `BadInput`."""
+    return None if top_k is None else _read(_TOP_K, top_k, "top_k")
 
 
 def read_prompts(raw: Sequence[object]) -> list[Prompt]:

@@ -195,30 +195,31 @@ class Reservations:
     def sleepers_on(self, instance: Instance) -> list[Instance]:
         """Return the other sleepers that keep memory of an instance's cells, the least recently used first, pinned ones last."""
         with self._lock:
-            found = {id(one): one for cell in instance.name.cells for one in self._on(cell, but=instance) if one.state == "host"}
-        asleep = [one for one in found.values() if not one.reserved]
-        return sorted(asleep, key=lambda one: (one.config.pinned, one.used_at))
+            return self._sleepers_on(instance)
 
     def sleepers_in_the_way(self, instance: Instance) -> list[Instance]:
         """Return the sleepers that have to go for an instance to fit, in the order of `sleepers_on`; none if that is not enough."""
         needed, cells, going = self.needed_mb(instance.name, instance.config), instance.name.cells, list[Instance]()
-        sleepers = self.sleepers_on(instance)
-        with self._lock:
-            here = {cell: self._on(cell, but=instance) for cell in cells}
 
         def fits(cell: int) -> bool:
-            return self._fits(needed, cell, [one for one in here[cell] if one not in going])
+            return self._fits(needed, cell, [one for one in self._on(cell, but=instance) if one not in going])
 
-        for sleeper in sleepers:
-            if not all(fits(cell) for cell in sleeper.name.cells if cell in here):
-                going.append(sleeper)
-        return going if all(map(fits, cells)) else []
+        # One look at all: a sleeper that begins to come back meanwhile would count as one that can go, and yet as one that stays.
+        with self._lock:
+            for sleeper in self._sleepers_on(instance):
+                if not all(fits(cell) for cell in sleeper.name.cells if cell in cells):
+                    going.append(sleeper)
+            return going if all(map(fits, cells)) else []
 
     def _fits(self, memory_mb: float, cell: int, beside: Iterable[Instance]) -> bool:
         return sum(other.booked_mb for other in beside) + memory_mb <= self._devices[cell].memory_mb
 
     def _on(self, cell: int, but: Instance | None = None) -> list[Instance]:
         return [one for one in self._instances() if one.booked_mb and cell in one.name.cells and one is not but]
+
+    def _sleepers_on(self, instance: Instance) -> list[Instance]:
+        found = {id(one): one for cell in instance.name.cells for one in self._on(cell, but=instance) if one.state == "host"}
+        return sorted((one for one in found.values() if not one.reserved), key=lambda one: (one.config.pinned, one.used_at))
 
     def _of(self, instance: Instance) -> _Learned:
         """Return what was learned of the service as it is declared for this instance."""

@@ -7,13 +7,13 @@ A call first carries out the scheduler's decision (evictions, a restore), which 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from app.action_task import Call, PayloadTask
 from app.celery import app
 from tangram.action import Action
-from tangram.arrays import pack_floats
+from tangram.arrays import PackedRanked, pack_floats, pack_ints
 from tangram.wire import WireEvicted
 from workers.context import GpuContext, context, refusals
 from workers.control import this_node
@@ -21,6 +21,7 @@ from workers.gpu.control import Control
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.execution import Execution
 from workers.gpu.instances import InstanceName
+from workers.gpu.items import TokenLogprobs
 
 T = TypeVar("T")
 
@@ -34,9 +35,13 @@ def score(self: PayloadTask, service: str, items: Any, work_s: float = 0.0) -> A
 
 
 @app.task(name="gpu.logprobs", base=PayloadTask, bind=True)  # type: ignore[untyped-decorator]
-def logprobs(self: PayloadTask, service: str, token_ids: Any, work_s: float = 0.0) -> Any:
-    """Return a teacher's log-probabilities of given token ids."""
+def logprobs(self: PayloadTask, service: str, token_ids: Any, top_k: int | None = None, work_s: float = 0.0) -> Any:
+    """Return a teacher's log-probabilities of given token ids; with `top_k` also ranks and the most likely ids."""
     sequences = gpu().blobs.get_json(token_ids)
+    if top_k is not None:
+        return gpu().blobs.put_json(
+            packed_ranked(_ask(self, service, work_s, lambda engine, control: engine.ranked(sequences, top_k, control)))
+        )
     lists = _ask(self, service, work_s, lambda engine, control: engine.logprobs(sequences, control))
     return gpu().blobs.put_json(pack_floats(lists))
 
@@ -61,6 +66,16 @@ def generate(
 def restore(service: str, cell_ids: list[int], evict: list[WireEvicted]) -> None:
     """Bring a service onto cells though no action waits for it; a report says how that ended."""
     gpu().prefetch.begin(InstanceName(service, tuple(sorted(cell_ids))), [InstanceName.of_wire(one) for one in evict])
+
+
+def packed_ranked(found: Sequence[TokenLogprobs]) -> PackedRanked:
+    """Pack what a teacher says about sequences, for the wire."""
+    return PackedRanked(
+        logprobs=pack_floats(one.logprobs for one in found),
+        ranks=pack_ints(one.ranks for one in found),
+        top_ids=pack_ints(one.top_ids for one in found),
+        top_logprobs=pack_floats(one.top_logprobs for one in found),
+    )
 
 
 def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, Control], T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,13 +34,15 @@ def expected_scores(folder: Path, items: Sequence[dict[str, str]]) -> list[float
 
 def expected_logprobs(folder: Path, sequences: Sequence[list[int]]) -> list[list[float]]:
     """Compute log-probs with transformers."""
+    known = known_logprobs(folder, sequences)
+    return [[float(one[place, token]) for place, token in enumerate(ids[1:])] for one, ids in zip(known, sequences, strict=True)]
+
+
+def known_logprobs(folder: Path, sequences: Sequence[list[int]]) -> list[Any]:
+    """Compute log-probs of the whole vocabulary at each position with transformers, as a tensor for each sequence."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    out = []
     with torch.inference_mode():
-        for ids in sequences:
-            known = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), dim=-1)
-            out.append([float(known[place, token]) for place, token in enumerate(ids[1:])])
-    return out
+        return [torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), dim=-1) for ids in sequences]

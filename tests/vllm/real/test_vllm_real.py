@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.vllm.real.reference import expected_logprobs, expected_scores, real_python
+from tests.vllm.real.reference import expected_logprobs, expected_scores, known_logprobs, real_python
 from tests.vllm.system import System, services_toml, system
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,6 +45,17 @@ def test_logprobs_equal_those_of_transformers_and_depend_on_the_context(stack: S
         assert found == pytest.approx(wanted, abs=1e-4)
     (other,) = stack.client.logprobs("teacher", [[SEQUENCES[5][0] + 1, *SEQUENCES[5][1:]]])
     assert max(abs(one - another) for one, another in zip(other[1:], logprobs[5][1:], strict=True)) > 0.1
+
+
+@pytest.mark.parametrize("top_k", [1, 20, 128])
+def test_ranks_and_most_likely_tokens_equal_those_of_transformers(stack: System, models: Path, top_k: int) -> None:
+    found = stack.client.logprobs("teacher", SEQUENCES, top_k=top_k)
+    for index, known in enumerate(known_logprobs(models / "teacher-0", SEQUENCES)):
+        for place, token in enumerate(SEQUENCES[index][1:]):
+            row, top_ids, values = known[place], found.top_ids[index][place], found.top_logprobs[index][place]
+            assert int((row > row[token] + 1e-4).sum()) < found.ranks[index][place] <= int((row >= row[token] - 1e-4).sum())
+            assert len(set(top_ids)) == top_k and list(values) == pytest.approx(row.topk(top_k).values.tolist(), abs=1e-4)
+            assert list(values) == pytest.approx([float(row[one]) for one in top_ids], abs=1e-4)
 
 
 def test_a_server_that_was_evicted_sleeps_hangs_on_questions_and_is_woken_before_it_is_asked(stack: System) -> None:

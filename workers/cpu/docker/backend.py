@@ -29,7 +29,9 @@ from workers.cpu.docker.cgroups.abstract import SessionGroup
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.init import WORK
 from workers.cpu.docker.meter import GroupMeter
+from workers.cpu.docker.network import ContainerNetwork
 from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
+from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Control, make_fifo, make_file
@@ -132,6 +134,14 @@ class ContainerBackend(Backend):
     def command_processes(self) -> list[tree.Process]:
         """Return the processes of the command and the shell; see the base class."""
         return self._living(self._spared)
+
+    def runs_something(self) -> bool:
+        """Return whether a process of the session lives that is not the shell."""
+        return self._group is not None and any(process.pid != self._shell for process in self._living())
+
+    def network(self) -> Network:
+        """Return the container's; see the base class."""
+        return ContainerNetwork(self._container)
 
     def folder(self) -> str | None:
         """Return the folder that the shell is in; see the base class."""
@@ -335,9 +345,20 @@ class ContainerBackends(Backends):
             name = f"session-{self._count}"
         return ContainerBackend(self._container, name, self._core_map)
 
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel has ended; see the base class."""
+        try:
+            return self._container.group.oom_kills()
+        except OSError:  # The container has ended, which `loss` explains.
+            return 0
+
     def loss(self) -> str:
         """Return why the container has ended; see the base class."""
         return self._container.loss()
+
+    def loss_cause(self) -> str:
+        """Return the cause of its end; see the base class."""
+        return self._container.loss_cause
 
 
 def _handle(pid: int) -> int:

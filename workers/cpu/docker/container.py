@@ -25,10 +25,11 @@ from pathlib import Path
 
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
-from workers.cpu.docker.engine import ContainerSpec, Engine
+from workers.cpu.docker.engine import MEMORY_FULL, ContainerSpec, Engine
 from workers.cpu.docker.init import ALIVE, HELLO, STATES, TEMPORARY, WORK
 from workers.cpu.docker.options import ContainerOptions
-from workers.cpu.errors import ContainerFailed, SandboxError, StartTimeout
+from workers.cpu.errors import ContainerFailed, StartTimeout
+from workers.cpu.leftovers import Leftovers
 from workers.cpu.opening import Opening
 from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Dialect, make_fifo
 
@@ -67,6 +68,8 @@ class Container:
         """How many of its processes the kernel had ended for want of memory when a command reported it last."""
         self.end_reason = ""
         """Why this worker ended it before its environment was closed."""
+        self.loss_cause = ""
+        """Why it has ended before it was removed, once `loss` has said so (`tangram/ends.py`)."""
         self._loss, self._is_removed, self._losing = "", False, threading.Lock()
 
     def begin(self, groups: Groups, deadline: float, opening: Opening) -> None:
@@ -155,7 +158,10 @@ class Container:
         """Return why it has ended before it was removed; nothing while it stands, and where it was removed."""
         with self._losing:
             if not self._loss and not self._is_removed and self.is_ending():
-                how = self.engine.state(self.id) or ("its memory was full" if self._new_oom_kills() else "")
+                is_full = self._new_oom_kills()  # First: the engine removes the control group soon.
+                how = self.engine.state(self.id) or (MEMORY_FULL if is_full else "")
+                is_full = is_full or how == MEMORY_FULL
+                self.loss_cause = "disk_limit" if self.end_reason else "out_of_memory" if is_full else "environment_lost"
                 self._loss = self.end_reason or f"its container ended{f': {how}' if how else ''}"
             return self._loss
 
@@ -218,8 +224,10 @@ class ContainerMaker:
         node: str,
         folder: Path,
         groups: Groups,
+        leftovers: Leftovers,
     ) -> None:
         self._engine, self._options, self._node, self._folder, self._groups = engine, options, node, folder, groups
+        self._leftovers = leftovers
         self._disk_hard: bool | None = None
 
     def make(self, image: str, memory_mb: int, opening: Opening) -> Container:
@@ -247,14 +255,13 @@ class ContainerMaker:
             container.begin(self._groups, deadline, opening)
         except BaseException:
             if container is not None:
-                container.remove()
+                self._leftovers.removed(f"container {container.id[:12]}", container.remove)
             else:
                 if alive >= 0:
                     os.close(alive)
                 shutil.rmtree(control, ignore_errors=True)
                 # An engine that is slow to answer may have made it all the same.
-                with contextlib.suppress(SandboxError):
-                    self._engine.remove(f"{NAME_PREFIX}{name}")
+                self._leftovers.removed(f"container {NAME_PREFIX}{name}", lambda: self._engine.remove(f"{NAME_PREFIX}{name}"))
             raise
         return container
 

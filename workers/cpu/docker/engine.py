@@ -25,6 +25,9 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.pull import PullRequest
 from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 
+MEMORY_FULL = "its memory was full"
+"""How a container ended of which the kernel has ended process 1 for want of memory."""
+
 NODE_LABEL = "tangram.node"
 SNAPSHOT_LABEL = "tangram.snapshot"
 FILTERS_VSOCK = 23
@@ -86,6 +89,11 @@ class Engine:
         lacks = {"MemoryLimit": "memory", "PidsLimit": "the number of processes", "CpuCfsQuota": "quotas of cores", "CPUSet": "cores"}
         found += [f"the engine cannot limit {what}" for key, what in lacks.items() if self._info.get(key) is False]
         return tuple(found)
+
+    @property
+    def root(self) -> str:
+        """The folder on the engine's host in which containers and volumes are; empty where the engine does not tell."""
+        return str(self._info.get("DockerRootDir") or "")
 
     def can_limit_disk(self, image: str, node: str) -> bool:
         """Say whether the engine's storage can hold a container to an amount of disk, by trying it."""
@@ -188,7 +196,7 @@ class Engine:
             return ""
         if state.get("Running"):
             return ""
-        return "its memory was full" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
+        return MEMORY_FULL if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
 
     def run(self, container_id: str, argv: Sequence[str]) -> tuple[str, int]:
         """Start a program in a container, attached to nothing; return the engine's id for it and its process id."""

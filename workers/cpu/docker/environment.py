@@ -10,7 +10,7 @@ from collections.abc import Callable
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.files import ContainerFiles
-from workers.cpu.errors import SandboxError
+from workers.cpu.errors import ProcessesLeft, SandboxError
 from workers.cpu.shell.environment import ShellEnvironment
 from workers.cpu.shell.session import SessionSetup
 
@@ -57,6 +57,13 @@ class ContainerEnvironment(ShellEnvironment):
             self._closed = True
         log.warning("environment %s is lost: %s", self._spec.id, loss)
         threading.Thread(target=clear, name="tangram-lost", daemon=True).start()
+
+    def _end_sessions(self) -> None:
+        """End the sessions; what does not end now, such as the processes of a container that was frozen, ends with the container."""
+        try:
+            super()._end_sessions()
+        except ProcessesLeft as error:
+            log.warning("%s: they are left to the removal of the container", error)
 
     def _remove(self) -> None:
         self._give_back(self.container)

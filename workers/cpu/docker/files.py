@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from workers.cpu.docker.container import Container
 from workers.cpu.docker.init import WORK
-from workers.cpu.errors import FileUnusable, PathIsDirectory
+from workers.cpu.errors import DiskSpent, FilesUnreachable, PathIsDirectory
 from workers.cpu.files import FLAGS, RegularFiles
 from workers.cpu.root import as_user, open_in_root
 
@@ -36,7 +36,7 @@ class ContainerFiles(RegularFiles):
         """Open or make a file of the container; see the base class."""
         target = _absolute(path)
         if self._container.written_mb > self._container.disk_mb:
-            raise FileUnusable(f"{path}: the environment has written all of the {self._container.disk_mb} MB that it may have on disk")
+            raise DiskSpent(f"{path}: the environment has written all of the {self._container.disk_mb} MB that it may have on disk")
         with self._root() as root, self._as_user():
             if path.endswith("/"):
                 raise PathIsDirectory(f"{path} names a folder")
@@ -65,11 +65,11 @@ class ContainerFiles(RegularFiles):
         try:
             root = os.open(f"/proc/{self._container.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise FileUnusable(f"the container's files cannot be reached: {error.strerror}") from error
+            raise FilesUnreachable(f"the container's files cannot be reached: {error.strerror}") from error
         try:
             if self._container.has_ended():
                 # The id may be another process's by now.
-                raise FileUnusable("the container's files cannot be reached: it has ended")
+                raise FilesUnreachable("the container's files cannot be reached: it has ended")
             yield root
         finally:
             os.close(root)
@@ -81,7 +81,7 @@ class ContainerFiles(RegularFiles):
             try:
                 stack.enter_context(as_user(self._uid, self._gid))
             except PermissionError as error:
-                raise FileUnusable(f"the container's {error}") from error
+                raise FilesUnreachable(f"the container's {error}") from error
             yield
 
 

@@ -32,8 +32,9 @@ class GroupMeter(Meter):
     def measure(self) -> float | None:
         """Measure once; a group that has gone is as it was at the last sample. See the base class."""
         with contextlib.suppress(OSError):
-            found = (tree.read_process(pid) for pid in self._group.processes())
-            self.note_rss(sum(process.rss_bytes for process in found if process is not None) / (1 << 20))
+            found = list(filter(None, map(tree.read_process, self._group.processes())))
+            self.note_rss(sum(process.rss_bytes for process in found) / (1 << 20))
+            self.is_runnable = any(map(tree.is_runnable, found))
             return self._group.cpu_s() - self._before_s
         return None
 

@@ -10,6 +10,9 @@ from typing import Literal
 
 from tangram.errors import InvalidAction
 
+LEAST_MEMORY_MB = 6
+"""The least memory that the engine gives a container."""
+
 PullPolicy = Literal["missing", "always", "never"]
 
 _USER = re.compile(r"\d+:\d+", re.ASCII)
@@ -34,22 +37,22 @@ class ContainerLimits:
         for name in ("processes", "open_files", "disk_mb"):
             if getattr(self, name) < 1:
                 raise InvalidAction(name, f"must be at least 1, not {getattr(self, name)}")
-        if self.memory_mb < 6:
-            raise InvalidAction("memory_mb", f"must be at least 6 for a container, not {self.memory_mb}")
+        if self.memory_mb < LEAST_MEMORY_MB:
+            raise InvalidAction("memory_mb", f"must be at least {LEAST_MEMORY_MB} for a container, not {self.memory_mb}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerOptions:
     """How containers are made.
 
-    `user` is `uid:gid`, never 0 unless `allow_root`. `image` is for environments that name none. `network` is the name of a
+    `user` is `uid:gid`, never 0. `image` is for environments that name none. `network` is the name of a
     Docker network, or `none`. With `read_only`, only the work folder and `/tmp` can be written, both in memory. `runtime` is one that
     the engine knows and whose processes the host sees. `pull_s` is how long fetching an image may take in all, `start_timeout_s` how
-    long a container may take to come up. `warm` says how many containers of an image stand ready.
+    long a container may take to come up. `warm` says how many containers of an image stand ready. None is opened while less than
+    `disk_floor_mb` MiB of disk are free.
     """
 
     user: str = "1000:1000"
-    allow_root: bool = False
     image: str | None = None
     network: str = "none"
     read_only: bool = False
@@ -59,14 +62,15 @@ class ContainerOptions:
     image_cache_mb: int | None = None
     start_timeout_s: float = 60.0
     starting_limit: int = 4
+    disk_floor_mb: int = 0
     warm: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     limits: ContainerLimits = field(default_factory=ContainerLimits)
 
     def __post_init__(self) -> None:
-        """Refuse users that are not two numbers, root where it is not allowed, and networks that are not the container's own."""
+        """Refuse users that are not two numbers, root, and networks that are not the container's own."""
         if not _USER.fullmatch(self.user):
             raise InvalidAction("user", f"must be like 1000:1000, not {self.user!r}")
-        if self.uid == 0 and not self.allow_root:
+        if self.uid == 0:
             raise InvalidAction("user", "must not be root")
         if self.starting_limit < 1:
             raise InvalidAction("starting_limit", f"must be at least 1, not {self.starting_limit}")

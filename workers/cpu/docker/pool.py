@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.images import Images
 from workers.cpu.errors import EnvironmentGone, SandboxError
+from workers.cpu.leftovers import Leftovers
 from workers.cpu.opening import Opening
 
 log = logging.getLogger(__name__)
@@ -60,8 +61,17 @@ class Turns:
 class Pool:
     """Gives containers, of which `warm` says how many of an image stand ready; at most `starting_limit` start at once."""
 
-    def __init__(self, maker: ContainerMaker, images: Images, warm: Mapping[str, int], memory_mb: int, starting_limit: int) -> None:
+    def __init__(
+        self,
+        maker: ContainerMaker,
+        images: Images,
+        warm: Mapping[str, int],
+        memory_mb: int,
+        starting_limit: int,
+        leftovers: Leftovers,
+    ) -> None:
         self._maker, self._images, self._warm, self._memory_mb = maker, images, dict(warm), memory_mb
+        self._leftovers = leftovers
         self._turns = Turns(starting_limit)
         self._changed = threading.Condition()
         self._ready: dict[str, deque[Container]] = {image: deque() for image in warm}
@@ -109,11 +119,9 @@ class Pool:
             raise
 
     def give_back(self, container: Container, image: str) -> None:
-        """Remove a container."""
-        try:
-            container.remove()
-        finally:
-            self._images.leave(image)
+        """Remove a container; one that the engine does not remove now is tried again."""
+        self._leftovers.removed(f"container {container.id[:12]}", container.remove)
+        self._images.leave(image)
 
     def _missing(self) -> list[str]:
         """Return the images of which too few stand ready."""

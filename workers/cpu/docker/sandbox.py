@@ -32,9 +32,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tangram.errors import TangramError
-from workers.cpu.abstract import EnvironmentSpec, Sandbox
+from workers.cpu.abstract import EnvironmentSpec, Loss, Sandbox
 from workers.cpu.base import take_base
 from workers.cpu.cores import CoreMap
+from workers.cpu.disk_floor import DiskFloor
+from workers.cpu.docker import disk
 from workers.cpu.docker.backend import ContainerBackends
 from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.container import Container, ContainerMaker
@@ -43,7 +45,7 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import SNAPSHOTS, Images
 from workers.cpu.docker.init import INSIDE, STATES, STATES_INSIDE, WORK
-from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.options import LEAST_MEMORY_MB, ContainerOptions
 from workers.cpu.docker.pool import Pool
 from workers.cpu.docker.watch import Watch
 from workers.cpu.errors import (
@@ -55,6 +57,7 @@ from workers.cpu.errors import (
     SandboxError,
     SnapshotUnsupported,
 )
+from workers.cpu.leftovers import Leftovers
 from workers.cpu.opening import Opening
 from workers.cpu.shell.output import Drain
 from workers.cpu.shell.session import SessionSetup
@@ -63,6 +66,7 @@ from workers.cpu.weight import Means
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_FILE_BYTES = 64 << 20
+LOSSES_KEPT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +130,16 @@ class ContainerSandbox(Sandbox):
             self._engine.remove(left)
         self._engine.remove_snapshots(node)
         limits = self._options.limits
-        maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups)
+        self._leftovers = Leftovers()
+        self._disk_floor = DiskFloor(self._options.disk_floor_mb, filter(None, (str(self._base), disk.reachable(self._engine.root))))
+        maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups, self._leftovers)
         self._images = Images(self._engine, self._options.pull, self._options.pull_s, self._options.image_cache_mb)
-        self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit)
+        self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit, self._leftovers)
         self._watch = Watch(limits.disk_check_s)
         self._drain = Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, _Entry] = {}
+        self._losses: dict[str, Loss] = {}
         self._closed = False
 
     @property
@@ -145,6 +152,7 @@ class ContainerSandbox(Sandbox):
 
         Raises:
             ImageMissing, ContainerFailed, EngineUnavailable, StartTimeout: its container could not be had.
+            DiskFull: the disk is too full for one more.
 
         """
         mine = _Entry(opening or Opening())
@@ -178,13 +186,15 @@ class ContainerSandbox(Sandbox):
         with self._lock:
             if self._closed:
                 raise EnvironmentGone("the sandbox is closed")
+            self._losses.pop(environment_id, None)
             return self._environments.setdefault(environment_id, mine)
 
     def _make(self, spec: EnvironmentSpec, opening: Opening) -> ContainerEnvironment:
         image = spec.image or self._options.image
         if image is None:
             raise ImageMissing(f"environment {spec.id} names no image, and this node has no default one (TANGRAM_IMAGE)")
-        memory_mb = spec.memory_mb or self._options.limits.memory_mb
+        self._disk_floor.check()
+        memory_mb = max(LEAST_MEMORY_MB, spec.memory_mb or self._options.limits.memory_mb)
         container = self._pool.take(image, memory_mb, opening)
         setup = SessionSetup(
             backends=ContainerBackends(container, self._core_map),
@@ -204,13 +214,31 @@ class ContainerSandbox(Sandbox):
             self._pool.give_back(container, image)
 
         environment = ContainerEnvironment(spec, container, files, setup, self._forget, give_back)
-        self._watch.add(container, lambda: environment.is_busy, environment.lose)
+
+        def lose() -> None:
+            self._note_loss(Loss(spec.id, container.loss(), container.loss_cause))
+            environment.lose()
+
+        self._watch.add(container, lambda: environment.is_busy, lose)
         return environment
+
+    def _note_loss(self, loss: Loss) -> None:
+        with self._lock:
+            self._losses[loss.environment] = loss
+            if len(self._losses) > LOSSES_KEPT:
+                del self._losses[next(iter(self._losses))]
+
+    def losses(self) -> tuple[Loss, ...]:
+        """Return the latest environments whose containers have ended by themselves; see the base class."""
+        with self._lock:
+            return tuple(self._losses.values())
 
     def get(self, environment_id: str) -> ContainerEnvironment:
         """Return an open environment; see the base class."""
         with self._lock:
-            known = self._environments.get(environment_id)
+            known, loss = self._environments.get(environment_id), self._losses.get(environment_id)
+        if loss is not None:
+            raise EnvironmentGone(f"environment {environment_id} is lost: {loss.reason}", loss.cause)
         if known is None or not known.stands:
             raise EnvironmentGone(f"environment {environment_id} is not open on this node")
         return known.environment.result()
@@ -266,7 +294,7 @@ class ContainerSandbox(Sandbox):
         # All are asked first, so that their grace periods run at the same time.
         for environment in living:
             environment.hang_up()
-        last = (self._pool.close, self._watch.close, self._drain.close, self._remove_snapshots)
+        last = (self._pool.close, self._watch.close, self._drain.close, self._leftovers.close, self._remove_snapshots)
         problems: list[str] = []
         for close in (*(environment.close for environment in living), *last):
             try:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 
 from workers.cpu.abstract import Holding
 from workers.cpu.cores import CoreMap
+from workers.cpu.ports.network import HostNetwork, Network
 from workers.cpu.process import tree
 from workers.cpu.process.background import Background
 from workers.cpu.process.fork_client import ForkClient
@@ -25,6 +27,7 @@ from workers.cpu.process.groups import Groups, MemoryGroup, remove_folder
 from workers.cpu.process.isolation import Apart
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
+from workers.cpu.process.network import SessionNetwork
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Control, Dialect
 
@@ -52,10 +55,11 @@ class ShellSetup:
 
 
 class ProcessBackend(Backend):
-    """A connection to one supervisor, on the machine that `core_map` describes."""
+    """A connection to the supervisor with the process id `supervisor`, on the machine that `core_map` describes."""
 
-    def __init__(self, channel: socket.socket, setup: ShellSetup, core_map: CoreMap) -> None:
-        self._channel, self._setup, self._core_map = channel, setup, core_map
+    def __init__(self, channel: socket.socket, supervisor: int, setup: ShellSetup, core_map: CoreMap, fork_client: ForkClient) -> None:
+        self._channel, self._setup, self._core_map, self._fork_client = channel, setup, core_map, fork_client
+        self._supervisor = tree.read_process(supervisor)
         self._background, self._in_background, self._weighed = setup.background, False, 1
         self._cores: frozenset[int] = frozenset()
         self._lock = threading.Lock()
@@ -153,6 +157,19 @@ class ProcessBackend(Backend):
         """Return the processes of the command and the shell; see the base class."""
         return self._members.settled(self._spared)[0]
 
+    def runs_something(self) -> bool:
+        """Return whether a process of the session lives that is not the shell."""
+        return any(process.pid != self._members.shell for process in self._members.settled()[0])
+
+    def network(self) -> Network | None:
+        """Return the session's own loopback, or the host's as far as the session's sockets go; see the base class."""
+        members = self._members
+        if not members.supervisor:
+            return None
+        if members.anchor and self._supervisor is not None:
+            return SessionNetwork(self._fork_client, members, self._supervisor)
+        return HostNetwork(lambda: [process.pid for process in members.settled()[0]])
+
     def folder(self) -> str | None:
         """Return the folder that the shell is in; see the base class."""
         try:
@@ -161,10 +178,21 @@ class ProcessBackend(Backend):
             return None
 
     def _say(self, **message: object) -> None:
+        self._signal_supervisor(signal.SIGCONT)
         try:
             self._channel.send(json.dumps(message).encode())
         except (ConnectionError, BrokenPipeError):
             return  # The end of the channel follows as an event.
+
+    def _signal_supervisor(self, number: int) -> None:
+        """Signal the supervisor. With SIGCONT it goes on where a command or somebody else has stopped it."""
+        if self._supervisor is not None:
+            tree.send(self._supervisor, number)
+
+    def abandon(self) -> bool:
+        """Kill the supervisor. The fork server then ends what that held, and closes its socket; see the base class."""
+        self._signal_supervisor(signal.SIGKILL)
+        return True
 
     def events(self) -> Iterator[Event]:
         """Yield the events that have come; `HungUp` is the last one."""
@@ -202,6 +230,7 @@ class ProcessBackend(Backend):
         """Tell the supervisor to end everything below it; nothing goes to the background any more."""
         with self._lock:
             self._ending = True
+        self._signal_supervisor(signal.SIGCONT)
         try:
             self._channel.shutdown(socket.SHUT_WR)
         except OSError:
@@ -229,4 +258,8 @@ class ProcessBackends(Backends):
 
     def backend(self) -> ProcessBackend:
         """Return a fresh supervisor; see the base class."""
-        return ProcessBackend(self._fork_client.supervisor(), self._setup, self._core_map)
+        return ProcessBackend(*self._fork_client.supervisor(), self._setup, self._core_map, self._fork_client)
+
+    def oom_kills(self) -> int:
+        """Return how many processes the kernel has ended; see the base class."""
+        return self._setup.memory.oom_kills() if self._setup.memory is not None else 0

@@ -9,11 +9,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.base import remove_tree
+from workers.cpu.leftovers import Leftovers
 from workers.cpu.process.files import Files
 from workers.cpu.process.groups import MemoryGroup
 from workers.cpu.shell.environment import ShellEnvironment
@@ -24,10 +28,16 @@ class ProcessEnvironment(ShellEnvironment):
     """One environment of a `ProcessSandbox`, which tells it how sessions are made."""
 
     def __init__(
-        self, spec: EnvironmentSpec, files: Files, setup: SessionSetup, forget: Callable[[str], None], memory: MemoryGroup | None
+        self,
+        spec: EnvironmentSpec,
+        files: Files,
+        setup: SessionSetup,
+        forget: Callable[[str], None],
+        memory: MemoryGroup | None,
+        leftovers: Leftovers,
     ) -> None:
         super().__init__(spec, files, setup, forget)
-        self._folders, self._memory = files, memory
+        self._folders, self._memory, self._leftovers = files, memory, leftovers
 
     @property
     def work_folder(self) -> Path:
@@ -37,4 +47,9 @@ class ProcessEnvironment(ShellEnvironment):
     def _remove(self) -> None:
         if self._memory is not None:
             self._memory.remove()
-        remove_tree(self._folders.root)
+        root = self._folders.root
+        # An environment of the same id may be opened as soon as this one is closed.
+        gone = root.with_name(f"{root.name}.{secrets.token_hex(4)}.closed")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(root, gone)
+            self._leftovers.removed(f"the folder of environment {self._spec.id} ({gone.name})", lambda: remove_tree(gone))

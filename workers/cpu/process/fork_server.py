@@ -6,9 +6,15 @@ descriptors that this process and the supervisors hold while they live, but no c
     worker ── fork server ── supervisor (one a session) ── shell ── the commands
 
 A worker is full of threads, so it cannot fork with set-up code. A fork server has one thread and has imported what a supervisor
-needs, so a supervisor costs a fork. Each request is a message with a socket: the fork server forks a supervisor that serves this
-socket, and keeps its own copy. It closes the copy once nothing of the session is left, so the end of the socket means just that,
-however the supervisor ended.
+needs, so a supervisor costs a fork. Each request is a message with a socket, and is answered by the id of the process that was forked:
+
+| message                                       | the forked process                                                                |
+|-----------------------------------------------|-----------------------------------------------------------------------------------|
+| `supervisor`                                  | is a supervisor, which serves the socket                                          |
+| `{"anchor", "supervisor"}`, as JSON           | enters the network of a session, makes sockets there, sends these, and ends       |
+
+Of the socket of a supervisor the fork server keeps a copy. It closes that once nothing of the session is left, so the end of the socket
+means just that, however the supervisor ended.
 
 | state of a supervisor | meaning                                              | next                                                |
 |-----------------------|------------------------------------------------------|-----------------------------------------------------|
@@ -31,16 +37,23 @@ import signal
 import socket
 import sys
 import time
+from typing import Any, NoReturn
 
+from workers.cpu.ports.loopback import make_sockets
 from workers.cpu.process import tree
 from workers.cpu.process.members import Members, kill
+from workers.cpu.process.namespace import enter_network
 from workers.cpu.process.serving import PR_SET_CHILD_SUBREAPER, Wakeup, prctl, serve
 from workers.cpu.process.supervisor import CLOSE_GRACE_S, Supervisor
 
 SHUTDOWN_LIMIT_S, RETRY_S = 4.0, 0.005
+SUPERVISOR = b"supervisor"
+REQUEST_BYTES = 512
+MADE = b"made"
+"""What is sent with sockets that were made; else why there are none."""
 
-FORKED = b"forked"
-"""The answer to a request."""
+ANSWER_BYTES = 32
+"""The answer to a request is the id of the forked process, in decimal digits; 0 where none could be forked."""
 
 
 class ForkServer:
@@ -50,6 +63,7 @@ class ForkServer:
         self.channel = channel
         self.wakeup = Wakeup()
         self.running: dict[int, socket.socket] = {}
+        self.entering: set[int] = set()
         self.ended: list[socket.socket] = []
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -64,9 +78,9 @@ class ForkServer:
         kill(Members(os.getpid()), set(), 2 * CLOSE_GRACE_S, self.wakeup, self.reap)
 
     def answer(self) -> bool:
-        """Fork a supervisor; return False at the end of file. Failing to fork is seen as the end of the supervisor's socket."""
+        """Fork what is asked for; return False at the end of file. Failing to fork is seen as the end of the socket."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(self.channel, 64, 1)
+            message, descriptors, _, _ = socket.recv_fds(self.channel, REQUEST_BYTES, 1)
         except ConnectionError:
             return False
         if not message:
@@ -77,13 +91,20 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError:
+            pid = 0
             theirs.close()
         else:
-            if pid == 0:
-                self.become_supervisor(theirs)
-            self.running[pid] = theirs
+            if message == SUPERVISOR:
+                if pid == 0:
+                    self.become_supervisor(theirs)
+                self.running[pid] = theirs
+            else:
+                if pid == 0:
+                    self.make_sockets(json.loads(message), theirs)
+                self.entering.add(pid)
+                theirs.close()
         with contextlib.suppress(OSError):  # the worker may be gone
-            self.channel.send(FORKED, socket.MSG_DONTWAIT)
+            self.channel.send(str(pid).encode(), socket.MSG_DONTWAIT)
         return True
 
     def become_supervisor(self, channel: socket.socket) -> None:
@@ -96,10 +117,32 @@ class ForkServer:
         finally:
             os._exit(0)
 
+    def make_sockets(self, asked: dict[str, Any], channel: socket.socket) -> NoReturn:
+        """Send sockets of the network of a session, in this freshly forked process, which then ends."""
+
+        def stands() -> bool:
+            bwrap, init, pause = map(tree.read_process, asked["anchor"])
+            owner = tree.read_process(asked["supervisor"][0])
+            if bwrap is None or init is None or pause is None or owner is None:
+                return False
+            line = [pause.parent, init.parent, bwrap.parent, owner.parent]
+            return line == [init.pid, bwrap.pid, owner.pid, os.getppid()] and list(owner.identity) == asked["supervisor"]
+
+        try:
+            self.wakeup.close()
+            enter_network(asked["anchor"][-1], stands)
+            made = make_sockets()
+            socket.send_fds(channel, [MADE], [each.fileno() for each in made])
+        except OSError as error:
+            channel.send(str(error).encode())
+        finally:
+            os._exit(0)
+
     def reap(self) -> float | None:
         """Collect what has ended. Return the seconds until orphans are to be killed once more, None where there are none."""
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                self.entering.discard(found[0])
                 if (channel := self.running.pop(found[0], None)) is not None:
                     self.ended.append(channel)
                     if os.WIFSIGNALED(found[1]):
@@ -107,11 +150,12 @@ class ForkServer:
                             channel.send(json.dumps({"event": "killed"}).encode(), socket.MSG_DONTWAIT)
         if not self.ended:
             return None
-        spared = {process.identity for process in map(tree.read_process, self.running) if process is not None}
+        own = self.running.keys() | self.entering
+        spared = {process.identity for process in map(tree.read_process, own) if process is not None}
         for process in tree.settled(os.getpid(), spared)[0]:
             tree.send(process, signal.SIGKILL)
         # Whatever is below an orphan becomes a child of this process when the orphan has ended.
-        if not set(tree.children(os.getpid())) <= self.running.keys():
+        if not set(tree.children(os.getpid())) <= own:
             return RETRY_S
         for channel in self.ended:
             channel.close()

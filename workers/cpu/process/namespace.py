@@ -24,7 +24,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -34,7 +34,7 @@ START_LIMIT_S = 5.0
 PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 4, 23, 24, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAPABILITY_VERSION_3 = 0x20080522
-CLONE_NEWUSER = 0x10000000
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 NS_GET_USERNS = 0xB701
 NAMESPACES = ("cgroup", "ipc", "uts", "net", "mnt", "pid")
 PAUSE = ("/bin/sh", "-c", "echo ready; read -r line")
@@ -193,6 +193,30 @@ def enter(anchor: Anchor) -> None:
         _check(_libc.setns(space.descriptor, 0))
     if os.fstat(inner.descriptor).st_ino != os.fstat(outer).st_ino:
         _check(_libc.setns(inner.descriptor, CLONE_NEWUSER))
+    give_up_capabilities()
+
+
+def enter_network(pause: int, stands: Callable[[], bool]) -> None:
+    """Let the sockets that this process makes from now on be of the network of an anchor, whose last process is `pause`.
+
+    `stands` says whether the anchor, which is asked for by the ids of processes, is still the one that is meant.
+
+    Raises
+    ------
+    OSError
+        When the kernel refuses, or the network is this process's own; the process is then of no use.
+
+    """
+    _check(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+    folder = f"/proc/{pause}/ns"
+    network = _Space(f"{folder}/net")
+    outer = fcntl.ioctl(_Space(f"{folder}/mnt").descriptor, NS_GET_USERNS)
+    if not stands():
+        raise OSError("the anchor has ended")
+    if _is_own(f"{folder}/net", "net"):
+        raise OSError("the session has no network of its own")
+    _check(_libc.setns(outer, CLONE_NEWUSER))
+    _check(_libc.setns(network.descriptor, CLONE_NEWNET))
     give_up_capabilities()
 
 

@@ -40,7 +40,9 @@ from typing import Literal
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Sandbox
 from workers.cpu.base import await_cleanup, lock_base, make_afresh
 from workers.cpu.cores import CoreMap
+from workers.cpu.disk_floor import DiskFloor
 from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, ProcessesLeft, SandboxError, SessionUnavailable
+from workers.cpu.leftovers import Leftovers
 from workers.cpu.opening import Opening
 from workers.cpu.process import seccomp
 from workers.cpu.process.backend import ProcessBackends, ShellSetup
@@ -73,6 +75,7 @@ class ProcessSandbox(Sandbox):
         start_timeout_s: how long a shell may take to come up.
         core_map: the cores that environments may use; by default those of this process.
         max_file_bytes: the most that `read_file` and `write_file` pass in one piece.
+        disk_floor_mb: no environment is opened while less disk is free, MiB.
         isolation: how shells are set apart from the host. `auto` is `bubblewrap` where a trial of it works, else `none`.
         background: by what means processes are held in the background. `auto` is the best that works here.
 
@@ -93,6 +96,7 @@ class ProcessSandbox(Sandbox):
         start_timeout_s: float = 10.0,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
         core_map: CoreMap | None = None,
+        disk_floor_mb: int = 0,
         isolation: IsolationChoice = "auto",
         background: Means | Literal["auto"] = "auto",
     ) -> None:
@@ -106,6 +110,7 @@ class ProcessSandbox(Sandbox):
         self._cleanup_lock = await_cleanup(self._base, self._base_lock)
         make_afresh(self._base, ("environments", "control", "etc"))
         self._core_map = core_map or CoreMap.of_this_process()
+        self._disk_floor, self._leftovers = DiskFloor(disk_floor_mb, [self._base]), Leftovers()
         self._groups = find_groups(self._base)
         self._groups.remove()
         self._fork_client, self._drain = ForkClient(self._cleanup_lock), Drain()
@@ -167,6 +172,7 @@ class ProcessSandbox(Sandbox):
 
         Raises:
             ImageUnsupported: the specification has an image.
+            DiskFull: the disk is too full for one more.
 
         """
         if spec.image is not None:
@@ -190,6 +196,7 @@ class ProcessSandbox(Sandbox):
         return known
 
     def _make(self, spec: EnvironmentSpec) -> ProcessEnvironment:
+        self._disk_floor.check()
         root = self._base / "environments" / spec.id
         root.mkdir(mode=0o700)
         return self._environment(spec, root, self._dialect, self._bubblewrap)
@@ -226,7 +233,7 @@ class ProcessSandbox(Sandbox):
             home=home,
             start_timeout_s=self._start_timeout_s,
         )
-        return ProcessEnvironment(spec, files, setup, self._forget, memory)
+        return ProcessEnvironment(spec, files, setup, self._forget, memory, self._leftovers)
 
     def _groups_of(self, bubblewrap: Bubblewrap | None) -> Groups:
         """Return the control groups of sessions; those that bound processes are for a worker whose user no resource limit binds."""
@@ -266,7 +273,7 @@ class ProcessSandbox(Sandbox):
         """Close every environment; see the base class.
 
         Raises:
-            ProcessesLeft: processes of some environment could not be ended.
+            ProcessesLeft: processes of some environment could not be ended, or files not removed; the rest is.
 
         """
         with self._lock:
@@ -281,9 +288,13 @@ class ProcessSandbox(Sandbox):
         for environment in living:
             try:
                 environment.close()
-            except ProcessesLeft as error:
+            except (SandboxError, OSError) as error:
                 problems.append(str(error))
         self._fork_client.close()
+        try:
+            self._leftovers.close()
+        except ProcessesLeft as error:
+            problems.append(str(error))
         self._drain.close()
         self._groups.remove()
         os.close(self._cleanup_lock)

@@ -21,6 +21,7 @@ PF_EXITING = 0x4  # linux/sched.h: set before a dying process closes its files, 
 HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 
 WALKS = 3
+THREADS_READ = 64
 PLACE_LIMIT_S, SWEEP_S = 0.005, 0.002
 
 Identity = tuple[int, int]
@@ -64,8 +65,8 @@ def read_bytes(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _status(pid: int) -> list[bytes]:
-    """Return the fields of /proc/<pid>/stat from the state on, or none when the process is gone."""
+def _status(pid: int | str) -> list[bytes]:
+    """Return the fields of /proc/<pid>/stat from the state on, or none when the process is gone. `<id>/task/<id>` names a thread."""
     try:
         line = read_bytes(f"/proc/{pid}/stat")
     except OSError:
@@ -167,6 +168,14 @@ def _walk(roots: int | Sequence[int], spared: Collection[Identity], passed: Coll
     return found, fading
 
 
+def is_runnable(process: Process) -> bool:
+    """Return whether a thread of a process uses a core, or waits for one. Of very many threads only the first are looked at."""
+    if process.state == "R" or process.thread_count <= 1:
+        return process.state == "R"
+    some = itertools.islice(threads(process.pid), THREADS_READ)
+    return any(_status(f"{process.pid}/task/{thread}")[:1] == [b"R"] for thread in some)
+
+
 def is_alive(process: Process) -> bool:
     """Return False for a zombie; one whose first thread alone has ended still lives."""
     return process.state not in "ZX" or len(threads(process.pid)) > 1
@@ -186,6 +195,19 @@ def send(process: Process, number: int) -> None:
         return
     finally:
         os.close(handle)
+
+
+def command_line(pid: int) -> bytes:
+    """Return the arguments that a process was started with, each ended by NUL; none when it is gone."""
+    try:
+        return read_bytes(f"/proc/{pid}/cmdline")
+    except OSError:
+        return b""
+
+
+def now_ticks() -> int:
+    """Return the time as `Process.start` counts it."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S)
 
 
 def handles(pid: int, number: int) -> bool:

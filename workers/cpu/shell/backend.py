@@ -13,6 +13,7 @@ remembers which of them an earlier command left behind: a kill spares those.
 | `park`      | what is left is in the background until the next `lend` or `begin`               |
 | `lend`      | what is left may use these cores until the next `park` or `begin`                |
 | `hang_up`   | everything ends, then `HungUp`                                                   |
+| `abandon`   | what does not answer is ended by force, then `HungUp`                            |
 | (unasked)   | `Exited` when the shell has ended by itself; `HungUp` when the backend was ended |
 
 Threading: one thread at a time asks and reads events; `hold`, `lend`, `park` and `hang_up` may come from any.
@@ -26,10 +27,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from signal import SIGKILL
+from signal import SIGINT, SIGKILL
 from typing import ClassVar
 
 from workers.cpu.abstract import Holding, Usage
+from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
 from workers.cpu.shell.dialect import Control
 
@@ -39,6 +41,9 @@ TICKS_S = 0.02
 FIRST_SAMPLE_S, SAMPLE_GROWTH = 0.02, 3.0
 SAMPLING_LOAD = 0.1
 """The part of a core that sampling all running commands of the worker may take."""
+
+COPIES_S, _LOOK_S = 0.2, 0.002
+"""How long a copy of the shell that was interrupted may take to become a program that is interrupted, too; seconds."""
 
 _CORES = os.cpu_count() or 1
 
@@ -89,7 +94,8 @@ class Meter(ABC):
 
     `usage` is as of the last sample, None before the first. It grows by what was used between two samples. The total of a sample can
     fall, since what a process has used is in nobody's count once it has ended and nobody waits for it. In the background
-    a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last sample. Any thread may ask and sample.
+    a command waits for as many seconds as it gets fewer core-seconds: `waited_s`, as of the last sample. For a part of this time it
+    may sleep by itself. `starved_s` is the time in which it wanted a core and had none. Any thread may ask and sample.
 
     A running command is sampled often at first, for short commands, then every `longest_s` seconds. All running commands
     together may cost `SAMPLING_LOAD` of a core, so where there are many the interval is longer; one sample takes about `sample_cost_s`.
@@ -102,7 +108,9 @@ class Meter(ABC):
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
-        self.max_rss_mb = self.waited_s = 0.0
+        self.max_rss_mb = self.waited_s = self.starved_s = 0.0
+        self.is_runnable = False
+        """Whether a thread of the command wanted a core at the last sample."""
         self._lock = threading.Lock()
         self._background = False
         self._sampled_at, self._found_s, self._ahead_s = 0.0, 0.0, 0.0
@@ -126,7 +134,7 @@ class Meter(ABC):
 
     @abstractmethod
     def measure(self) -> float | None:
-        """Return the core-seconds that are counted now, None where there is no telling; take note of memory."""
+        """Return the core-seconds that are counted now, None where there is no telling; take note of memory and `is_runnable`."""
 
     def sample(self) -> None:
         """Take one sample."""
@@ -146,6 +154,7 @@ class Meter(ABC):
             self._background = background
 
     def _sample(self) -> None:
+        was_runnable = self.is_runnable
         found_s, now = self.measure(), time.monotonic()
         passed_s, got_s = now - self._sampled_at, 0.0
         if found_s is not None:
@@ -159,6 +168,7 @@ class Meter(ABC):
             behind_s = passed_s - got_s - self._ahead_s
             self._ahead_s = min(-min(0.0, behind_s), TICKS_S)
             self.waited_s += max(0.0, behind_s)
+            self.starved_s += max(0.0, behind_s) * (was_runnable + self.is_runnable) / 2
         self._sampled_at = now
 
     def over(self, ended_rss_mb: float = 0.0) -> float:
@@ -219,15 +229,47 @@ class Backend(ABC):
     def command_processes(self) -> list[tree.Process]:
         """Return the living processes of the session but those that earlier commands have left; the shell is one of them."""
 
+    @abstractmethod
+    def runs_something(self) -> bool:
+        """Return whether a process of the session lives that is not the shell."""
+
     def signal(self, shell: int, number: int) -> None:
         """Send a signal to the processes that the command has started.
 
-        The shell gets it too where it handles it, where nothing else is there, and where it is to be killed.
+        The shell gets it too where it handles it, where nothing else is there, and where it is to be killed or interrupted. It takes an
+        interrupt for its own only if it gets one: what it runs may have ended by itself.
         """
-        living = self.command_processes()
+        living, own = self.command_processes(), tree.command_line(shell)
         others = [process for process in living if process.pid != shell]
-        for process in living if not others or number == SIGKILL or tree.handles(shell, number) else others:
+        copies = {process.identity for process in others if number == SIGINT and tree.command_line(process.pid) == own}
+        for process in living if not others or number in (SIGINT, SIGKILL) or tree.handles(shell, number) else others:
             tree.send(process, number)
+        if number == SIGINT:
+            self._interrupt_copies(shell, {process.identity for process in living}, copies)
+
+    def _interrupt_copies(self, shell: int, told: set[tree.Identity], copies: set[tree.Identity]) -> None:
+        """Interrupt what the shell was about to start, `copies` of itself and what was forked after `told` were listed.
+
+        Between fork and exec a process takes an interrupt for the shell's own, and forgets it with the exec. A copy that stays one is a
+        subshell and has understood.
+        """
+        now, over_at = tree.now_ticks(), time.monotonic() + COPIES_S
+        for process in self.command_processes():
+            if process.identity not in told and process.start <= now:
+                tree.send(process, SIGINT)
+                copies.add(process.identity)
+        while copies and time.monotonic() < over_at:
+            others, own = self.command_processes(), tree.command_line(shell)
+            for process in others:
+                if process.identity in copies and tree.command_line(process.pid) != own:
+                    tree.send(process, SIGINT)
+                    copies.discard(process.identity)
+            copies &= {process.identity for process in others}
+            time.sleep(_LOOK_S)
+
+    @abstractmethod
+    def network(self) -> Network | None:
+        """Return the network in which servers of the session listen; None before its first shell."""
 
     @abstractmethod
     def folder(self) -> str | None:
@@ -241,6 +283,10 @@ class Backend(ABC):
     def has_ended(self, timeout_s: float) -> bool:
         """Wait until nothing is left after `hang_up`, for `timeout_s` at most; takes no events."""
 
+    def abandon(self) -> bool:
+        """End by force what does not answer; then `HungUp` follows. False where there is no such thing to end."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Give descriptors back."""
@@ -253,6 +299,14 @@ class Backends(ABC):
     def backend(self) -> Backend:
         """Return a fresh backend. Raises `SessionUnavailable`."""
 
+    def oom_kills(self) -> int:
+        """Return how many processes of the environment the kernel has ended for want of memory; 0 where that is not bounded."""
+        return 0
+
     def loss(self) -> str:
         """Return why the environment has ended by itself; nothing while it stands, or where it was closed."""
         return ""
+
+    def loss_cause(self) -> str:
+        """Return the cause of that, where it has (`tangram/ends.py`)."""
+        return "environment_lost"

@@ -9,17 +9,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest
+from tangram.errors import ActionCancelled
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.errors import EnvironmentGone, ProcessesLeft, SandboxError
+from workers.cpu.ports.exchange import HttpAnswer, HttpRequest, exchange
+from workers.cpu.ports.network import Network, connect
+from workers.cpu.ports.wait import Wait
 from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.session import Session, SessionSetup
+
+log = logging.getLogger(__name__)
 
 
 class FileAccess(Protocol):
@@ -39,6 +46,7 @@ class ShellEnvironment(Environment):
         self._spec, self._files, self._setup, self._forget = spec, files, setup, forget
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
+        self._unended: list[Session] = []
         self._grants = Grants()
         self._closed = False
         self._closing = threading.Lock()
@@ -56,9 +64,9 @@ class ShellEnvironment(Environment):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command runs in it, or waits."""
+        """Whether a command runs in it, or waits, or a server answers a request."""
         with self._lock:
-            return any(session.is_taken for session in self._sessions.values())
+            return self._grants.serves_requests or any(session.is_taken for session in self._sessions.values())
 
     def start(self, request: ExecRequest) -> ShellExecution:
         """Admit a command; see the base class."""
@@ -68,6 +76,22 @@ class ShellEnvironment(Environment):
             if session is None:
                 session = self._sessions[request.session] = Session(self._setup)
         return ShellExecution(session, request, self._grants, self._kill_background)
+
+    def close_session(self, name: str, *, idle_only: bool = False) -> None:
+        """End a session; see the base class."""
+        with self._lock:
+            self._check_open()
+            session = self._sessions.get(name)
+            if session is None or (idle_only and session.runs_something):
+                return
+            del self._sessions[name]
+            self._unended.append(session)
+        with self._closing:
+            if self._cleared:  # the end of the environment was faster, and has ended this session, too
+                return
+            session.close()
+        with self._lock:
+            self._unended.remove(session)
 
     def _kill_background(self, asking: Session) -> None:
         """End what commands left running, and forget what they set in the session that is `asking`, which has its turn.
@@ -91,10 +115,27 @@ class ShellEnvironment(Environment):
         with self._or_gone():
             self._files.write(path, data, mode, offset)
 
+    def request(self, asked: HttpRequest, holding: Holding, wait: Wait) -> HttpAnswer:
+        """Have a server answer; see the base class."""
+        with self._or_gone():
+            try:
+                with self._grants.for_request(holding), connect(self._networks(), asked.port, wait) as connection:
+                    return exchange(connection, asked, wait)
+            except SandboxError as error:
+                if self._closed and not self._setup.backends.loss():
+                    raise ActionCancelled("the environment was closed", "environment_closed") from error
+                raise
+
+    def _networks(self) -> list[Network]:
+        with self._lock:
+            sessions = list(self._sessions.values())
+        return [network for session in sessions if (network := session.network()) is not None]
+
     def _check_open(self) -> None:
         if self._closed:
-            loss = self._setup.backends.loss()
-            raise EnvironmentGone(f"environment {self._spec.id} is {f'lost: {loss}' if loss else 'closed'}")
+            if loss := self._setup.backends.loss():
+                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}", self._setup.backends.loss_cause())
+            raise EnvironmentGone(f"environment {self._spec.id} is closed")
 
     @contextmanager
     def _or_gone(self) -> Iterator[None]:
@@ -104,14 +145,14 @@ class ShellEnvironment(Environment):
             yield
         except SandboxError as error:
             if loss := self._setup.backends.loss():
-                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}") from error
+                raise EnvironmentGone(f"environment {self._spec.id} is lost: {loss}", self._setup.backends.loss_cause()) from error
             raise
 
     def hang_up(self) -> None:
         """Begin to close: refuse commands, and tell every session to end. Returns at once."""
         with self._lock:
             self._closed = True
-            sessions = list(self._sessions.values())
+            sessions = [*self._sessions.values(), *self._unended]
         for session in sessions:
             session.hang_up()
 
@@ -137,14 +178,15 @@ class ShellEnvironment(Environment):
 
     def _end_sessions(self) -> None:
         left = 0
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), *self._unended):
             try:
                 session.close()
-            except ProcessesLeft:
+            except (SandboxError, OSError) as error:
+                log.warning("a session of environment %s could not be ended: %s", self._spec.id, error)
                 left += 1
         if left:
             raise ProcessesLeft(f"environment {self._spec.id}: the processes of {left} sessions could not be ended")
 
     @abstractmethod
     def _remove(self) -> None:
-        """Remove everything that is left of the environment once its sessions have ended."""
+        """Remove everything that is left of the environment once its sessions have ended. What cannot be is left to `Leftovers`."""

@@ -17,19 +17,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
 from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Given, Holding, Status, Usage
-from workers.cpu.errors import SandboxError
+from workers.cpu.errors import MemoryFull, SandboxError
 from workers.cpu.shell.backend import Backend, Meter
 from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.run import Hooks, NotBegun, Run
 from workers.cpu.shell.session import Session, Shell, Turn
 
 log = logging.getLogger(__name__)
+
+KILLED = 128 + signal.SIGKILL
+"""The exit code of what the kernel has ended."""
 
 Phase = Literal["waiting", "running", "ending", "over"]
 
@@ -114,7 +118,7 @@ class ShellExecution(Execution):
         except (SandboxError, OSError) as error:
             if not isinstance(error, SandboxError):
                 self._session.reset()
-            return self._not_run(str(error))
+            return self._not_run(str(error), is_full=isinstance(error, MemoryFull))
         finally:
             with self._lock:
                 self._wake = -1
@@ -169,19 +173,24 @@ class ShellExecution(Execution):
                 except (SandboxError, OSError) as error:
                     log.warning("a command that is to end has no time to: %s", error)
 
-    def _not_run(self, problem: str = "") -> ExecOutcome:
-        """Return the outcome of a command that never began: for a `problem`, unless something else explains that."""
+    def _not_run(self, problem: str = "", *, is_full: bool = False) -> ExecOutcome:
+        """Return the outcome of a command that never began: for a `problem`, unless something else explains that.
+
+        One whose shell the kernel has ended, as the memory `is_full`, ends like any that the kernel ends for that.
+        """
         status: Status = "failed"
-        reason = problem
+        reason, cause, exit_code = problem, "sandbox_failed", None
+        if is_full:
+            status, cause, exit_code = "succeeded", MemoryFull.cause, KILLED
         if self._killed is not None:
-            status, reason = "cancelled", self._killed
+            status, reason, cause = "cancelled", self._killed, "cancelled"
         elif loss := self._session.loss:
-            status, reason = "lost", loss
+            status, reason, cause = "lost", loss, self._session.loss_cause
         elif self._session.closed:
-            status, reason = "cancelled", "the environment was closed"
+            status, reason, cause = "cancelled", "the environment was closed", "environment_closed"
         return ExecOutcome(
             status=status,
-            exit_code=None,
+            exit_code=exit_code if status == "succeeded" else None,
             stdout=b"",
             stderr=b"",
             truncated=False,
@@ -189,4 +198,5 @@ class ShellExecution(Execution):
             execution_s=0.0,
             cpu_s=0.0,
             max_rss_mb=0.0,
+            cause=cause,
         )

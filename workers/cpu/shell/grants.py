@@ -1,14 +1,14 @@
 """Who runs in an environment, and what commands left running in its other sessions may use meanwhile.
 
-A server that one command has started is often tested by a later one, in another session. While a command of an environment runs
-in the foreground, what is left in sessions without a command is in the foreground too, on the cores of that command. Between two
-commands, and while all of them are in the background, it is in the background.
+A server that one command has started is often tested by a later one, in another session, or by a request from outside. While a command
+of an environment runs in the foreground, or a request to one of its servers, what is left in sessions without a command is in the
+foreground too, on the cores of that. Otherwise, also while all commands are in the background, it is in the background.
 
 | of a session                         | its processes have                                                            |
 |--------------------------------------|-------------------------------------------------------------------------------|
 | a command runs                       | the grant of the command                                                      |
-| none runs, others do in the          | the cores of those commands; which cores is left open if it is for one of them |
-| foreground                           |                                                                               |
+| none runs, others do in the          | the cores of those; which cores is left open if it is for one of them          |
+| foreground, or requests              |                                                                               |
 | none runs in the foreground          | the background                                                                |
 """
 
@@ -17,6 +17,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from workers.cpu.abstract import Holding
 from workers.cpu.errors import SandboxError
@@ -31,6 +33,7 @@ class Grants:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[Backend, Holding] = {}
+        self._requests: dict[object, Holding] = {}
         self._idle: weakref.WeakSet[Backend] = weakref.WeakSet()
         self._lent: Holding | None = None
 
@@ -56,14 +59,34 @@ class Grants:
             try:
                 backend.park()
             finally:
-                if self._lent is not None and self._running:
+                if self._lent is not None and (self._running or self._requests):
                     self._lend_to(backend, self._lent)
                 self._idle.add(backend)
                 self._lend()
 
+    @property
+    def serves_requests(self) -> bool:
+        """Whether a request to a server is under way."""
+        return bool(self._requests)
+
+    @contextmanager
+    def for_request(self, holding: Holding) -> Iterator[None]:
+        """Let what commands left running use the grant of a request to one of them, while that is under way."""
+        key = object()
+        with self._lock:
+            self._requests[key] = holding
+            self._lend()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._requests[key]
+                self._lend()
+
     def _lend(self) -> None:
         """Tell idle sessions what they may use, where that has changed."""
-        foreground = [holding.cores for holding in self._running.values() if not holding.background]
+        running = (*self._running.values(), *self._requests.values())
+        foreground = [holding.cores for holding in running if not holding.background]
         cores = sorted({core for each in foreground for core in each}) if all(foreground) else ()
         lent = Holding(tuple(cores)) if foreground else None
         if lent != self._lent:

@@ -28,7 +28,9 @@ from workers.cpu.shell.session import Session, Shell
 from workers.cpu.shell.streams import CommandStreams
 from workers.cpu.shell.terminal import INTERRUPT
 
-GRACE_S, CHECK_S, BEGIN_CHECK_S = 0.2, 0.1, 0.005
+GRACE_S, CHECK_S, BEGIN_CHECK_S, HELD_CHECK_S = 0.2, 0.1, 0.005, 0.02
+ANSWER_S = 12.0
+"""Longest wait for the answer to a kill, seconds. A backend that is well gives up on processes that cannot be killed before that."""
 LONGEST_REPORT = 64
 _CODE = re.compile(rb"[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]")
 NEVER = float("inf")
@@ -59,6 +61,7 @@ class Ending:
     exit_code: int | None
     reason: str
     cpu_s: float
+    cause: str = ""
 
 
 class Run:
@@ -86,11 +89,13 @@ class Run:
         self._poller = select.poll()
         self._report = b""
         self._has_begun = False
-        self._kill: tuple[Status, int | None, str] | None = None
+        self._held_since, self._held_before_s = NEVER, 0.0
+        self._kill: tuple[Status, int | None, str, str] | None = None
+        self._abandon_at = self._do_without_at = NEVER
         self._ending: Ending | None = None
         self._began = time.monotonic()
         self._printed = self._checked = self._began
-        self._waited_until_printed_s = 0.0
+        self._starved_until_printed_s = 0.0
         self._sample_at = self._began + self.meter.next_interval_s()
 
     def __enter__(self) -> Run:
@@ -122,6 +127,7 @@ class Run:
             self._poller.register(descriptor, select.POLLIN)
         while self._ending is None:
             self._serve_input()
+            self._hold_back()
             for descriptor, events in self._poller.poll(self._patience_ms()):
                 if descriptor in captures:
                     self._pull(captures[descriptor], events)
@@ -130,7 +136,7 @@ class Run:
                 elif descriptor == wake:
                     os.eventfd_read(wake)
                     if (reason := self._hooks.killed()) is not None:
-                        self._end("cancelled", reason)
+                        self._end("cancelled", reason, "cancelled")
                 elif descriptor == self._streams.input:
                     continue  # there is room again
                 else:
@@ -149,14 +155,22 @@ class Run:
         wanted = self._sample_at if self._kill else min(self._sample_at, deadline)
         if self._hooks.given and not self._has_begun:
             wanted = min(wanted, now + BEGIN_CHECK_S)
+        if self._held_since < NEVER:
+            wanted = min(wanted, now + HELD_CHECK_S)
         # A millisecond is the resolution of poll: rounding down would spin just before a deadline.
         return max(0.0, (wanted - now) * 1000 + 1)
 
     def _deadline(self) -> tuple[float, str]:
-        """Return when the command is out of time, and why; what it has waited in the background does not count."""
-        request, waited_s = self._request, self.meter.waited_s
-        execution = self._began + waited_s + request.timeout_s if request.timeout_s else NEVER
-        silent_s = waited_s - self._waited_until_printed_s
+        """Return when the command is out of time, and why.
+
+        The time in which it wanted a core in the background and had none does not count. The time in which it sleeps by itself does, so
+        that a program that hangs ends in time wherever it runs. The time for which it was held back for a reader of its output does not
+        count, up to as much as `timeout_s`. So a slow reader fails no program, and holds cores for a bounded time.
+        """
+        request, starved_s = self._request, self.meter.starved_s
+        held_s = self._held_before_s + max(0.0, time.monotonic() - self._held_since)
+        execution = self._began + starved_s + request.timeout_s + min(held_s, request.timeout_s) if request.timeout_s else NEVER
+        silent_s = starved_s - self._starved_until_printed_s
         silence = self._printed + silent_s + request.output_timeout_s if request.output_timeout_s else NEVER
         if execution <= silence:
             return execution, f"ran longer than {request.timeout_s:g} s" if request.timeout_s else ""
@@ -172,18 +186,45 @@ class Run:
             self._checked = now
             at, reason = self._deadline()
         if now >= at and self._kill is None:
-            self._end("timed_out", reason)
+            self._end("timed_out", reason, "timeout")
+        elif now >= min(self._abandon_at, self._do_without_at):
+            self._press(now)
         elif now >= self._sample_at:
             self.meter.sample()
             self._sample_at = now + self.meter.next_interval_s()
             if self._kill is None and (exceeded := self.meter.disk_limit_exceeded()):
-                self._end("failed", exceeded)
+                self._end("failed", exceeded, "disk_limit")
+
+    def _press(self, now: float) -> None:
+        """Deal with a backend that does not answer the kill: end it by force, and at last do without its answer."""
+        if now >= self._do_without_at:
+            self._ending = self._without_backend("what holds the session's processes does not answer")
+            return
+        self._abandon_at, self._do_without_at = NEVER, now + ANSWER_S
+        self._shell.backend.abandon()
 
     def _pull(self, capture: Capture, events: int) -> None:
         if capture.pull():
-            self._printed, self._waited_until_printed_s = time.monotonic(), self.meter.waited_s
+            self._printed, self._starved_until_printed_s = time.monotonic(), self.meter.starved_s
         elif events & select.POLLHUP:
             self._poller.unregister(capture.descriptor)
+
+    def _hold_back(self) -> None:
+        """Stop reading what the command prints while its reader is behind, and go on afterwards."""
+        if self._request.is_held is None:
+            return
+        was_held, is_held, now = self._held_since < NEVER, self._kill is None and self._request.is_held(), time.monotonic()
+        if is_held:
+            self._printed, self._starved_until_printed_s = now, self.meter.starved_s
+        if is_held != was_held:
+            self._held_before_s += max(0.0, now - self._held_since)
+            self._held_since = now if is_held else NEVER
+            for capture in self._streams.captures:
+                if is_held:
+                    with contextlib.suppress(KeyError):  # it has hung up
+                        self._poller.unregister(capture.descriptor)
+                else:
+                    self._poller.register(capture.descriptor, select.POLLIN)
 
     def _serve_input(self) -> None:
         """Hand on what the command has been given, once it has begun."""
@@ -197,7 +238,7 @@ class Run:
             if isinstance(each, Signal):
                 self._shell.backend.signal(self._shell.pid, each.number)
             elif problem := self._streams.give(each):
-                self._end("failed", problem)
+                self._end("failed", problem, "bad_input")
                 return
         before = self._streams.input
         is_left = before >= 0 and self._streams.write()
@@ -227,19 +268,20 @@ class Run:
             is_ours = name == self._name.encode() and _CODE.fullmatch(status) is not None
             if is_ours and self._kill is None and self._ending is None and self._streams.terminal is not None:
                 # The shell has the terminal, and would end with it at any later moment.
-                self._end("succeeded", "", int(status))
+                self._end("succeeded", "", "", int(status))
             elif is_ours and self._kill is None and self._ending is None:
                 self._ending = Ending("succeeded", int(status), "", self.meter.over())
 
-    def _end(self, status: Status, reason: str, exit_code: int | None = None) -> None:
+    def _end(self, status: Status, reason: str, cause: str, exit_code: int | None = None) -> None:
         """Have the command's processes killed, unless that is under way."""
         if self._kill is None and self._ending is None:
-            self._kill = (status, exit_code, reason)
+            self._kill = (status, exit_code, reason, cause)
             self._hooks.on_ending()
             if self._takes_back() or status == "succeeded":
                 self._session.await_saving()
             self._session.remember_folder()
             self._shell.backend.kill(GRACE_S)
+            self._abandon_at = time.monotonic() + ANSWER_S
 
     def _takes_back(self) -> bool:
         """Take the turn back from a shell that has not seen it, and may still be saving what the command before left.
@@ -255,7 +297,7 @@ class Run:
         match event:
             case Exited(shell=pid, code=code) if pid == self._shell.pid:
                 self._session.lose_shell()
-                if self._kill is None and not self._check_begun():
+                if self._kill is None and not self._check_begun() and not self.meter.remark():
                     self._not_begun()
                     return
                 # The report may have come after the poll read `done` and before it read the backend.
@@ -265,11 +307,11 @@ class Run:
                     cpu_s = self.meter.over(event.max_rss_mb)
                     self._ending = Ending("succeeded", code, "the command ended its shell", cpu_s)
             case Gone(left=left) if self._kill is not None:
-                status, exit_code, reason = self._kill
+                status, exit_code, reason, cause = self._kill
                 self._session.lose_shell()
                 note = f"; processes that cannot be killed: {', '.join(map(str, left))}" if left else ""
                 cpu_s = self.meter.over(event.max_rss_mb)
-                self._ending = Ending(status, exit_code, reason + note, cpu_s)
+                self._ending = Ending(status, exit_code, reason + note, cpu_s, cause)
             case HungUp(reason=reason):
                 self._read_report()
                 without = self._without_backend(reason)
@@ -285,12 +327,13 @@ class Run:
         self.meter.sample()
         self._session.lose_backend()
         if self._kill is not None:
-            return Ending(*self._kill, self.meter.last_s)
+            status, exit_code, why, cause = self._kill
+            return Ending(status, exit_code, why, self.meter.last_s, cause)
         if loss:
-            return Ending("lost", None, loss, self.meter.last_s)
+            return Ending("lost", None, loss, self.meter.last_s, self._session.loss_cause)
         if closed:
-            return Ending("cancelled", None, "the environment was closed", self.meter.last_s)
-        return Ending("failed", None, reason or "what held the session's processes was killed", self.meter.last_s)
+            return Ending("cancelled", None, "the environment was closed", self.meter.last_s, "environment_closed")
+        return Ending("failed", None, reason or "what held the session's processes was killed", self.meter.last_s, "sandbox_failed")
 
     def _outcome(self, ending: Ending) -> ExecOutcome:
         waited_s = self.meter.waited_s
@@ -299,17 +342,21 @@ class Run:
         held = [capture.finish() for capture in self._streams.captures]
         self._hand_on(held)
         stdout, stderr = self._streams.outputs()
+        remark, cause = self.meter.remark(), ending.cause
+        if ending.exit_code:
+            cause = "out_of_memory" if remark else "exit"
         return ExecOutcome(
             status=ending.status,
             exit_code=ending.exit_code,
             stdout=stdout,
             stderr=stderr,
             truncated=any(capture.truncated for capture in self._streams.captures),
-            reason="; ".join(filter(None, (ending.reason, self.meter.remark()))),
+            reason="; ".join(filter(None, (ending.reason, remark))),
             execution_s=execution_s,
             cpu_s=ending.cpu_s,
             max_rss_mb=self.meter.max_rss_mb,
             waited_s=waited_s,
+            cause=cause,
         )
 
     def _hand_on(self, held: list[bool]) -> None:

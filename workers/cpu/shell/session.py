@@ -25,7 +25,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.cpu.errors import ProcessesLeft, SessionUnavailable
+from workers.cpu.errors import MemoryFull, ProcessesLeft, SessionUnavailable
+from workers.cpu.ports.network import Network
 from workers.cpu.shell.backend import Backend, Backends, Exited, HungUp, Refused, Spawned
 from workers.cpu.shell.dialect import Control, Dialect, empty_file
 from workers.cpu.shell.output import Drain, StreamFifo
@@ -113,9 +114,25 @@ class Session:
         return self.setup.backends.loss()
 
     @property
+    def loss_cause(self) -> str:
+        """The cause of its loss (`tangram/ends.py`)."""
+        return self.setup.backends.loss_cause()
+
+    @property
     def is_taken(self) -> bool:
         """Whether somebody has the turn, or waits for it."""
         return bool(self._queue)
+
+    @property
+    def runs_something(self) -> bool:
+        """Whether somebody has the turn, or what earlier commands have started runs on."""
+        backend = self._backend
+        return self.is_taken or (backend is not None and backend.runs_something())
+
+    def network(self) -> Network | None:
+        """Return the network in which servers of the session listen; None where nothing was started in it."""
+        with self._turns:
+            return self._backend.network() if self._backend is not None else None
 
     def abandon(self, turn: Turn) -> None:
         """Make a waiting `turn` give up."""
@@ -135,6 +152,7 @@ class Session:
         """Return a shell that waits for a command, started if need be; the descriptor `wake` interrupts the start.
 
         Raises:
+            MemoryFull: the kernel ended it, since the memory of the environment was full.
             SessionUnavailable: it did not come up in time, was interrupted, or the session is closed.
 
         """
@@ -166,13 +184,16 @@ class Session:
         if self._streams is None:
             self.control.make()
             self._streams = (StreamFifo(self.control.folder, "out"), StreamFifo(self.control.folder, "err"))
-        backend = self._connected()
+        backend, ended_before = self._connected(), self.setup.backends.oom_kills()
         done = os.open(self.control.done, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             backend.spawn(self.control, self._cwd)
             return self._await_shell(backend, done, wake)
-        except SessionUnavailable:
+        except SessionUnavailable as error:
+            is_full = self.setup.backends.oom_kills() > ended_before
             self._end_all(backend)
+            if is_full:
+                raise MemoryFull("the environment's memory was full: the kernel has ended its shell while it started") from error
             raise
         finally:
             os.close(done)
@@ -218,7 +239,7 @@ class Session:
     def _end_all(self, backend: Backend) -> None:
         """End a shell that did not come up, by ending its backend and all that it holds."""
         backend.hang_up()
-        if backend.has_ended(CLOSE_LIMIT_S):
+        if _has_ended(backend):
             self.lose_backend()
 
     def reset(self) -> None:
@@ -310,17 +331,24 @@ class Session:
         """End all processes of the session and remove its control folder.
 
         Raises:
-            ProcessesLeft: some did not end within `CLOSE_LIMIT_S` seconds.
+            ProcessesLeft: some did not end within `CLOSE_LIMIT_S` seconds, nor in as many more after what held them was ended by force.
 
         """
         self.hang_up()
         backend = self._backend
-        ended = backend is None or backend.has_ended(CLOSE_LIMIT_S)
+        ended = backend is None or _has_ended(backend)
         with self._turns:
             ended = self._turns.wait_for(lambda: not self._queue, CLOSE_LIMIT_S) and ended
+            if not ended:
+                raise ProcessesLeft("a session's processes could not be ended")
             self._backend = None
-        if not ended:
-            raise ProcessesLeft("a session's processes could not be ended")
         if backend is not None:
             backend.close()
         shutil.rmtree(self.control.folder, ignore_errors=True)
+
+
+def _has_ended(backend: Backend) -> bool:
+    """Wait until nothing is left of what was told to end. A backend that does not answer in time is ended by force."""
+    if backend.has_ended(CLOSE_LIMIT_S):
+        return True
+    return backend.abandon() and backend.has_ended(CLOSE_LIMIT_S)

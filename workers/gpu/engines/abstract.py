@@ -21,7 +21,17 @@ from workers.gpu.engines import canary
 from workers.gpu.engines.canary import Answers
 from workers.gpu.engines.lifecycle import Lifecycle
 from workers.gpu.errors import CallFailed, NotSupported, OverBudget, WrongAnswer, one_line
-from workers.gpu.items import Prompt, Sampling, ScoreItem, read_items, read_prompts, read_sampling, read_sequences
+from workers.gpu.items import (
+    Prompt,
+    Sampling,
+    ScoreItem,
+    TokenLogprobs,
+    read_items,
+    read_prompts,
+    read_sampling,
+    read_sequences,
+    read_top_k,
+)
 
 Task = Literal["score", "logprobs"]
 
@@ -127,7 +137,17 @@ class Engine(ABC):
         self._must_be("logprobs", "give log-probs")
         read = read_sequences(sequences)
         with self._working(control) as control:
-            return self._logprobs(read, control)
+            return [one.logprobs for one in self._logprobs(read, None, control)]
+
+    def ranked(self, sequences: Sequence[object] | Mapping[str, object], top_k: int, control: Control | None = None) -> list[TokenLogprobs]:
+        """Return log-probs as `logprobs` does, with the ranks of the ids and the `top_k` most likely ids of each position.
+
+        A vocabulary of fewer ids is given whole. Raises as `score` does.
+        """
+        self._must_be("logprobs", "give log-probs")
+        read, checked = read_sequences(sequences), read_top_k(top_k)
+        with self._working(control) as control:
+            return self._logprobs(read, checked, control)
 
     def generate(
         self, prompts: Sequence[object], max_tokens: int = 64, temperature: float = 0.0, seed: int = 0, control: Control | None = None
@@ -209,7 +229,7 @@ class Engine(ABC):
     def _score(self, items: list[ScoreItem], control: Control) -> list[float]: ...
 
     @abstractmethod
-    def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]: ...
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]: ...
 
     @abstractmethod
     def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]: ...

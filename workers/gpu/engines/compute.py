@@ -14,7 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from workers.gpu.control import Control
-from workers.gpu.items import Sampling
+from workers.gpu.items import Reading, Sampling, TokenLogprobs
+
+_PART_LOGITS = 1 << 25
 
 Batch = list[int]
 """Indices of inputs that are computed together."""
@@ -38,18 +40,32 @@ def scores(model: PreTrainedModel, batch: Sequence[Sequence[int]]) -> list[float
 
 
 @torch.inference_mode()
-def logprobs(model: PreTrainedModel, batch: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return for each input of n ids the n-1 log-probs of ids 1..n-1, each given all ids before it."""
-    ids, mask = _padded(model, batch)
+def logprobs(model: PreTrainedModel, batch: Sequence[Reading]) -> list[TokenLogprobs]:
+    """Return what the model says about each input, each of which may have a `top_k` of its own."""
+    ids, mask = _padded(model, [reading.ids for reading in batch])
     logits: torch.Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    out: list[list[float]] = []
-    for row, tokens in enumerate(batch):
-        count = len(tokens) - 1
-        # One row at a time in float32: a float32 copy of all logits would double the largest tensor there is.
-        known = logits[row, :count].float()
-        chosen = known.gather(1, ids[row, 1 : count + 1].unsqueeze(1)).squeeze(1)
-        out.append([float(value) for value in (chosen - known.logsumexp(dim=1)).tolist()])
-    return out
+    return [
+        read_logits(logits[row, : len(reading.ids) - 1], ids[row, 1 : len(reading.ids)], reading.top_k) for row, reading in enumerate(batch)
+    ]
+
+
+def read_logits(logits: torch.Tensor, ids: torch.Tensor, top_k: int | None) -> TokenLogprobs:
+    """Read the log-probs of ids from logits, positions x vocabulary; with `top_k` also ranks and the most likely ids."""
+    most = max(1, _PART_LOGITS // logits.shape[1])
+    # A float32 copy of all logits would double the largest tensor there is, and a comparison of all of them adds a quarter of that.
+    parts = [_part(some.float(), given, top_k) for some, given in zip(torch.split(logits, most), torch.split(ids, most), strict=True)]
+    values, *ranked = (torch.cat(tensors).flatten().tolist() for tensors in zip(*parts, strict=True))
+    return TokenLogprobs(values, *ranked)
+
+
+def _part(known: torch.Tensor, given: torch.Tensor, top_k: int | None) -> tuple[torch.Tensor, ...]:
+    """Return log-probs, and with `top_k` ranks, most likely ids and their log-probs, for some positions."""
+    chosen, total = known.gather(1, given.unsqueeze(1)), known.logsumexp(dim=1, keepdim=True)
+    if top_k is None:
+        return (chosen - total,)
+    ranks = (known > chosen).sum(dim=1, dtype=torch.int32) + 1
+    top = known.topk(min(top_k, known.shape[1]), dim=1)
+    return chosen - total, ranks, top.indices, top.values - total
 
 
 @torch.inference_mode()

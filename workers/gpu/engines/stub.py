@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
+from itertools import count
 
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine, Task
 from workers.gpu.engines.canary import Answer, Answers
-from workers.gpu.items import Prompt, Sampling, ScoreItem
+from workers.gpu.items import Prompt, Sampling, ScoreItem, TokenLogprobs
 
 _WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
+_IDS = 1 << 16
 
 
 class StubEngine(Engine):
@@ -63,9 +65,9 @@ class StubEngine(Engine):
         self._take_time(control)
         return [_fraction(item.model_dump_json()) * 2.0 - 1.0 for item in items]
 
-    def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]:
         self._take_time(control)
-        return [_chain(sequence) for sequence in sequences]
+        return [_ranked(sequence, top_k) for sequence in sequences]
 
     def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
         self._take_time(control)
@@ -92,6 +94,21 @@ def _chain(sequence: list[int]) -> list[float]:
         if index:
             out.append(-10.0 * int.from_bytes(digest.digest()[:4], "big") / (1 << 32))
     return out
+
+
+def _ranked(sequence: list[int], top_k: int | None) -> TokenLogprobs:
+    """Give log-probs, and ranks and most likely ids that fit them: rank r has the log-probs above -r / 2, up to -(r - 1) / 2."""
+    values = _chain(sequence)
+    if top_k is None:
+        return TokenLogprobs(values)
+    ranks = [1 + int(-2.0 * value) for value in values]
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+    for token, value, rank in zip(sequence[1:], values, ranks, strict=True):
+        others = (other for other in count(round(-1e6 * value) % _IDS) if other != token)
+        top_ids += [token if place == rank else next(others) for place in range(1, top_k + 1)]
+        top_logprobs += [value if place == rank else 0.25 - place / 2.0 for place in range(1, top_k + 1)]
+    return TokenLogprobs(values, ranks, top_ids, top_logprobs)
 
 
 def _babble(text: str, words: int) -> str:

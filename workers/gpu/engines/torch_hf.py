@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -23,6 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from app.services_file import ConfigError, DeclaredDtype
+from tangram.wire import MOST_TOP_K
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary, compute
@@ -35,7 +37,7 @@ from workers.gpu.engines.merging import Merger
 from workers.gpu.engines.texts import Texts, Wording, check_ids
 from workers.gpu.engines.weights import Layout, Watch, empty, give_back
 from workers.gpu.errors import CallFailed, DeviceError, one_line
-from workers.gpu.items import Prompt, Sampling, ScoreItem
+from workers.gpu.items import Prompt, Reading, Sampling, ScoreItem, TokenLogprobs
 from workers.memory import MIB
 
 S = TypeVar("S")
@@ -110,7 +112,9 @@ class TorchEngine(Engine):
         self._blocks: list[Watch] = []
         self._activations_mb = 0.0
         self._scores = Merger(self._score_together, len, lambda: _BATCH_TOKENS * len(self._replicas))
-        self._sequences = Merger(self._read_together, len, lambda: self._logprob_tokens() * len(self._replicas))
+        self._sequences = Merger(
+            self._read_together, lambda reading: len(reading.ids), lambda: self._logprob_tokens() * len(self._replicas)
+        )
 
     def held_mb(self) -> Sequence[float]:
         """Return the MiB of each weight block that torch has not freed, and of the activations of the largest batch beside it."""
@@ -197,9 +201,15 @@ class TorchEngine(Engine):
             return 0.0
         most_tokens = _BATCH_TOKENS if self.task == "score" else self._logprob_tokens()
         length = min(self._here().longest or most_tokens, most_tokens)
-        batch, work = [[0] * length] * (most_tokens // length), compute.scores if self.task == "score" else compute.logprobs
+        batch = [[0] * length] * (most_tokens // length)
+
+        def work(model: PreTrainedModel) -> object:
+            if self.task == "score":
+                return compute.scores(model, batch)
+            return compute.logprobs(model, [Reading(ids, MOST_TOP_K) for ids in batch])
+
         try:
-            return max(_peak_mb(device, replica.model, batch, work) for device, replica in zip(devices, self._replicas, strict=True))
+            return max(_peak_mb(device, partial(work, replica.model)) for device, replica in zip(devices, self._replicas, strict=True))
         except torch.OutOfMemoryError as error:
             where = ", ".join(device.name for device in devices)
             raise RuntimeError(f"there is no room beside the weights on {where} for a batch of {length * len(batch)} tokens") from error
@@ -256,12 +266,12 @@ class TorchEngine(Engine):
                 raise CallFailed(f"items[{index}]: the model's score is {value}")
         return out
 
-    def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]:
         model = self._here()
         self._check(sequences, "sequences", model)
-        out = self._sequences.ask(sequences, control)
-        for index, values in enumerate(out):
-            if any(math.isnan(value) for value in values):
+        out = self._sequences.ask([Reading(ids, top_k) for ids in sequences], control)
+        for index, said in enumerate(out):
+            if any(math.isnan(value) for value in said.logprobs):
                 raise CallFailed(f"sequences[{index}]: the model's log-probs are not numbers")
         return out
 
@@ -292,9 +302,9 @@ class TorchEngine(Engine):
         shares = share_out([len(ids) for ids in inputs], _BATCH_TOKENS, len(self._replicas))
         return self._run(inputs, shares, lambda replica, batch: compute.scores(replica.model, batch), Control())
 
-    def _read_together(self, inputs: list[list[int]]) -> list[list[float]]:
+    def _read_together(self, inputs: list[Reading]) -> list[TokenLogprobs]:
         """Give the log-probs of one round of token ids, in padded batches."""
-        shares = share_out([len(ids) for ids in inputs], self._logprob_tokens(), len(self._replicas))
+        shares = share_out([len(reading.ids) for reading in inputs], self._logprob_tokens(), len(self._replicas))
         return self._run(inputs, shares, lambda replica, batch: compute.logprobs(replica.model, batch), Control())
 
     def _logprob_tokens(self) -> int:
@@ -332,8 +342,8 @@ def _scored(model: PreTrainedModel, question: list[int]) -> Answer:
 def _continued(model: PreTrainedModel, question: list[int]) -> Answer:
     """Answer a question of the canary with its greedy continuation, and with the log-probs of both."""
     ids = compute.generate(model, question, Sampling(max_tokens=canary.NEW_TOKENS), 0, frozenset(), Control())
-    (values,) = compute.logprobs(model, [[*question, *ids]])
-    return Answer(tuple(values), tuple(ids))
+    (said,) = compute.logprobs(model, [Reading([*question, *ids])])
+    return Answer(tuple(said.logprobs), tuple(ids))
 
 
 def open_contexts(devices: Sequence[Device]) -> None:
@@ -350,13 +360,13 @@ def open_contexts(devices: Sequence[Device]) -> None:
     torch.cuda.empty_cache()
 
 
-def _peak_mb(device: Device, model: PreTrainedModel, batch: list[list[int]], work: Callable[..., object]) -> float:
+def _peak_mb(device: Device, work: Callable[[], object]) -> float:
     """Return the most MiB that a batch takes of a CUDA device; the smaller of two runs, since other services may compute meanwhile."""
     peaks = []
     for _ in range(2):
         before = torch.cuda.memory_allocated(device.torch_device)
         torch.cuda.reset_peak_memory_stats(device.torch_device)
-        work(model, batch)
+        work()
         peaks.append(torch.cuda.max_memory_allocated(device.torch_device) - before)
     torch.cuda.empty_cache()
     return max(0, min(peaks)) / MIB

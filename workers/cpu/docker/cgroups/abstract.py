@@ -4,7 +4,8 @@
 |------------|-----------------------------------------|------------------------------------------------|
 | parked     | those of the last grant                 | `PARKED_QUOTA_US` of a second, 0.5 %           |
 | granted    | the cores of the grant                  | all of them                                    |
-| lent       | those of other sessions' grants         | all of them                                    |
+| lent       | those of other sessions' grants, or of  | all of them                                    |
+|            | a request to a server                   |                                                |
 | background | any; where another session of the       | what no group in the foreground wants          |
 |            | container holds a grant, its cores      |                                                |
 
@@ -69,6 +70,7 @@ class ContainerGroup(ABC):
         self.folder, self.all_cores = folder, all_cores
         self.lock = threading.Lock()
         self._granted: dict[SessionGroup, frozenset[int]] = {}
+        self._lent: dict[SessionGroup, frozenset[int]] = {}
         self._in_background: set[SessionGroup] = set()
         self._weight = Weighed(folder)
 
@@ -86,17 +88,31 @@ class ContainerGroup(ABC):
 
     def note(self, session: SessionGroup, cores: Collection[int] | None, *, background: bool = False) -> None:
         """Note the grant of a session, None for none, and whether it is in the background; weigh the container by that."""
-        self._granted.pop(session, None)
-        self._in_background.discard(session)
+        self._forget(session)
         if cores is not None:
             self._granted[session] = frozenset(cores)
         if background:
             self._in_background.add(session)
-        if self._granted:
-            self._weight.set_foreground(sum(max(1, len(cores)) for cores in self._granted.values()))
+        self._weigh()
+
+    def note_lent(self, session: SessionGroup, cores: Collection[int]) -> None:
+        """Note what is lent to a session. The container is weighed by that where no session has a grant: a request has the cores."""
+        self._forget(session)
+        self._lent[session] = frozenset(cores)
+        self._weigh()
+
+    def _forget(self, session: SessionGroup) -> None:
+        self._granted.pop(session, None)
+        self._lent.pop(session, None)
+        self._in_background.discard(session)
+
+    def _weigh(self) -> None:
+        # What is lent is the same for all sessions, and is in what the granted ones have.
+        held = list(self._granted.values()) or list(self._lent.values())[:1]
+        if held:
+            self._weight.set_foreground(sum(max(1, len(cores)) for cores in held))
         elif self._in_background:
             self._weight.set_background()
-        held = self._granted.values()
         shared = core_list(frozenset[int]().union(*held)) if all(held) else ""
         for each in self._in_background:
             each.set_cores(shared or self.all_cores)
@@ -164,11 +180,12 @@ class SessionGroup(ABC):
             self._container.note(self, None)
 
     def lend(self, cores: Collection[int]) -> None:
-        """Write cores and quota; the container weighs what it weighed, since these cores are another session's. See the base class."""
+        """Have the processes use cores of other sessions' grants, or of a request."""
         with self._container.lock:
             self.set_cores(core_list(cores) or self._container.all_cores)
             self._set_quota(UNLIMITED)
             self._weight.set_foreground(max(1, len(cores)))
+            self._container.note_lent(self, cores)
 
     def remove(self) -> None:
         """Remove the group, which must have no process, and hold nothing; nothing where it is gone."""

@@ -9,6 +9,7 @@
 | `--max-num-seqs` | `max_concurrency`, at least 8, since one call is a batch already |
 | `--dtype` | `dtype`; what the checkpoint says is given in full, since vLLM's own `auto` makes float16 of float32 |
 | `--runner pooling` | task `score`; and `--convert classify`, unless it is a reward model of vLLM's own |
+| `--max-logprobs` | task `logprobs`: the most that a caller may ask for as `top_k`; vLLM's own bound is 20 |
 | `--enable-lora --lora-modules --max-lora-rank` | `adapter`, under the service's name; the model itself is served as `NAME-base` |
 | `--kv-cache-memory-bytes --enforce-eager` | always (CPU): the server's own check of free memory refuses most machines |
 
@@ -20,9 +21,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from app.services_file import ConfigError, Dtype, ServiceConfig
+from tangram.wire import MOST_TOP_K
 from workers.gpu.devices import Device
 
 LEAST_SEQUENCES = 8
@@ -63,6 +66,15 @@ class Launch:
         """How many sequences the server works on at a time, unless `vllm.args` says otherwise."""
         return max(self.config.max_concurrency, LEAST_SEQUENCES)
 
+    @property
+    def most_top_k(self) -> int:
+        """The most likely tokens that the server gives for a position: as many as callers may ask for, unless `vllm.args` says fewer."""
+        words = [part for word in self.config.vllm.args for part in word.split("=", 1)]
+        said = [value for option, value in pairwise(words) if option.replace("_", "-") == "--max-logprobs"]
+        # vLLM itself refuses what is no number; -1 is no bound.
+        most = int(said[-1]) if said and said[-1].isdecimal() else MOST_TOP_K
+        return min(most, MOST_TOP_K)
+
     def arguments(self, python: Path, socket: Path) -> list[str]:
         """Return the command. Raises `ConfigError` where `memory_mb` leaves the model nothing."""
         config = self.config
@@ -74,6 +86,8 @@ class Launch:
         if config.task == "score":
             words += ["--runner", "pooling"]
             words += ["--convert", "classify"] if config.vllm.pooling == "classify" else []
+        else:
+            words += ["--max-logprobs", str(MOST_TOP_K)]
         if self.on_cuda:
             words += ["--tensor-parallel-size", str(len(self.devices)), "--enable-sleep-mode"]
             words += ["--gpu-memory-utilization", f"{self._utilization():.4f}"]

@@ -46,7 +46,7 @@ from workers.gpu.engines.vllm.command import Launch, interpreter
 from workers.gpu.engines.vllm.reader import Reader, adapter_rank, read_folder
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import BadInput, CallFailed, EngineDied, EngineFailed
-from workers.gpu.items import Prompt, Sampling, ScoreItem
+from workers.gpu.items import Prompt, Sampling, ScoreItem, TokenLogprobs
 
 SLEEP_S = 120.0
 """Seconds that going to sleep may take."""
@@ -257,15 +257,19 @@ class VllmEngine(Engine):
     def _score_request(self, inputs: list[list[int]]) -> questions.Request:
         return questions.score_request(self.name, inputs, self._config.vllm.pooling)
 
-    def _logprobs(self, sequences: list[list[int]], control: Control) -> list[list[float]]:
-        served = self._here()
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]:
+        served, reader = self._here(), self._read()
+        if (top_k or 0) > served.launch.most_top_k:
+            raise BadInput(f"top_k: must be at most {served.launch.most_top_k}, the --max-logprobs of services.{self.name}.vllm.args")
         # One position is left for the token that vLLM always generates.
-        self._read().check(sequences, "sequences", served.longest - 1)
-        parts = questions.portions(sequences, served.launch.sequences)
-        answers = self._ask(served, [questions.logprobs_request(self.name, part) for part in parts], _REQUESTS_AT_ONCE, control)
-        out: list[list[float]] = []
-        for part, answer in zip(parts, answers, strict=True):
-            out += questions.read_logprobs(answer, part, len(out))
+        reader.check(sequences, "sequences", served.longest - 1)
+        top_k = None if top_k is None else min(top_k, reader.vocabulary)
+        most_tokens = min(questions.MOST_TOKENS, questions.MOST_ENTRIES // (1 + (top_k or 0)))
+        parts = questions.portions(sequences, served.launch.sequences, most_tokens)
+        requests = [questions.logprobs_request(self.name, part, top_k or 0) for part in parts]
+        out: list[TokenLogprobs] = []
+        for part, answer in zip(parts, self._ask(served, requests, _REQUESTS_AT_ONCE, control), strict=True):
+            out += questions.read_logprobs(answer, part, len(out), top_k)
         return out
 
     def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:

@@ -14,13 +14,16 @@ from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Task
 from workers.gpu.engines.canary import Answer
 from workers.gpu.errors import CallFailed
-from workers.gpu.items import Sampling
+from workers.gpu.items import Sampling, TokenLogprobs
 
 Request = tuple[str, str, object]
 Pooling = Literal["classify", "reward"]
 
 MOST_TOKENS = 32_768
 """Tokens in one request; an input that is longer is a request of its own."""
+
+MOST_ENTRIES = 1 << 18
+"""Log-probs in the answer to one request, about 60 bytes each; an input that has more is a request of its own."""
 
 _SEEDS = 1 << 63
 
@@ -59,13 +62,13 @@ def read_scores(answer: Any, count: int, first: int, pooling: Pooling = "classif
     return scores
 
 
-def logprobs_request(model: str, inputs: list[list[int]], **more: object) -> Request:
-    """Ask for the log-probs of the inputs' own tokens, with `more` fields; vLLM always generates a token too."""
-    body = {"model": model, "prompt": inputs, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, **more}
+def logprobs_request(model: str, inputs: list[list[int]], top_k: int = 0, **more: object) -> Request:
+    """Ask for the log-probs of the inputs' own and most likely tokens, with `more` fields; vLLM always generates a token too."""
+    body = {"model": model, "prompt": inputs, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": top_k, **more}
     return "POST", "/v1/completions", body
 
 
-def read_logprobs(answer: Any, inputs: list[list[int]], first: int) -> list[list[float]]:
+def read_logprobs(answer: Any, inputs: list[list[int]], first: int, top_k: int | None = None) -> list[TokenLogprobs]:
     """Return for each of a request's inputs the log-probs of all its ids but the first. Raises `CallFailed`."""
     choices = sorted(_rows(answer, "choices", len(inputs)), key=lambda row: row["index"])
     out = []
@@ -76,7 +79,13 @@ def read_logprobs(answer: Any, inputs: list[list[int]], first: int) -> list[list
         values = [_logprob(position, token) for position, token in zip(given[1:], ids[1:], strict=True)]
         if any(value is None or math.isnan(value) for value in values):
             raise CallFailed(f"sequences[{first + place}]: the model's log-probs are not numbers")
-        out.append([value for value in values if value is not None])
+        said = TokenLogprobs([value for value in values if value is not None])
+        if top_k is not None:
+            try:
+                _rank(said, given[1:], ids[1:], top_k)
+            except (LookupError, TypeError, ValueError) as error:
+                raise CallFailed(f"sequences[{first + place}]: the server does not give ranks and {top_k} most likely tokens") from error
+        out.append(said)
     return out
 
 
@@ -91,12 +100,12 @@ def read_canary(answer: Any, task: Task, ids: list[int], pooling: Pooling = "cla
     """Return the answer to a question of the canary. Raises `CallFailed`."""
     if task == "score":
         return Answer(tuple(read_scores(answer, 1, 0, pooling)))
-    (values,) = read_logprobs(answer, [ids], 0)
+    (said,) = read_logprobs(answer, [ids], 0)
     new, chosen = read_generated(answer, 0, frozenset()), _rows(answer, "choices", 1)[0].get("logprobs")
     found = chosen.get("token_logprobs") if isinstance(chosen, dict) else None
     if not isinstance(found, list) or not len(found) == len(new) == canary.NEW_TOKENS:
         raise CallFailed(f"the server gives no log-prob for each of {canary.NEW_TOKENS} tokens that it was to generate")
-    return Answer((*values, *(math.nan if value is None else float(value) for value in found)), tuple(new))
+    return Answer((*said.logprobs, *(math.nan if value is None else float(value) for value in found)), tuple(new))
 
 
 def generate_request(model: str, prompt: list[int], sampling: Sampling, index: int, ends: frozenset[int]) -> Request:
@@ -126,6 +135,22 @@ def _rows(answer: Any, key: str, count: int) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or len(rows) != count:
         raise CallFailed(f"the server gives {len(rows) if isinstance(rows, list) else 'no'} answers to {count} inputs")
     return rows
+
+
+def _rank(said: TokenLogprobs, positions: Sequence[dict[str, Any]], ids: Sequence[int], top_k: int) -> None:
+    """Read ranks and the most likely ids, of which vLLM gives no more than asked for, and the given id besides.
+
+    vLLM counts ids that are as likely as the given one, too. Where the given one is among the most likely, they are not counted here.
+    """
+    for position, token, own in zip(positions, ids, said.logprobs, strict=True):
+        ranked = sorted((int(entry["rank"]), int(key), float(entry["logprob"])) for key, entry in position.items())
+        top = [(key, value) for rank, key, value in ranked if rank <= top_k]
+        if len(top) != top_k or any(math.isnan(value) for _, value in top):
+            raise ValueError("the most likely tokens are not all there")
+        among = any(key == token for key, _ in top)
+        said.ranks.append(1 + sum(value > own for _, value in top) if among else int(position[str(token)]["rank"]))
+        said.top_ids.extend(key for key, _ in top)
+        said.top_logprobs.extend(value for _, value in top)
 
 
 def _logprob(position: Any, token: int) -> float | None:

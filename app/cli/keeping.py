@@ -1,0 +1,38 @@
+"""The commands that look after the journal: its tables, and the tokens of callers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.cli.common import database, open_journal, tokens
+from tangram.settings import Settings
+
+
+@database.command("upgrade")
+def db_upgrade() -> None:
+    """Bring the journal's tables up to date."""
+    from app.journal.database import sqlite_url
+    from app.journal.migrating import upgrade
+
+    settings = Settings()
+    if settings.database_url is None:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    upgrade(settings.database_url or sqlite_url(settings.state_dir / "tangram.sqlite"))
+
+
+@tokens.command("new")
+def token_new(job: Annotated[str, typer.Option(help="The job that callers with this token act for.")]) -> None:
+    """Make a token and print it; it is shown this once."""
+    from app.gateway.tokens import make_token
+
+    print(make_token(open_journal(), job))
+
+
+@tokens.command("revoke")
+def token_revoke(job: Annotated[str, typer.Option(help="The job whose tokens no longer count.")]) -> None:
+    """Revoke all tokens of a job and print how many there were; gateways notice within seconds."""
+    from app.gateway.tokens import revoke_tokens
+
+    print(revoke_tokens(open_journal(), job))

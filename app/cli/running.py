@@ -1,0 +1,188 @@
+"""The commands that run processes of a deployment, or all of them, and the one that takes a node out of service."""
+
+from __future__ import annotations
+
+import errno
+from typing import Annotated
+
+import typer
+
+from app.cli import output
+from app.cli.common import AsJson, UsageError, app, importing, log_to_stderr, stop_on_signals
+from tangram.errors import TangramError
+from tangram.settings import Settings
+
+
+@app.command()
+def up(
+    policy: Annotated[str | None, typer.Option(help="elastic, paper, fcfs, fixed:N or static:N; by default TANGRAM_POLICY.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="CPU nodes.")] = 1,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores per node; by default those of this machine.")] = None,
+    cells: Annotated[int, typer.Option(min=1, help="GPU cells of the GPU node.")] = 2,
+) -> None:
+    """Run the whole system on this machine.
+
+    The embedded stack runs in the state folder until Ctrl-C. A process of it that ends is started again.
+    """
+    from app.cli.demo import tiny_services
+    from app.local import stack
+    from scheduler.policies import make_policy
+
+    settings = Settings()
+    policy = policy or settings.policy
+    make_policy(policy)
+    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    services_file = settings.services_file or tiny_services(settings.state_dir, output.note)
+    plan = stack.StackPlan(
+        policy=policy,
+        nodes=nodes,
+        cores=cores,
+        cells=cells if services_file else 0,
+        services_file=services_file,
+        gateway_port=settings.gateway_port,
+        web_port=settings.web_port,
+        metrics_port=settings.metrics_port,
+    )
+    stop = stop_on_signals()
+    with stack.start(plan, settings.state_dir) as started:
+        stack.wait_until_up(started, plan)
+        output.note(f"the stack is up in {started.state_dir}: {', '.join(plan.node_names())}; Ctrl-C ends it")
+        if plan.gateway_port is not None:
+            output.note(f"the gateway is at {plan.gateway_url}; `tangram token new --job J` makes a token")
+        if plan.web_port is not None:
+            output.note(f"the live page is at {plan.web_url}")
+        if started.metrics:
+            where = ", ".join(f"{name} {address}" for name, address in started.metrics.items())
+            output.note(f"metrics: {where}; Prometheus finds them by {started.metrics_file}")
+        started.supervise(stop, output.note)
+
+
+@app.command()
+def scheduler() -> None:
+    """Run a scheduler; further ones stand by."""
+    with importing():
+        from app.scheduler_process import run
+
+    log_to_stderr()
+    run(Settings(), stop_on_signals())
+
+
+@app.command()
+def worker(
+    pool: Annotated[str, typer.Argument(help="cpu, gpu or api.")],
+    include: Annotated[list[str] | None, typer.Option(help="A further module with Celery tasks; may be repeated.")] = None,
+    log_level: Annotated[str, typer.Option(help="Celery's log level.")] = "WARNING",
+) -> None:
+    """Run the worker of a node."""
+    import importlib
+
+    if pool not in ("cpu", "gpu", "api"):
+        raise UsageError(f"worker {pool!r} is none of cpu, gpu, api")
+    with importing():
+        start = importlib.import_module("workers.start")
+    start.run(pool, Settings(), tuple(include or ()), log_level)
+
+
+@app.command()
+def gateway(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any, which the log names.")] = 8089,
+) -> None:
+    """Serve clients of other systems over HTTP.
+
+    Any number of processes may do so.
+    """
+    _serve_http("gateway", "the gateway", host, port)
+
+
+@app.command()
+def web(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any, which the log names.")] = 8090,
+) -> None:
+    """Serve the live page.
+
+    It shows what runs, what waits and why, and what fails.
+    """
+    _serve_http("web", "the live page", host, port)
+
+
+def _serve_http(package: str, what: str, host: str, port: int) -> None:
+    """Run the server of `app.PACKAGE`, whose libraries are in the extra PACKAGE; `what` names it in an error. Raises `TangramError`."""
+    import importlib
+
+    from app.cli.state import database_of
+
+    log_to_stderr()
+    try:
+        with importing():
+            server = importlib.import_module(f"app.{package}.server")
+    except ModuleNotFoundError as error:
+        raise TangramError(f"{what} needs {error.name}: install the extra `{package}`") from error
+    settings = Settings()
+    try:
+        server.serve(settings, database_of(settings), host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        setting = f"TANGRAM_{package.upper()}_PORT"
+        problem = "the port is taken by another program: choose another one"
+        raise TangramError(f"{problem}, with --port or the setting {setting} of `tangram up`") from error
+
+
+@app.command()
+def metrics() -> None:
+    """Serve Celery's events to Prometheus.
+
+    It counts the events of Celery's workers, at TANGRAM_METRICS_PORT.
+    """
+    from app.celery import make_app
+    from app.reach import needed_for_metrics, require_broker
+
+    log_to_stderr()
+    settings = Settings()
+    if settings.metrics_port is None:
+        raise UsageError("set TANGRAM_METRICS_PORT to the port to listen at")
+    with needed_for_metrics():
+        from app.metrics.celery_events import run
+    celery = make_app(settings)
+    require_broker(celery, settings.connect_timeout_s)
+    run(celery, settings, stop_on_signals())
+
+
+@app.command()
+def health(part: Annotated[str, typer.Argument(help="scheduler, cpu, gpu or api.")]) -> None:
+    """Check a process of this host.
+
+    Exit code 0 says that the process of a deployment does its work. This is for health checks.
+    """
+    from app.cli.health import PARTS, check_health
+
+    found = next((known for known in PARTS if known == part), None)
+    if found is None:
+        raise UsageError(f"{part!r} is none of {', '.join(PARTS)}")
+    print(check_health(found, Settings()))
+
+
+@app.command()
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The name of the node, as `tangram status` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Put the node back into service.")] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="SECONDS", help="Wait until nothing is left; exit 1 where something is after so long."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a node out of service.
+
+    What is there comes to its end, and nothing else begins there. The actions and environments that are left are printed. Environments
+    live on, with their actions, until they are closed.
+    """
+    from app.cli.draining import drain_node
+
+    if undo and wait is not None:
+        raise UsageError("--wait is for draining, not for --undo")
+    empty = drain_node(Settings(), node, wait, draining=not undo, as_json=as_json)
+    if wait is not None and not empty:
+        raise typer.Exit(1)

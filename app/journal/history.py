@@ -1,0 +1,152 @@
+"""What was: the actions of a selection with the grants that they held, in the order of time.
+
+For reports and exports, which look at single actions; `app/journal/figures.py` sums them up. Only rows that are still in the journal are
+here, not what retention has rolled up. Times are seconds since the epoch, durations seconds. What cannot be read raises `DatabaseError`,
+here or in the `snapshot` that a function is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Engine, Select, select
+
+from app.journal.database import snapshot
+from app.journal.figures import Selection, conditions_of
+from app.journal.models import Action, Environment, Grant, Node, Service, table
+
+
+class PastAction(NamedTuple):
+    """An action, ended or not. The parts of its ACT are absent until it has ended."""
+
+    id: str
+    job: str
+    trajectory: str
+    environment: str | None
+    kind: str
+    action_class: str
+    service: str | None
+    quota: str | None
+    status: str
+    reason: str
+    fault: str
+    cause: str
+    attempts: int
+    submitted_at: float
+    granted_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    node: str | None
+    units: int | None
+    unit_s: float | None
+    queue_s: float | None
+    overhead_s: float | None
+    execution_s: float | None
+    act_s: float | None
+    cpu_s: float | None
+
+
+class PastGrant(NamedTuple):
+    """What one try of an action held last. What it held before it was resized, at `resized_at`, is not kept."""
+
+    action: str
+    attempt: int
+    node: str
+    resource: str
+    units: int
+    core_ids: list[int]
+    cell_ids: list[int]
+    background: bool
+    granted_at: float
+    resized_at: float | None
+    released_at: float | None
+
+
+class PastPod(NamedTuple):
+    """An environment that held cores for itself, from when it was open; `ended_at` is absent while it stands."""
+
+    node: str | None
+    core_ids: list[int]
+    opened_at: float
+    ended_at: float | None
+
+
+class NodeSize(NamedTuple):
+    """What a node offers, as it said last."""
+
+    cores: int
+    cells: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Actions by submission, grants by when they were given, and the nodes that these name."""
+
+    actions: list[PastAction]
+    grants: list[PastGrant]
+    pods: list[PastPod]
+    nodes: Mapping[str, NodeSize]
+
+
+class Declared(NamedTuple):
+    """An action that was carried out, with the header that declares it."""
+
+    past: PastAction
+    header: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declarations:
+    """Actions by submission, with their headers, and the services that they name, as their nodes described them."""
+
+    actions: list[Declared]
+    services: Mapping[str, Mapping[str, Any]]
+
+
+_ACTION = tuple(getattr(Action, name) for name in PastAction._fields)
+_GRANT = tuple(getattr(Grant, name) for name in PastGrant._fields)
+
+
+def history(connection: Connection, selection: Selection) -> History:
+    """Return what the selected actions did, and what they held, from a snapshot of the database."""
+    where = conditions_of(selection)
+    in_time = (Action.submitted_at, Action.position)
+    actions = [PastAction(*row) for row in connection.execute(select(*_ACTION).where(*where).order_by(*in_time))]
+    held = select(*_GRANT).join_from(Grant, Action, Grant.action == Action.id).where(*where)
+    grants = [PastGrant(*row) for row in connection.execute(held.order_by(Grant.granted_at, Action.position))]
+    pods = [PastPod(*row) for row in connection.execute(_pods(selection))]
+    named = {grant.node for grant in grants} | {pod.node for pod in pods if pod.node is not None}
+    return History(actions=actions, grants=grants, pods=pods, nodes=_nodes(connection, named))
+
+
+def declarations(engine: Engine, selection: Selection) -> Declarations:
+    """Return what the selected actions declared, and how they ended."""
+    query = select(*_ACTION, Action.header).where(*conditions_of(selection)).order_by(Action.submitted_at, Action.position)
+    with snapshot(engine) as connection:
+        actions = [Declared(PastAction(*row[:-1]), row[-1]) for row in connection.execute(query)]
+        services = {row.name: row.description for row in connection.execute(select(table(Service)).order_by(Service.name))}
+    named = {action.past.service for action in actions}
+    return Declarations(actions=actions, services={name: found for name, found in services.items() if name in named})
+
+
+def _pods(selection: Selection) -> Select[*tuple[Any, ...]]:
+    # An environment's pod is what its opening was granted.
+    opening = (Action.environment == Environment.id) & (Action.trajectory == Environment.trajectory) & (Action.job == Environment.job)
+    last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts)
+    query = (
+        select(Environment.node, Grant.core_ids, Environment.opened_at, Environment.ended_at)
+        .join_from(Environment, Action, opening)
+        .join(Grant, last)
+        .where(Environment.pod_cores > 0, Environment.opened_at.is_not(None), Action.kind == "cpu.open", Action.status == "succeeded")
+        .order_by(Environment.opened_at)
+    )
+    return query.where(*conditions_of(selection))
+
+
+def _nodes(connection: Connection, named: set[str]) -> dict[str, NodeSize]:
+    rows = connection.execute(select(Node.name, Node.description).order_by(Node.name))
+    return {
+        row.name: NodeSize(int(row.description.get("cores", 0)), int(row.description.get("cells", 0))) for row in rows if row.name in named
+    }

@@ -1,0 +1,56 @@
+"""Bringing the database to a revision of its tables, by Alembic and the steps in `migrations/`.
+
+Apart from the opening of databases, since what only reads or writes them has no need of Alembic.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+
+from app.journal.database import MIGRATIONS, DatabaseError, database_errors, open_engine, problem, shown, writing
+
+# Alembic keeps the migration that runs in module globals.
+_ALEMBIC = threading.Lock()
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database at `url` to `revision`; do nothing where it is there already.
+
+    Raises
+    ------
+    DatabaseError
+        When it cannot be reached or written, or was made by a later version.
+
+    """
+    _migrate(url, lambda config: command.upgrade(config, revision))
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the database at `url` back to `revision`, `base` for an empty one. Raises as `upgrade`."""
+    _migrate(url, lambda config: command.downgrade(config, revision))
+
+
+def _migrate(url: str, step: Callable[[Config], None]) -> None:
+    engine = open_engine(url)
+    try:
+        with database_errors(url):
+            config = _config()
+            config.attributes["engine"] = writing(engine)
+            with _ALEMBIC:
+                step(config)
+    except CommandError as error:
+        raise DatabaseError(f"{shown(url)}: {problem(error)}") from error
+    finally:
+        engine.dispose()
+
+
+def _config() -> Config:
+    config = Config()
+    # Alembic reads options with interpolation, where a bare % in a folder's name would be a syntax error.
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    return config

@@ -1,0 +1,131 @@
+"""What ended lately, by the minute: which jobs lose actions to failures of the infrastructure, and on which nodes.
+
+`Recent` keeps the counts of whole minutes, so that a look reads the last two minutes only, however long its window is. An action is
+committed a moment after its `ended_at`, which is why the minute before the present one is read again, too. After a time without looks,
+the minutes that were not over at the last look are read again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import Connection, func, select
+
+from app.journal.models import Action
+
+WINDOW_S: Final = 3600
+"""Seconds back that `Recent` knows."""
+
+_MINUTE_S: Final = 60
+INFRASTRUCTURE: Final = "infrastructure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Actions that ended alike: `fault` says whose fault the end was, empty for none; seconds are sums."""
+
+    job: str
+    kind: str
+    node: str
+    status: str
+    fault: str
+    cause: str
+    actions: int
+    act_s: float
+    queue_s: float
+    overhead_s: float
+    execution_s: float
+
+    @property
+    def ours(self) -> bool:
+        """Whether the infrastructure was at fault."""
+        return self.fault == INFRASTRUCTURE
+
+
+class Recent:
+    """The ended actions of the last `WINDOW_S` seconds. One thread reads; others may walk it."""
+
+    def __init__(self) -> None:
+        self._minutes: dict[int, tuple[Ended, ...]] = {}
+        self._last = 0
+        """The minute of the last look."""
+
+    def read(self, connection: Connection, now: float) -> None:
+        """Bring the counts up to `now`."""
+        present = int(now // _MINUTE_S)
+        first = present - WINDOW_S // _MINUTE_S + 1
+        whole = min(present, self._last) - 1
+        minutes = {minute: ended for minute, ended in self._minutes.items() if first <= minute < whole}
+        for minute in range(first, present + 1):
+            if minute not in minutes:
+                minutes[minute] = _ended_in(connection, minute * _MINUTE_S, (minute + 1) * _MINUTE_S)
+        # Replaced as a whole: pages that are being rendered walk the counts before.
+        self._minutes, self._last = minutes, present
+
+    def __iter__(self) -> Iterator[Ended]:
+        """Walk the groups of all minutes."""
+        return (ended for groups in self._minutes.values() for ended in groups)
+
+
+def _ended_in(connection: Connection, start: float, end: float) -> tuple[Ended, ...]:
+    alike: tuple[Any, ...] = (Action.job, Action.kind, Action.node, Action.status, Action.fault, Action.cause)
+    parts = ("act_s", "queue_s", "overhead_s", "execution_s")
+    sums = (func.count().label("actions"), *(func.sum(getattr(Action, part)).label(part) for part in parts))
+    query = select(*alike, *sums).where(Action.ended_at.is_not(None), Action.ended_at >= start, Action.ended_at < end).group_by(*alike)
+    return tuple(
+        Ended(
+            job=row.job,
+            kind=row.kind,
+            node=row.node or "",
+            status=row.status,
+            fault=row.fault or "",
+            cause=row.cause or "",
+            actions=row.actions,
+            **{part: getattr(row, part) or 0.0 for part in parts},
+        )
+        for row in connection.execute(query)
+    )
+
+
+@dataclass(slots=True)
+class Tally:
+    """How actions of a group ended; `causes` are those of failures of the infrastructure."""
+
+    ended: int = 0
+    ours: int = 0
+    program: int = 0
+    caller: int = 0
+    act_s: float = 0.0
+    queue_s: float = 0.0
+    overhead_s: float = 0.0
+    execution_s: float = 0.0
+    causes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, ended: Ended) -> None:
+        """Count a group."""
+        self.ended += ended.actions
+        self.ours += ended.actions * ended.ours
+        self.program += ended.actions * (ended.fault == "program")
+        self.caller += ended.actions * (ended.fault == "caller")
+        for part in ("act_s", "queue_s", "overhead_s", "execution_s"):
+            setattr(self, part, getattr(self, part) + getattr(ended, part))
+        if ended.ours:
+            self.causes[ended.cause] += ended.actions
+
+    def document(self) -> dict[str, object]:
+        """Return the counts as JSON has them; means are in seconds."""
+        part = {name: getattr(self, name) / self.ended if self.ended else 0.0 for name in ("act_s", "queue_s", "overhead_s", "execution_s")}
+        return {
+            "ended": self.ended,
+            "ours": self.ours,
+            "program": self.program,
+            "caller": self.caller,
+            "mean_act": part["act_s"],
+            "mean_queue": part["queue_s"],
+            "mean_overhead": part["overhead_s"],
+            "mean_execution": part["execution_s"],
+            "causes": dict(self.causes.most_common()),
+        }

@@ -1,0 +1,378 @@
+"""What one waiting action waits for, or one in the background, and who holds that.
+
+Only facts are stated: what the action needs, how much of it there is, and which running actions hold it. The action's place in its queue is
+the one that the scheduler shows (`scheduler/live/showing.py`). Nothing is guessed: a reason that can be seen neither in the journal nor
+in what the scheduler shows is not made up. Some actions wait for another one: the opening of their environment, or an earlier command of
+their shell session. These lead to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, select
+
+from app.journal.models import NODE_UP, RUNNING, WAITING, Action, Environment, Grant, Node, ServiceInstance, table
+from tangram.action import CELLS, CORES, MEMORY_MB, QUOTA_PREFIX
+
+AnyRow = Row[*tuple[Any, ...]]
+About = Literal["", "action", "environment", "node", "service", "quota", "job"]
+
+MOST_HOLDERS = 50
+"""Holders that are named of one fact; `more` counts the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A running action, or an environment that stands, and what it holds, in words; `since` is seconds since the epoch."""
+
+    sort: Literal["action", "environment"]
+    id: str
+    job: str
+    kind: str
+    holds: str
+    node: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One fact about a wait, with those who hold what is missing; `about` and `name` say which page tells more."""
+
+    text: str
+    about: About = ""
+    name: str = ""
+    holders: tuple[Holder, ...] = ()
+    more: int = 0
+
+
+@dataclass(slots=True)
+class _Question:
+    """A waiting action, and where to look."""
+
+    connection: Connection
+    action: AnyRow
+    scheduler: Mapping[str, Any]
+    now: float
+    facts: list[Fact] = field(default_factory=list)
+
+    @property
+    def cost(self) -> Mapping[str, Sequence[int]]:
+        cost: Mapping[str, Sequence[int]] = self.action.header.get("cost", {})
+        return cost
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset(self.action.header.get("requires", ()))
+
+    def least(self, resource: str) -> int:
+        amounts = self.cost.get(resource)
+        return int(amounts[0]) if amounts else 0
+
+    def say(self, text: str, about: About = "", name: str = "", holders: Iterable[Holder] = ()) -> None:
+        every = tuple(holders)
+        self.facts.append(Fact(text=text, about=about, name=name, holders=every[:MOST_HOLDERS], more=max(0, len(every) - MOST_HOLDERS)))
+
+
+def explain(connection: Connection, action: AnyRow, scheduler: Mapping[str, Any] | None, now: float) -> tuple[Fact, ...]:
+    """Return what a waiting action, a row of `actions`, waits for, the nearest cause first.
+
+    A running one that is in the background waits for cores; of any other nothing is said.
+    """
+    ask = _Question(connection, action, scheduler or {}, now)
+    if action.status == RUNNING and _rows(ask, Action.id == action.id, Grant.background.is_(True)):
+        _cores_of_environment(ask)
+        _share(ask)
+    if action.status != WAITING:
+        return tuple(ask.facts)
+    if scheduler is None:
+        ask.say("No scheduler shows itself: none is active, or the result store cannot be read.")
+    if action.attempts:
+        ask.say(f"It has run before and waits again: {action.reason or 'no reason was noted'}.")
+    if action.kind == "cpu.open":
+        _open(ask)
+    elif action.environment is not None:
+        if not _in_environment(ask):
+            return tuple(ask.facts)
+    elif action.kind.startswith("gpu.") or CELLS in ask.cost:
+        _cells(ask)
+    elif CORES in ask.cost:
+        _cores(ask, _able(ask, "cpu"))
+    else:
+        _able(ask, "api" if any(name.startswith(QUOTA_PREFIX) for name in ask.cost) else "cpu")
+    _quotas(ask)
+    _share(ask)
+    return tuple(ask.facts)
+
+
+# Opening an environment
+
+
+def _open(ask: _Question) -> None:
+    starting = ask.scheduler.get("starting") or {}
+    if starting and starting["now"] >= starting["limit"]:
+        openings = _running(ask, lambda row: "a start slot", Action.kind == "cpu.open")
+        ask.say(f"All {starting['limit']} start slots are taken: {starting['now']} environments are opening.", holders=openings)
+    elif starting and starting["next_in_s"] > 0 and starting["waiting"]:
+        text = f"The limit on starts per second lets the next environment begin in {starting['next_in_s']:.1f} s"
+        ask.say(f"{text}; {starting['waiting']} wait to begin.")
+    needs = ask.least(MEMORY_MB)
+    for node in _able(ask, "cpu"):
+        stand = _standing(ask, node.name)
+        limit, held = int(node.description.get("memory_mb", 0)), sum(environment.memory_mb for environment in stand)
+        pods = sum(environment.pod_cores for environment in stand)
+        if needs and limit and held + needs > limit:
+            holders = [_place(one, f"{one.memory_mb} MB") for one in sorted(stand, key=lambda one: -one.memory_mb) if one.memory_mb]
+            ask.say(f"It needs {needs} MB; node {node.name} has {max(0, limit - held)} of {limit} MB free.", "node", node.name, holders)
+        if pods:
+            holders = [_place(one, _count(one.pod_cores, "core")) for one in stand if one.pod_cores]
+            cores = int(node.description.get("cores", 0))
+            ask.say(f"Environments hold {pods} of the {cores} cores of node {node.name} for themselves.", "node", node.name, holders)
+
+
+def _standing(ask: _Question, node: str) -> Sequence[AnyRow]:
+    return ask.connection.execute(select(table(Environment)).where(Environment.ended_at.is_(None), Environment.node == node)).all()
+
+
+def _place(environment: AnyRow, holds: str) -> Holder:
+    since = environment.opened_at or environment.created_at
+    return Holder(
+        sort="environment",
+        id=environment.id,
+        job=environment.job,
+        kind="environment",
+        holds=holds,
+        node=environment.node or "",
+        since=since,
+    )
+
+
+# In an environment
+
+
+def _in_environment(ask: _Question) -> bool:
+    """Say what keeps it in its environment; return whether it is in a queue, and not waiting for another action before that."""
+    action = ask.action
+    environment = ask.connection.execute(select(table(Environment)).where(Environment.id == action.environment)).one_or_none()
+    if environment is None or environment.state in ("waiting", "opening"):
+        openings = _unfinished_here(ask, lambda row: row.kind == "cpu.open")
+        state = (
+            "is not open yet" if environment is None else {"waiting": "waits for a place", "opening": "is being opened"}[environment.state]
+        )
+        opening = next(iter(openings), None)
+        ask.say(f"Its environment {state}.", "environment", action.environment, [_waiter(row, "opens it") for row in openings])
+        if opening is not None and opening.status == WAITING:
+            ask.facts += explain(ask.connection, opening, ask.scheduler, ask.now)
+        return False
+    session = action.header.get("session")
+    if session:
+        earlier = _unfinished_here(ask, lambda row: row.header.get("session") == session and row.position < action.position)
+        if earlier:
+            text = f"Commands of one shell session run one after another, and {_count(len(earlier), 'earlier one')} of this session"
+            ask.say(f"{text} {'has' if len(earlier) == 1 else 'have'} not ended.", "environment", action.environment, map(_waiter, earlier))
+            return False
+    if environment.state == "closing":
+        ask.say(f"Its environment is being closed: {environment.reason}.", "environment", action.environment)
+        return False
+    if CORES in ask.cost:
+        _cores_of_environment(ask)
+    return True
+
+
+def _cores_of_environment(ask: _Question) -> None:
+    """Say who holds the cores that actions of its environment may have: those of its pod, or of its node."""
+    action = ask.action
+    environment = ask.connection.execute(select(table(Environment)).where(Environment.id == action.environment)).one_or_none()
+    if environment is None:
+        return
+    node = ask.connection.execute(select(table(Node)).where(Node.name == environment.node)).one_or_none()
+    if node is not None and node.state not in ("lost", "left"):
+        if environment.pod_cores:
+            within = _running(ask, _cores_held, Action.environment == action.environment, Grant.resource == CORES)
+            ask.say(f"Its environment has {environment.pod_cores} cores of its own.", "environment", action.environment, within)
+        else:
+            _cores(ask, [node])
+
+
+def _unfinished_here(ask: _Question, which: Callable[[AnyRow], bool]) -> list[AnyRow]:
+    """Return the unfinished actions of its environment for which `which` holds, in the order of reception."""
+    here = (Action.ended_at.is_(None), Action.environment == ask.action.environment, Action.id != ask.action.id)
+    return [row for row in ask.connection.execute(select(table(Action)).where(*here).order_by(Action.position)) if which(row)]
+
+
+def _waiter(row: AnyRow, holds: str = "") -> Holder:
+    since = row.granted_at if row.status == RUNNING and row.granted_at is not None else row.submitted_at
+    return Holder(sort="action", id=row.id, job=row.job, kind=row.kind, holds=holds or row.status, node=row.node or "", since=since)
+
+
+# Cores
+
+
+def _cores(ask: _Question, nodes: Sequence[AnyRow]) -> None:
+    needs = max(1, ask.least(CORES))
+    where = ", where its environment is" if ask.action.environment else ""
+    pod = (Environment.ended_at.is_(None), Environment.pod_cores > 0, Environment.node.in_([node.name for node in nodes]))
+    pods = ask.connection.execute(select(table(Environment)).where(*pod)).all()
+    within = {one.id for one in pods}
+    for node in nodes:
+        total = int(node.description.get("cores", 0))
+        rows = _rows(ask, Grant.node == node.name, Grant.resource == CORES, Grant.background.is_(False))
+        outside, here = [row for row in rows if row.environment not in within], [one for one in pods if one.node == node.name]
+        held = len({core for row in outside for core in row.core_ids}) + sum(one.pod_cores for one in here)
+        holders = [_holder(row, _cores_held(row)) for row in outside] + [_place(one, _count(one.pod_cores, "core")) for one in here]
+        text = f"It needs {_count(needs, 'core')} of node {node.name}{where}: {held} of {total} are held."
+        ask.say(text, "node", node.name, holders)
+        if ask.action.environment:
+            _queue_place(ask, "cores", node.name, f"for the cores of node {node.name}")
+    if not ask.action.environment:
+        _queue_place(ask, "cores", "", "for cores of any node")
+
+
+def _cores_held(row: AnyRow) -> str:
+    return "in the background" if row.background else _count(len(row.core_ids), "core")
+
+
+# Cells
+
+
+def _cells(ask: _Question) -> None:
+    service = ask.action.service or ""
+    nodes = _with_labels(ask, "gpu")
+    serving = [node for node in nodes if service in node.description.get("services", {})]
+    if nodes and not serving:
+        ask.say(f"No node that is up declares service {service}.", "service", service)
+    serving = _taking(ask, serving)
+    if not serving:
+        return
+    names = [node.name for node in serving]
+    instances = ask.connection.execute(select(table(ServiceInstance)).where(ServiceInstance.node.in_(names))).all()
+    own = [one for one in instances if one.service == service and one.state != "absent"]
+    states = ", ".join(f"{one.state} on {one.node} cells {one.cells}" for one in own) or "resident nowhere"
+    places = int(serving[0].description["services"][service].get("max_concurrency", 1))
+    theirs = _running(ask, _cells_held, Action.service == service, Grant.resource == CELLS)
+    text = f"Service {service} is {states}. An instance runs {_count(places, 'action')} at once; {_count(len(theirs), 'action')} of it run."
+    ask.say(text, "service", service, theirs)
+    for node in serving:
+        rows = _rows(ask, Grant.node == node.name, Grant.resource == CELLS)
+        held, cells = len({cell for row in rows for cell in row.cell_ids}), node.description.get("cells", 0)
+        others = [_holder(row, _cells_held(row)) for row in rows]
+        ask.say(f"{held} of the {cells} cells of node {node.name} are held.", "node", node.name, others)
+    moving = [one for one in instances if one.state in ("starting", "restoring", "evicting")]
+    if moving:
+        ask.say("; ".join(f"Service {one.service} is {one.state} on {one.node} cells {one.cells}" for one in moving) + ".")
+
+
+def _cells_held(row: AnyRow) -> str:
+    return f"{_count(len(row.cell_ids), 'cell')} for {row.service}"
+
+
+# Quotas
+
+
+def _quotas(ask: _Question) -> None:
+    for name in [name.removeprefix(QUOTA_PREFIX) for name in ask.cost if name.startswith(QUOTA_PREFIX)]:
+        account = next(((key, one) for key, one in ask.scheduler.get("quotas", {}).items() if name in one["names"]), None)
+        if account is None:
+            continue
+        key, shown = account
+        if shown["throttle"] == "paused":
+            ask.say(
+                f"The API behind quota {name} has refused requests; it is paused for {shown['opens_in_s'] or 0:.1f} s more.", "quota", name
+            )
+        places, running = shown["concurrency"], shown["running"]
+        if places is not None:
+            holders = _running(ask, lambda row: "1 place", Action.quota.in_(shown["names"]))
+            ask.say(f"{running} of {places} places of quota {name} are held.", "quota", name, holders)
+        if shown["rate_per_s"] is not None and shown["opens_in_s"]:
+            ask.say(
+                f"Quota {name} allows {shown['rate_per_s']:g} requests a second; the next may go in {shown['opens_in_s']:.1f} s.",
+                "quota",
+                name,
+            )
+        if shown["factor"] < 1:
+            ask.say(f"After refusals, quota {name} is used at {shown['factor']:.0%} of its limits.", "quota", name)
+        _queue_place(ask, "quota", key, f"for quota {key}")
+
+
+# What several of them need
+
+
+def _share(ask: _Question) -> None:
+    share = ask.scheduler.get("jobs", {}).get(ask.action.job)
+    if share and share["over"]:
+        text = f"Job {ask.action.job} holds {share['share']:.0%} of what it uses most; its entitlement is {share['entitlement']:.0%}."
+        ask.say(f"{text} Actions of other jobs go first.", "job", ask.action.job)
+
+
+def _queue_place(ask: _Question, kind: str, name: str, words: str) -> None:
+    """Say where the action stands in a queue, as the scheduler showed it last."""
+    for queue in ask.scheduler.get("queues", ()):
+        if (queue["kind"], queue["name"]) != (kind, name):
+            continue
+        first: list[str] = queue["first"]
+        if ask.action.id in first:
+            at = first.index(ask.action.id)
+            before = ask.connection.execute(select(table(Action)).where(Action.id.in_(first[:at]))).all()
+            holders = [_waiter(row, f"place {first.index(row.id) + 1}") for row in sorted(before, key=lambda row: first.index(row.id))]
+            ask.say(f"It is number {at + 1} of {queue['waiting']} in the queue {words}.", holders=holders)
+        elif queue["waiting"] > len(first):
+            ask.say(f"It is behind the first {len(first)} of {queue['waiting']} in the queue {words}.")
+
+
+def _able(ask: _Question, pool: str) -> list[AnyRow]:
+    """Return the nodes of a pool on which it may begin; say so where none could ever run it, and which are draining."""
+    return _taking(ask, _with_labels(ask, pool))
+
+
+def _taking(ask: _Question, nodes: Sequence[AnyRow]) -> list[AnyRow]:
+    for node in nodes:
+        if node.draining:
+            ask.say(f"Node {node.name} is draining: what could run elsewhere does not begin there.", "node", node.name)
+    return [node for node in nodes if not node.draining]
+
+
+def _with_labels(ask: _Question, pool: str) -> list[AnyRow]:
+    there = _nodes(ask, pool)
+    found = [node for node in there if ask.requires <= _labels(node)]
+    if not there:
+        ask.say(f"No node of the pool {pool} is up.")
+    elif not found:
+        labels, names = ", ".join(sorted(ask.requires)), ", ".join(node.name for node in there)
+        ask.say(f"No node that is up has the labels {labels}; up are: {names}.")
+    return found
+
+
+def _nodes(ask: _Question, pool: str) -> list[AnyRow]:
+    """Return the nodes of a pool that are up."""
+    rows = ask.connection.execute(select(table(Node)).where(Node.state == NODE_UP).order_by(Node.name))
+    return [row for row in rows if pool in row.description.get("kinds", ())]
+
+
+def _labels(node: AnyRow) -> frozenset[str]:
+    return frozenset(map(str, node.description.get("labels", ())))
+
+
+def _rows(ask: _Question, *where: ColumnElement[bool]) -> Sequence[AnyRow]:
+    """Return running actions with their grants, the earliest grant first."""
+    return ask.connection.execute(_grants().where(*where).order_by(Grant.granted_at)).all()
+
+
+def _running(ask: _Question, holds: Callable[[AnyRow], str], *where: ColumnElement[bool]) -> list[Holder]:
+    return [_holder(row, holds(row)) for row in _rows(ask, *where)]
+
+
+def _holder(row: AnyRow, holds: str) -> Holder:
+    return Holder(sort="action", id=row.id, job=row.job, kind=row.kind, holds=holds, node=row.node, since=row.granted_at)
+
+
+def _grants() -> Select[*tuple[Any, ...]]:
+    grant = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_(None)
+    columns: tuple[Any, ...] = (Action.id, Action.job, Action.kind, Action.service, Action.environment, Grant.node, Grant.granted_at)
+    held: tuple[Any, ...] = (Grant.core_ids, Grant.cell_ids, Grant.background)
+    return select(*columns, *held).join_from(Action, Grant, grant).where(Action.ended_at.is_(None), Action.status == RUNNING)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

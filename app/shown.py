@@ -1,0 +1,27 @@
+"""What the active scheduler shows of itself in the result store, as tools read it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from redis import Redis
+
+from tangram.wire import SCHEDULER_KEY
+
+SHOWN_TTL_S: Final = 60
+"""Seconds for which a scheduler that has died is still shown."""
+
+
+def read_shown(store: Redis) -> dict[str, Any] | None:
+    """Return the scheduler's document (`scheduler/live/showing.py`); None where none shows itself. Raises `RedisError`.
+
+    `shown_ago_s` says how old it is by the clock of the result store, so that clocks of hosts do not matter.
+    """
+    with store.pipeline(transaction=True) as pipe:
+        pipe.get(SCHEDULER_KEY)
+        pipe.pttl(SCHEDULER_KEY)
+        shown, left_ms = pipe.execute()
+    if not isinstance(shown, bytes | str):
+        return None
+    return {**json.loads(shown), "shown_ago_s": max(0.0, SHOWN_TTL_S - left_ms / 1000)}

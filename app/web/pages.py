@@ -1,0 +1,273 @@
+"""The pages. Each is rendered once per look, however many viewers have it open.
+
+A page whose own questions took long is kept for further looks, so that it asks for at most `PART_OF_TIME` of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.exception_handlers import request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy import Connection
+
+from app.journal.database import DatabaseError
+from app.journal.detail import action_detail, environment_detail, job_detail, node_detail, service_detail
+from app.journal.environments import lease_left
+from app.journal.listing import ActionFilter, list_actions, list_environments
+from app.web.attention import notices
+from app.web.rendering import make_templates
+from app.web.watch import PART_OF_TIME, Look, Watch
+from app.web.words import address
+from tangram.ends import CAUSES
+
+router = APIRouter()
+
+MOST_PAGES: Final = 500
+"""Pages that are kept of one look."""
+
+MOST_TEXT: Final = 256
+LAST_PAGE: Final = 2000
+
+Found = Mapping[str, Any] | None
+Question = Callable[[Connection, Look], Found]
+Timed = tuple[Found, float]
+Ask = Callable[[Callable[[Connection], Timed]], Awaitable[Timed]]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A page of one look; it may be shown until `until` (`time.monotonic`), and with further looks if that is later."""
+
+    version: int
+    until: float = 0.0
+    page: asyncio.Task[Response] = field(init=False)
+
+
+class Pages:
+    """Renders pages, and keeps those of the latest look, and those that took long."""
+
+    def __init__(self, watch: Watch, *, may_act: bool) -> None:
+        self._watch = watch
+        self._may_act = may_act
+        self._templates = make_templates()
+        self._kept: dict[str, _Kept] = {}
+
+    async def of_look(self, request: Request, template: str) -> Response:
+        """Return the page of a template that shows what the look itself has seen."""
+        return await self._page(request, template, None)
+
+    async def page(self, request: Request, template: str, question: Question) -> Response:
+        """Return the page of a template with what `question` finds about one thing; 404 where that is None."""
+        return await self._page(request, template, question, self._watch.ask)
+
+    async def search(self, request: Request, template: str, question: Question) -> Response:
+        """Return the page of a template with what `question` finds, which may read much of the journal."""
+        return await self._page(request, template, question, self._watch.search)
+
+    async def _page(self, request: Request, template: str, question: Question | None, ask: Ask | None = None) -> Response:
+        look = await self._watch.now()
+        key = f"{request.url.path}?{request.url.query}"
+        kept = self._kept.get(key)
+        if kept is None or not self._shows(kept, look):
+            self._kept = {name: one for name, one in self._kept.items() if self._shows(one, look)}
+            if len(self._kept) >= MOST_PAGES:
+                self._kept = {}
+            kept = self._kept[key] = _Kept(look.version)
+            kept.page = asyncio.create_task(self._make(kept, request, look, template, question, ask))
+        return await asyncio.shield(kept.page)
+
+    def _shows(self, kept: _Kept, look: Look) -> bool:
+        """Say whether a page is of the look, is still being made, or took so long that it serves further looks."""
+        return kept.version == look.version or not kept.page.done() or time.monotonic() < kept.until
+
+    async def _make(self, kept: _Kept, request: Request, look: Look, template: str, question: Question | None, ask: Ask | None) -> Response:
+        if look.overview is None:
+            return self._render("problem.html", look, {"problem": look.problem, "path": request.url.path}, 503)
+        found: Found = {"notices": notices(look.overview, look.problem)}
+        if question is not None and ask is not None:
+            try:
+                found, took_s = await ask(lambda connection: _timed(question, connection, look))
+            except DatabaseError as error:
+                return self._render("problem.html", look, {"problem": str(error), "path": request.url.path}, 503)
+            kept.until = time.monotonic() + took_s / PART_OF_TIME
+        if found is None:
+            return self.missing(look, request.url.path)
+        return await asyncio.to_thread(self._render, template, look, {"path": request.url.path, **found})
+
+    def missing(self, look: Look, path: str) -> Response:
+        """Return the page for what the journal does not know."""
+        return self._render("missing.html", look, {"path": path}, 404)
+
+    def refused(self, look: Look, path: str, problems: Sequence[tuple[str, str]]) -> Response:
+        """Return the page for an address with values, by name, that make no sense."""
+        return self._render("refused.html", look, {"path": path, "problems": problems}, 422)
+
+    def _render(self, template: str, look: Look, values: Mapping[str, Any], status: int = 200) -> Response:
+        words = {"look": look, "now": look.at, "overview": look.overview, "may_act": self._may_act, **values}
+        return HTMLResponse(self._templates.get_template(template).render(words), status)
+
+
+def _timed(question: Question, connection: Connection, look: Look) -> Timed:
+    began = time.monotonic()
+    return question(connection, look), time.monotonic() - began
+
+
+def _pages(request: Request) -> Pages:
+    pages: Pages = request.app.state.pages
+    return pages
+
+
+async def not_found(request: Request, _error: Exception) -> Response:
+    """Answer for paths that nobody serves."""
+    return _pages(request).missing(await request.app.state.watch.now(), request.url.path)
+
+
+async def not_understood(request: Request, error: Exception) -> Response:
+    """Answer for addresses whose values cannot be understood: with a page, to a program with JSON."""
+    assert isinstance(error, RequestValidationError)
+    if "text/html" not in request.headers.get("accept", ""):
+        return await request_validation_exception_handler(request, error)
+    problems = [(str(one["loc"][-1]), str(one["msg"])) for one in error.errors()]
+    return _pages(request).refused(await request.app.state.watch.now(), request.url.path, problems)
+
+
+Text = Annotated[str, Query(max_length=MOST_TEXT)]
+PageNumber = Annotated[int, Query(ge=0, le=LAST_PAGE)]
+Hours = Annotated[float, Query(gt=0, le=24 * 366)]
+
+
+@router.get("/")
+async def cluster(request: Request) -> Response:
+    """Show the cluster."""
+    return await _pages(request).of_look(request, "cluster.html")
+
+
+@router.get("/actions")
+async def actions(
+    request: Request,
+    job: Text = "",
+    kind: Text = "",
+    state: Text = "",
+    fault: Text = "",
+    node: Text = "",
+    service: Text = "",
+    environment: Text = "",
+    trajectory: Text = "",
+    q: Text = "",
+    hours: Hours = 1.0,
+    page: PageNumber = 0,
+) -> Response:
+    """List actions by filters."""
+    words = {"job": job, "kind": kind, "state": state, "fault": fault, "node": node, "service": service}
+    words |= {"environment": environment, "trajectory": trajectory, "q": q.strip()}
+    wanted = ActionFilter(**words, within_s=hours * 3600.0)
+
+    def question(connection: Connection, look: Look) -> Found:
+        listed = list_actions(connection, wanted, page, look.at)
+        return {"listed": listed, "wanted": wanted, "hours": hours, "page": page, "turn": _turn({**words, "hours": f"{hours:g}"})}
+
+    return await _pages(request).search(request, "actions.html", question)
+
+
+@router.get("/oldest")
+async def oldest(request: Request, job: Text = "", kind: Text = "") -> Response:
+    """Lead to the action of a job and a kind that has waited longest; to their list where none waits any more."""
+    wanted = ActionFilter(job=job, kind=kind, state="waiting")
+    try:
+        found = await request.app.state.watch.ask(lambda connection: list_actions(connection, wanted, 0, time.time()).rows)
+    except DatabaseError:
+        found = ()
+    query = urlencode({"state": "waiting", "job": job, "kind": kind})
+    return RedirectResponse(address(found[0].id, "action") if found else f"/actions?{query}", 303)
+
+
+def _turn(words: Mapping[str, str]) -> Callable[[int], str]:
+    """Return what makes the address of another page of the same list."""
+    given = {name: value for name, value in words.items() if value}
+    return lambda page: "?" + urlencode({**given, "page": page})
+
+
+@router.get("/actions/{action_id:path}")
+async def action(request: Request, action_id: str) -> Response:
+    """Show an action."""
+
+    def question(connection: Connection, look: Look) -> Found:
+        detail = action_detail(connection, action_id, look.scheduler, look.at)
+        return None if detail is None else {"detail": detail, "row": detail.row, "cause": CAUSES.get(detail.row.cause)}
+
+    return await _pages(request).page(request, "action.html", question)
+
+
+@router.get("/jobs/{name:path}")
+async def job(request: Request, name: str) -> Response:
+    """Show a job."""
+
+    def question(connection: Connection, look: Look) -> Found:
+        detail = job_detail(connection, name, request.app.state.watch.recent, look.at)
+        jobs = (look.overview or {}).get("jobs", ())
+        return None if detail is None else {"detail": detail, "job": next((one for one in jobs if one["name"] == name), None)}
+
+    return await _pages(request).page(request, "job.html", question)
+
+
+@router.get("/environments")
+async def environments(request: Request, job: Text = "", state: Text = "", q: Text = "", page: PageNumber = 0) -> Response:
+    """List environments by filters."""
+    words = {"job": job, "state": state, "q": q.strip()}
+
+    def question(connection: Connection, look: Look) -> Found:
+        listed = list_environments(connection, job, state, words["q"], page, look.at)
+        return {"listed": listed, **words, "page": page, "turn": _turn(words)}
+
+    return await _pages(request).search(request, "environments.html", question)
+
+
+@router.get("/environments/{environment_id:path}")
+async def environment(request: Request, environment_id: str) -> Response:
+    """Show an environment."""
+
+    def question(connection: Connection, look: Look) -> Found:
+        detail = environment_detail(connection, environment_id)
+        if detail is None:
+            return None
+        left_s = lease_left(detail.row, look.at, (look.scheduler or {}).get("lease_s"), is_used=detail.is_used)
+        return {"row": detail.row, "actions": detail.actions, "lease_left_s": left_s}
+
+    return await _pages(request).page(request, "environment.html", question)
+
+
+@router.get("/services/{name:path}")
+async def service(request: Request, name: str) -> Response:
+    """Show a service."""
+
+    def question(connection: Connection, look: Look) -> Found:
+        detail = service_detail(connection, name, look.at)
+        return None if detail is None else {"detail": detail}
+
+    return await _pages(request).page(request, "service.html", question)
+
+
+@router.get("/nodes/{name:path}")
+async def node(request: Request, name: str) -> Response:
+    """Show a node."""
+
+    def question(connection: Connection, look: Look) -> Found:
+        detail = node_detail(connection, name, look.at)
+        nodes = (look.overview or {}).get("nodes", ())
+        return None if detail is None else {"detail": detail, "node": next((one for one in nodes if one["name"] == name), None)}
+
+    return await _pages(request).page(request, "node.html", question)
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Show what needs attention, and how the scheduler is."""
+    return await _pages(request).of_look(request, "health.html")

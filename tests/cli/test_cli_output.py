@@ -1,0 +1,136 @@
+"""Tables on a terminal: names are shown as they are, and figures are whole at any width."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from app.cli.environments import show_environments
+from app.cli.output import show_report, show_state
+from app.cli.top import fitting, keep_showing
+from tests.cli.forked import forked
+from tests.cli.test_cli_services import INSTANCE, NODE, STATE
+
+MARKUP = "[/x] [red]:smile:"
+
+
+def trace_of(folder: Path, *jobs: str) -> str:
+    """Write a trace with a command for each job, and return its name."""
+    action = {"kind": "cpu.exec", "units": [1], "work_s": 0.05, "command": "true"}
+    lines = [
+        {"schema": "tangram.trace/1", "trajectory": f"t{at}", "job": job, "steps": [{"think_s": 0, "action": action}]}
+        for at, job in enumerate(jobs)
+    ]
+    (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return "trace.jsonl"
+
+
+def test_a_replay_shows_a_job_whose_name_looks_like_markup(tmp_path: Path) -> None:
+    done = forked("replay", trace_of(tmp_path, MARKUP, "b"), "--simulate", "--cores", "1", cwd=tmp_path, COLUMNS="120")
+    assert done.returncode == 0 and MARKUP in done.stdout, done.stderr
+
+
+def test_the_status_shows_reasons_and_names_that_look_like_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    services = [{"name": f"service {MARKUP}", "declared": {"n": {}}, "instances": [{**INSTANCE, "reason": f"instance {MARKUP}"}]}]
+    message = {"failed_at": 1.0, "kind": "ActionReceived", "action": f"action {MARKUP}", "message": "", "error": f"error {MARKUP}"}
+    nodes = [{**NODE, "name": f"node {MARKUP}", "reason": f"reason {MARKUP}"}]
+    state = {**STATE, "nodes": nodes, "services": services, "set_aside": [message], "infra_failed": {f"cause {MARKUP}": 1}}
+    # When
+    show_state(state, f"problem {MARKUP}", as_json=False)
+    # Then
+    shown = capsys.readouterr().out
+    for what in ("node", "reason", "service", "instance", "action", "error", "cause", "problem"):
+        assert f"{what} {MARKUP}" in shown, shown
+
+
+def test_environments_keep_their_ids_at_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given an environment whose names are long
+    monkeypatch.setenv("COLUMNS", "80")
+    one = {
+        "id": "env-0123456789abcdef", "job": "a-job-with-a-long-name", "trajectory": "trajectory-000123", "owner": "host-17:14828",
+        "node": "cpu-0", "state": "open", "age_s": 1234.0, "lease_left_s": 3600.0, "running": ["a"], "orphan": "silent for 90 s",
+    }  # fmt: skip
+    # When
+    show_environments([one], as_json=False)
+    # Then
+    shown = capsys.readouterr().out
+    assert "env-0123456789abcdef" in shown and "1234" in shown and "3600" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    # and none are none
+    show_environments([], as_json=False)
+    assert capsys.readouterr().out == "no environments\n"
+
+
+def test_the_figures_of_a_report_are_whole_at_80_columns_and_what_waits_is_not_bad(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a job of which one action still waits
+    monkeypatch.setenv("COLUMNS", "80")
+    stats = {
+        "by_status": {"succeeded": 31_415, "failed": 2, "waiting": 1}, "by_fault": {"program": 2}, "act": {"mean": 0.125, "p95": 12.345},
+        "mean_queue_s": 1234.56, "mean_overhead_s": 0.001, "mean_execution_s": 99.5, "core_s_used": 1234.5, "core_s_reserved": 2.0,
+    }  # fmt: skip
+    document = {"job": "j", "total": stats, "by_kind": {"gpu.logprobs": stats}, "by_job": {}, "pod_core_s": 0.0}
+    # When
+    show_report(document, as_json=False)
+    # Then
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("all"))
+    assert row.split() == ["all", "31418", "2", "0", "2", "0.125", "12.35", "1234.6", "0.001", "99.50", "1234.5"]
+
+
+def overview_of(many: int) -> dict[str, Any]:
+    """Return an overview with so many rows in each table."""
+    ended = {"ours": 0, "ended": 1234, "running": 110, "share": 0.25, "mean_act": 12.3}
+    node = {
+        "state": "up", "draining": False, "ours": 0, "ended": 0, "causes": {}, "beat_ago_s": 0.1, "isolation": "bubblewrap", "cores": 110,
+        "cores_granted": 110, "cells": 0, "cells_granted": 0, "running": 110, "environments": 110,
+    }  # fmt: skip
+    amounts = {"granted": 1234, "total": 1234, "idle": 0, "used": 1200.0}
+    quota = {"running": 110, "concurrency": 110, "waiting": 110, "throttle": "open"}
+    return {
+        "at": 0.0, "scheduler": {"policy": "elastic", "epoch": 1}, "waiting": 110, "running": 110, "oldest_wait_s": 1.0, "set_aside": [],
+        "cores": amounts, "cells": amounts,
+        "queue": [{"job": f"job-{at}", "kind": "cpu.exec", "waiting": 110, "oldest_s": 3.0} for at in range(many)],
+        "jobs": [{"name": f"job-{at}", **ended} for at in range(many)],
+        "nodes": [{"name": f"node-{at}", **node} for at in range(many)],
+        "quotas": [{"name": f"quota-{at}", **quota} for at in range(many)],
+        "services": [{"name": f"service-{at}", "states": {"resident": 1}, "running": 110, "waiting": 110} for at in range(many)],
+    }  # fmt: skip
+
+
+def test_the_first_rows_of_each_table_fit_a_terminal_of_24_lines() -> None:
+    console = Console(width=80, height=24)
+    with console.capture() as capture:
+        console.print(fitting(console, overview_of(20)))
+    shown = capture.get()
+    assert len(shown.splitlines()) <= 24, shown
+    for first in ("job-0", "node-0", "quota-0", "service-0", "what waits, 2 of 20"):
+        assert first in shown, shown
+
+
+@pytest.mark.parametrize("columns", [20, 40, 50])
+def test_figures_are_whole_on_a_narrow_terminal(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stats = {
+        "by_status": {"succeeded": 31_415}, "by_fault": {"program": 271}, "act": {"mean": 0.125, "p95": 12.345}, "mean_queue_s": 1234.56,
+        "mean_overhead_s": 0.001, "mean_execution_s": 99.5, "core_s_used": 5678.5, "core_s_reserved": 2.0,
+    }  # fmt: skip
+    node = {**NODE, "description": {"kinds": ["cpu"], "cores": 110, "cells": 223}, "running": 337, "environments": 441}
+    # When
+    show_report({"job": "j", "total": stats, "by_kind": {"gpu.logprobs": stats}, "by_job": {}, "pod_core_s": 0.0}, as_json=False)
+    show_state({**STATE, "nodes": [node]}, as_json=False)
+    keep_showing(lambda: (overview_of(2), ""), 1.0, threading.Event())
+    # Then
+    shown = capsys.readouterr().out
+    words = set(re.findall(r"[\w.]+", shown))
+    assert {"31415", "271", "0.125", "12.35", "1234.6", "99.50", "5678.5", "110", "223", "337", "441"} <= words, shown
+    assert max(map(len, shown.partition("bad: ended")[0].splitlines())) <= columns

@@ -1,0 +1,70 @@
+"""Programs that use E2B's client, against a gateway whose nodes have containers: the E2B environments of Harbor and of verifiers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.local.stack import StackPlan
+from tests.clients.conftest import Served, left_open
+from tests.containers.conftest import _missing, needed
+from tests.containers.images import make_with_shell
+from tests.gateway.conftest import free_port
+from tests.live.support import FAST_BEATS, running
+
+TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
+SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"
+HARBOR, VERIFIERS = (importlib.util.find_spec(name) is not None for name in ("harbor", "verifiers"))
+pytestmark = pytest.mark.skipif(not HARBOR and not VERIFIERS, reason="neither Harbor nor verifiers is installed")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run a stack with containers and a gateway."""
+    needed(_missing())
+    make_with_shell("bash", SHELL)
+    for arguments, stdin in (
+        (["-t", BASE, "-"], f"FROM {SHELL}\nRUN ln -sf busybox /bin/tar\n"),
+        (["--build-arg", f"BASE={BASE}", "-t", IMAGE, str(TASK / "environment")], ""),
+    ):
+        subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
+    docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
+    plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, gateway_port=free_port(), variables={**FAST_BEATS, **docker})
+    with running(tmp_path_factory.mktemp("containers"), plan) as live:
+        yield Served(live, plan.gateway_url)
+
+
+@pytest.mark.skipif(not HARBOR, reason="Harbor is not installed")
+def test_harbors_own_e2b_environment_has_a_task_solved_by_its_oracle(
+    served: Served, e2b_environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = [
+        *(sys.executable, "-m", "harbor.cli.main", "run", "--path", str(TASK), "--agent", "oracle", "--env", "e2b"),
+        *("--jobs-dir", str(tmp_path / "jobs"), "--job-name", "job"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    (written,) = (tmp_path / "jobs" / "job").glob("*/result.json")
+    result = json.loads(written.read_text())
+    assert result["exception_info"] is None, done.stdout + done.stderr + json.dumps(result["exception_info"])
+    assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+    served.live.until(lambda: left_open(served, e2b_environment) == 0)
+
+
+@pytest.mark.skipif(not VERIFIERS, reason="verifiers is not installed")
+async def test_the_main_program_of_a_rollout_runs_once_to_its_end(
+    served: Served, e2b_environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verifiers.v1.runtimes import E2BConfig, provision_runtime
+
+    monkeypatch.setattr("verifiers.v1.runtimes.e2b._TEMPLATE_LOCK_DIR", tmp_path)
+    async with provision_runtime(E2BConfig(image=IMAGE, workdir="/tmp/app", memory=0.25, creates_per_sec=None)) as runtime:
+        done = await runtime.run_program(["sh", "-c", "echo ran >> ledger; echo out; echo err >&2; exit 3"], {})
+        assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n")
+        assert await runtime.read("/tmp/app/ledger") == b"ran\n"

@@ -1,0 +1,170 @@
+"""Failures of neighbouring systems that concern containers, each shown not to happen here; `docs/known-failures.md` lists them.
+
+`TANGRAM_TEST_CONTAINERS` says how many containers are opened at once, 100 by default: 500 take about 3 GB and some minutes on 2 cores.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.workers_cpu.support import admit, printed, until
+from workers.cpu import leftovers
+from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.docker.engine import Engine
+from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.options import ContainerLimits, ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import ContainerFailed, DiskFull
+
+from .conftest import NODE
+from .support import box_of, containers
+
+MANY = int(os.environ.get("TANGRAM_TEST_CONTAINERS", "100"))
+
+
+def docker(*words: str) -> list[str]:
+    """Return the lines that a command of Docker's prints."""
+    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def volume_image(image: str) -> Iterator[str]:
+    """Give an image that asks for a volume, and so has the engine make one without a name for each of its containers."""
+    name = f"{NODE}-known-volume:1"
+    description = f"FROM {image}\nUSER root\nRUN mkdir /data && chmod 777 /data\nVOLUME /data\n"
+    subprocess.run(["docker", "build", "-q", "-t", name, "-"], input=description.encode(), check=True, capture_output=True)
+    yield name
+    subprocess.run(["docker", "rmi", "-f", name], capture_output=True)
+
+
+def volumes_of(node: str) -> set[str]:
+    """Return the folders of the volumes that a node's containers have, on this machine."""
+    ids = containers(node)
+    shown = docker("inspect", "--format", '{{range .Mounts}}{{if eq .Type "volume"}}{{.Source}}{{end}}{{end}}', *ids) if ids else []
+    return set(filter(None, shown))
+
+
+def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:
+    """Source: trajectoryRL #203 (7,135 anonymous volumes filled the disk, then every score was 0)."""
+    node = f"{NODE}-volumes"
+    # Given many environments, each of which has written to its volume
+    with box_of(tmp_path / "box", options, node) as box, ThreadPoolExecutor(4) as threads:
+
+        def use(number: int) -> None:
+            env = box.open(EnvironmentSpec(id=f"e{number}", image=volume_image))
+            assert printed(env, "dd if=/dev/zero of=/data/file bs=1M count=2 2>/dev/null; ls /data") == "file\n"
+
+        list(threads.map(use, range(MANY)))
+        volumes = volumes_of(node)
+        assert len(volumes) == MANY and all(os.path.exists(f"{volume}/file") for volume in volumes)
+        # When half are closed one by one, and the rest with the worker
+        list(threads.map(lambda number: box.close_environment(f"e{number}"), range(0, MANY, 2)))
+        assert len(volumes_of(node)) == MANY // 2
+    # Then the disk is back to where it was: no volume is left, nor its files
+    assert not [volume for volume in volumes if os.path.exists(volume)]
+    assert not {Path(volume).parent.name for volume in volumes} & set(docker("volume", "ls", "-q"))
+
+
+def test_volumes_of_a_killed_worker_go_with_its_containers(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:
+    # Given a container of a worker that is gone
+    node = f"{NODE}-volume-left"
+    docker("run", "-d", "--label", f"tangram.node={node}", volume_image, "sleep", "300")
+    (volume,) = volumes_of(node)
+    # When a worker of the node starts, then the volume is gone, too
+    with box_of(tmp_path / "box", options, node):
+        assert containers(node) == [] and not os.path.exists(volume)
+
+
+def test_no_environment_is_opened_below_the_floor_of_free_disk(options: ContainerOptions, tmp_path: Path) -> None:
+    """Source: trajectoryRL #203."""
+    with box_of(tmp_path / "box", replace(options, disk_floor_mb=1 << 40), f"{NODE}-floor") as box:
+        with pytest.raises(DiskFull, match="less than its TANGRAM_DISK_FLOOR_MB") as caught:
+            box.open(EnvironmentSpec(id="e1"))
+        assert "\n" not in str(caught.value)
+        assert containers(f"{NODE}-floor") == []
+
+
+@pytest.mark.parametrize("network", ["none", "named"])
+def test_many_containers_need_no_network_each(network: str, options: ContainerOptions, tmp_path: Path) -> None:
+    """Source: control-tower #964 (Docker has addresses for about 30 networks). A network that is missing is named with its command in
+    `test_container_refusals.py`.
+    """
+    node = f"{NODE}-networks"
+    name = "none" if network == "none" else node
+    limits = ContainerLimits(memory_mb=16, processes=16, disk_mb=8, disk_check_s=5.0)
+    if network == "named":
+        docker("network", "create", "--internal", name)
+    try:
+        before = docker("network", "ls", "-q")
+        with (
+            box_of(tmp_path / "box", replace(options, network=name, limits=limits, starting_limit=4), node) as box,
+            ThreadPoolExecutor(8) as threads,
+        ):
+            opened = list(threads.map(lambda number: box.open(EnvironmentSpec(id=f"e{number}")), range(MANY)))
+            assert len(containers(node)) == MANY
+            assert docker("network", "ls", "-q") == before
+            assert printed(opened[-1], "echo works") == "works\n"
+    finally:
+        if network == "named":
+            docker("network", "rm", name)
+
+
+def test_a_container_that_the_engine_does_not_remove_is_tried_again(
+    options: ContainerOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Source: google/tunix #2312 (an error in a clean-up skipped the rest of it)."""
+    monkeypatch.setattr(leftovers.Leftovers.__init__, "__defaults__", (0.05,))
+    node, refusals = f"{NODE}-remove", iter([True, True, True])
+    removing = Engine.remove
+
+    def remove(engine: Engine, container: str) -> None:
+        if next(refusals, False):
+            raise ContainerFailed("the removal of a container: the engine says: it has too much to do")
+        removing(engine, container)
+
+    with box_of(tmp_path / "box", options, node) as box:
+        for number in range(3):
+            printed(box.open(EnvironmentSpec(id=f"e{number}")), "sleep 300 & true")
+        monkeypatch.setattr(Engine, "remove", remove)
+        # When the removal of each fails at first, then all go, and their programs with them
+        for number in range(3):
+            box.close_environment(f"e{number}")
+        assert box.environments() == ()
+        assert until(lambda: containers(node) == [])
+        assert list((tmp_path / "box" / "control").iterdir()) == []
+
+
+def test_a_stopped_container_init_holds_nothing_up(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    """Source: ClawBench #298 (no deadline on the host's side, so one wedged container stalled a whole batch)."""
+    printed(env, "export kept=yes")
+    os.kill(env.container.pid, signal.SIGSTOP)
+    outcome = admit(env, "echo begun; sleep 300", cores=(0,), timeout_s=2.0).wait()
+    assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
+    assert printed(env, "echo $kept") == "yes\n"
+    env.close()
+    assert until(lambda: containers(NODE) == []) and sandbox.environments() == ()
+
+
+def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
+    # Given two environments, one of which the engine freezes
+    other = sandbox.open(EnvironmentSpec(id="other"))
+    frozen = admit(env, "echo begun; sleep 300", cores=(0,), timeout_s=2.0)
+    with ThreadPoolExecutor(1) as threads:
+        outcome = threads.submit(frozen.wait)
+        assert until(lambda: "begun" in printed(env, "ps | grep -q '[s]leep 300' && echo begun || true", session="look"))
+        docker("pause", env.container.id)
+        # Then the other goes on, and its own command ends: at its deadline, and after the time that a kill may take
+        assert printed(other, "echo on") == "on\n"
+        ended = outcome.result(60)
+    assert ended.status == "timed_out" and "processes that cannot be killed" in ended.reason
+    # And it can be closed
+    env.close()
+    assert until(lambda: env.container.id not in containers(NODE))

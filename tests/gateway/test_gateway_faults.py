@@ -1,0 +1,263 @@
+"""An infrastructure failure is never scored 0: in every shape, the end of an action whose node dies is told apart from a wrong program.
+
+Nodes are killed while commands run, while others wait for a core, and while scores are asked for; engines fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.cli.reporting import read_report
+from app.cli.state import read_state
+from app.local.processes import Command
+from app.local.stack import StackPlan
+from app.tiny_models import make_tiny
+from tangram import ActionError, Client, EnvironmentLost
+from tangram.calls import Place
+from tangram.integrations.verl_reward import KEPT, ScoreFailed, compute_score
+from tests.freezing import freeze
+from tests.gateway.conftest import Served, free_port, options_of
+from tests.gateway.test_gateway_rock import VERBS, Sandbox
+from tests.live.support import running
+
+WRONG = "exit 3"
+SLOW = "sleep 600"
+
+SERVICES = """
+[services.judge]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 100
+max_concurrency = 8
+
+[services.teacher]
+engine = "stub"
+task = "logprobs"
+cells = [1]
+memory_mb = 100
+"""
+BROKEN = """
+[services.broken-judge]
+engine = "torch"
+task = "score"
+model = "broken"
+cells = [1]
+memory_mb = 200
+
+[services.broken-teacher]
+engine = "torch"
+task = "logprobs"
+model = "broken"
+cells = [1]
+memory_mb = 200
+"""
+"""Services whose model has no weights that can be read."""
+
+ITEMS = [{"prompt": "p", "response": "r"}]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """Run a stack with a gateway that a test may do anything to. A node is lost only after seconds."""
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    services = SERVICES
+    if find_spec("torch") is not None:
+        (make_tiny(tmp_path / "broken", "reward") / "model.safetensors").write_bytes(b"no tensors")
+        services += BROKEN
+    (tmp_path / "services.toml").write_text(services)
+    plan = StackPlan(
+        policy="fcfs",
+        nodes=1,
+        cores=2,
+        memory_mb=16384,
+        cells=4,
+        cell_memory_mb=1200,
+        api_nodes=0,
+        services_file=tmp_path / "services.toml",
+        gateway_port=free_port(),
+        variables={"TANGRAM_BEAT_S": "2", "TANGRAM_TAKEOVER_S": "6"},
+    )
+    with running(tmp_path / "state", plan) as live:
+        yield Served(live, plan.gateway_url)
+
+
+def metric(served: Served, cause: str) -> dict[str, int]:
+    """Return how many failures of the system a cause has in the gateway's metrics, by shape."""
+    start = f'tangram_gateway_infra_failed_total{{cause="{cause}",shape="'
+    lines = [line.removeprefix(start) for line in httpx.get(f"{served.url}/metrics").text.splitlines() if line.startswith(start)]
+    return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}
+
+
+def raised(future: Future[Any]) -> Any:
+    """Return what a call in another thread has raised, None where it has raised nothing."""
+    return future.exception(timeout=120)
+
+
+def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_commands(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = served.live
+    for name, text in live.environment.items():
+        monkeypatch.setenv(name, text)
+    with served.http() as http, live.client("native") as client, live.client("verl") as verl, ThreadPoolExecutor(16) as threads:
+        # Given an environment in each shape, in which a wrong program has an end that says so
+        mine = client.open(trajectory="t")
+        wrong = mine.exec(WRONG)
+        assert (wrong.status, wrong.exit_code, wrong.cause, wrong.fault) == ("succeeded", 3, "exit", "program")
+        native = f"/api/v1/environments/{http.post('/api/v1/environments', json={}).json()['id']}"
+        answer = http.post(f"{native}/exec", json={"command": WRONG}).json()
+        assert (answer["exit_code"], answer["cause"], answer["fault"]) == (3, "exit", "program")
+        rex = f"/envs/{native.rpartition('/')[2]}/execute"
+        assert http.post(rex, json={"command": WRONG, "shell": True}).json()["exit_code"] == 3
+        http.headers["XRL-Authorization"] = f"Bearer {http.headers['X-API-Key']}"
+        rock = Sandbox(http)
+        live.until(lambda: rock.status()["result"]["is_alive"])
+        code = {"language": "bash", "code": WRONG}
+        assert http.post("/run_code", json=code).json()["run_result"]["return_code"] == 3
+        kept = [verl.open(trajectory=f"v{number}", detached=True).id for number in range(2)]
+        places = [asdict(Place(job="verl", trajectory=f"v{number}", environment=name)) for number, name in enumerate(kept)]
+
+        def score(check: str, number: int) -> dict[str, Any]:
+            return asyncio.run(compute_score("d", "s", check, {KEPT: places[number]}))
+
+        assert score(WRONG, 0) == {"score": 0.0, "exit_code": 3}
+        # And a command that runs, or waits for a core, in each
+        calls: dict[str, Callable[[], Any]] = {
+            "client": lambda: mine.exec(SLOW),
+            "native": lambda: http.post(f"{native}/exec", json={"command": SLOW, "session": "slow"}),
+            "swerex": lambda: http.post(rex, json={"command": SLOW, "shell": True}),
+            "rock": lambda: http.post(f"{VERBS}/execute", json={"command": SLOW, "shell": True, "sandbox_id": rock.id, "timeout": 600}),
+            "run_code": lambda: http.post("/run_code", json={"language": "bash", "code": SLOW, "run_timeout": 600}),
+            "verl": lambda: score(SLOW, 1),
+            **_of_e2b(served),
+        }
+        pending = {name: threads.submit(call) for name, call in calls.items()}
+        live.until(lambda: _unfinished(served) == {"running": 2, "waiting": len(calls) - 2})
+        live.until(lambda: not live.rows("SELECT id FROM environments WHERE state IN ('waiting', 'opening')"))
+        # When the node is killed
+        live.process("cpu-0").kill()
+        # Then each end is one of the infrastructure, and none is a result of the program
+        error = raised(pending["client"])
+        assert (type(error), error.cause, error.fault) == (EnvironmentLost, "environment_lost", "infrastructure")
+        failed = pending["native"].result()
+        assert failed.status_code == 502
+        assert {"kind": "infra", "cause": "environment_lost", "fault": "infrastructure"}.items() <= failed.json()["error"].items()
+        remote = pending["swerex"].result()
+        assert (remote.status_code, remote.json()["swerexception"]["class_path"]) == (511, "swerex.exceptions.SwerexException")
+        assert remote.json()["swerexception"]["extra_info"]["fault"] == "infrastructure"
+        envelope = pending["rock"].result().json()
+        assert (envelope["status"], envelope["result"]["exit_code"]) == ("Failed", None)
+        assert envelope["result"]["code"] != 6000  # the command's own failure
+        assert pending["run_code"].result().status_code == 504
+        assert isinstance(raised(pending["verl"]), ScoreFailed)
+        if "e2b" in pending:
+            assert type(raised(pending["e2b"])).__name__ == "SandboxNotRunningException"
+        # And the gateway's metric, the status and the report count them as failures of ours
+        through = dict.fromkeys(calls.keys() - {"client", "verl"}, 1)
+        assert metric(served, "environment_lost") == through
+        live.until(lambda: read_state(live.settings)[0]["infra_failed"] == {"environment_lost": len(calls)})
+    report = read_report(live.settings, "native").document()
+    assert (report["total"]["by_cause"]["exit"], report["total"]["by_fault"]) == (1, {"infrastructure": 1, "program": 1})
+
+
+def _of_e2b(served: Served) -> dict[str, Callable[[], Any]]:
+    """Return E2B's client's call, where that is installed; its sandbox stands then."""
+    try:
+        import e2b
+    except ImportError:
+        return {}
+    sandbox = e2b.Sandbox.create(**options_of(served, "e2b"))
+    with pytest.raises(e2b.CommandExitException) as wrong:
+        sandbox.commands.run(WRONG)
+    assert wrong.value.exit_code == 3
+    return {"e2b": lambda: sandbox.commands.run(SLOW, timeout=600)}
+
+
+def _unfinished(served: Served) -> dict[str, int]:
+    rows = served.live.rows("SELECT status FROM actions WHERE kind IN ('cpu.exec', 'gpu.score', 'gpu.logprobs') AND ended_at IS NULL")
+    return dict(Counter(row[0] for row in rows))
+
+
+def _scores(http: httpx.Client, client: Client, judge: str, teacher: str) -> dict[str, Callable[[], Any]]:
+    """Return a call of each shape that gives scores, by shape; what it returns is what a trainer reads of the answer."""
+
+    def post(path: str, body: Any) -> Any:
+        answer = http.post(path, json=body)
+        if answer.status_code != 200:
+            raise Refused(answer)
+        found = answer.json()
+        return {key: found[key] for key in ("scores", "rewards", "data", "choices") if key in found} if isinstance(found, dict) else found
+
+    completion = {"model": teacher, "prompt": [[1, 2, 3]], "max_tokens": 1, "prompt_logprobs": 0}
+    return {
+        "client": lambda: list(client.score(judge, ITEMS)),
+        "native": lambda: post("/api/v1/score", {"service": judge, "items": ITEMS}),
+        "rewards: slime": lambda: post(f"/rm/{judge}", {"prompt": "p", "response": "r"}),
+        "rewards: openrlhf": lambda: post(f"/reward/{judge}", {"query": ["p"], "prompts": ["p"], "labels": [""]}),
+        "scores: classify": lambda: post("/classify", {"model": judge, "input": "p"}),
+        "scores: score": lambda: post("/score", {"model": judge, "text_1": "p", "text_2": "r"}),
+        "teachers: completions": lambda: post("/v1/completions", completion),
+    }
+
+
+class Refused(Exception):
+    """Raised for an answer that is none."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        super().__init__(answer.text)
+        self.answer = answer
+
+
+def test_a_score_whose_node_dies_is_the_same_score_from_another_one(served: Served) -> None:
+    live = served.live
+    with served.http() as http, live.client("native") as client, ThreadPoolExecutor(16) as threads:
+        # Given the scores of each shape, and the same calls once more on a node that hangs
+        calls = _scores(http, client, "judge", "teacher")
+        undisturbed = {name: call() for name, call in calls.items()}
+        assert all(undisturbed.values())
+        freeze(live.process("gpu-0").pid)
+        pending = {name: threads.submit(call) for name, call in calls.items()}
+        live.until(lambda: live.rows("SELECT count(*) FROM actions WHERE kind LIKE 'gpu.%' AND ended_at IS NULL") == [(len(calls),)])
+        assert not any(future.done() for future in pending.values())
+        # When the node dies, and another one comes
+        live.process("gpu-0").kill()
+        live.until(lambda: live.rows("SELECT state FROM nodes WHERE name = 'gpu-0'") == [("lost",)])
+        worker = live.command("gpu-0")
+        live.stack.spawn(Command("gpu-again", worker.argv, worker.env))
+        # Then everybody has the score that the model gives
+        assert {name: future.result(timeout=120) for name, future in pending.items()} == undisturbed
+        assert live.rows("SELECT DISTINCT attempts FROM actions WHERE kind LIKE 'gpu.%' ORDER BY attempts")[-1] == (2,)
+
+
+def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> None:
+    pytest.importorskip("torch", reason="the extra `gpu` is not installed")
+    live = served.live
+    with served.http() as http, live.client("native") as client:
+        shapes: Counter[str] = Counter()
+        for name, call in _scores(http, client, "broken-judge", "broken-teacher").items():
+            # When a score is asked for, then there is none
+            with pytest.raises((ActionError, Refused)) as caught:
+                call()
+            # And it is told whose fault that is
+            if isinstance(caught.value, ActionError):
+                assert (caught.value.cause, caught.value.fault) == ("engine_failed", "infrastructure")
+                continue
+            answer = caught.value.answer
+            assert (answer.status_code, set(answer.json())) == (502, {"error"}), name
+            said = answer.json()["error"]
+            assert "infra" in (said.get("type"), said.get("kind")), name
+            shapes[name.partition(":")[0]] += 1
+        # And the metric and the status count it
+        assert metric(served, "engine_failed") == dict(shapes)
+        live.until(lambda: read_state(live.settings)[0]["infra_failed"] == {"engine_failed": 1 + shapes.total()})

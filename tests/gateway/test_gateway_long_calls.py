@@ -1,0 +1,168 @@
+"""Calls of half an hour: what could end one too early, and one call through every shape that outlasts all timers.
+
+`TANGRAM_LONG_CALL_S` says how long the latter takes; without it, it is skipped on a laptop and takes 100 s with `CI` set. The timers of the
+stack are set so short that each of them ends many times meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.gateway import e2b_output, e2b_process, e2b_table, records, rex_runtime, run_code
+from app.gateway.joined import ABANDONED_S
+from app.local.stack import StackPlan
+from tangram import wire
+from tangram.settings import Settings
+from tests.gateway.conftest import Served, free_port
+from tests.live.support import running
+
+HALF_AN_HOUR_S = 1800.0
+LENGTH_S = float(os.environ.get("TANGRAM_LONG_CALL_S", "100" if "CI" in os.environ else "0"))
+SHORT = {"TANGRAM_LEASE_S": "5", "TANGRAM_ORPHAN_S": "5", "TANGRAM_TIMEOUT_S": "5", "TANGRAM_CONNECT_TIMEOUT_S": "5"}
+"""The timers of a stack, far below the length of the call."""
+
+LANGUAGES = """
+[slow]
+file = "text"
+compile = "sleep 5"
+run = "cat text"
+tool = "cat"
+"""
+
+needs_length = pytest.mark.skipif(LENGTH_S <= 0, reason="TANGRAM_LONG_CALL_S does not say how long the call is to be")
+
+
+def test_nothing_that_is_counted_from_the_beginning_of_a_call_is_over_within_half_an_hour() -> None:
+    # What begins with the action, or with its last sign of use, and is not renewed while it runs
+    kept_s = {
+        "claims": wire.CLAIM_TTL_S,
+        "results": wire.RESULT_TTL_S,
+        "published output": wire.OUTPUT_TTL_S,
+        "arguments in the result store": wire.BLOB_TTL_S,
+        "records of environments": records.KEPT_S,
+        "shells of SWE-ReX": rex_runtime.KEPT_S,
+        "processes of E2B": e2b_table.KEPT_S,
+        "E2B's commands without a limit": e2b_process.UNLIMITED_S,
+        "actions without a limit": Settings.model_fields["timeout_s"].default,
+    }
+    assert {name: limit_s for name, limit_s in kept_s.items() if limit_s < 2 * HALF_AN_HOUR_S} == {}
+    # And the lease of an environment for one call goes beyond the time for which anybody may wait for the call
+    assert run_code.MARGIN_S > 0
+    # And a silent stream is alive before anything on the way, or the client, gives it up: most allow a minute
+    assert e2b_output.KEEPALIVE_S <= 30
+
+
+@pytest.fixture(scope="module")
+def short_timers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    variables = dict(SHORT)
+    plan = StackPlan(nodes=1, cores=16, memory_mb=65536, api_nodes=0, gateway_port=free_port(), variables=variables)
+    with running(tmp_path_factory.mktemp("long") / "state", plan) as live:
+        yield Served(live, plan.gateway_url)
+
+
+@asynccontextmanager
+async def caller(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"X-API-Key": served.token("long"), "XRL-Authorization": f"Bearer {served.token('long')}"}
+    async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=None) as http:
+        yield http
+
+
+COMMAND = f"sleep {LENGTH_S:g}; echo done"
+
+
+async def native(http: httpx.AsyncClient) -> str:
+    opened = (await http.post("/api/v1/environments", json={})).json()["id"]
+    body = {"command": COMMAND, "timeout_s": 2 * LENGTH_S}
+    return str((await http.post(f"/api/v1/environments/{opened}/exec", json=body)).json()["stdout"])
+
+
+async def swerex(http: httpx.AsyncClient) -> str:
+    assert (await http.post("/envs/long/create_session", json={"startup_timeout": 30})).status_code == 200
+    body = {"action_type": "bash", "command": COMMAND, "timeout": 2 * LENGTH_S}
+    return str((await http.post("/envs/long/run_in_session", json=body)).json()["output"])
+
+
+async def rock_shape(http: httpx.AsyncClient) -> str:
+    begin = {"image": "python:3.12", "auto_clear_time_minutes": 1, "memory": "512m"}
+    started = (await http.post("/apis/envs/sandbox/v1/start_async", json=begin)).json()
+    body = {"sandbox_id": started["result"]["sandbox_id"], "command": ["sh", "-c", COMMAND], "timeout": 2 * LENGTH_S}
+    return str((await http.post("/apis/envs/sandbox/v1/execute", json=body)).json()["result"]["stdout"])
+
+
+async def code(http: httpx.AsyncClient) -> str:
+    body = {"language": "bash", "code": COMMAND, "run_timeout": 2 * LENGTH_S}
+    return str((await http.post("/run_code", json=body)).json()["run_result"]["stdout"])
+
+
+async def notebook(http: httpx.AsyncClient) -> str:
+    body = {"cells": [f"import time; time.sleep({LENGTH_S:g}); print('done')"], "total_timeout": 2 * LENGTH_S}
+    answer = (await http.post("/run_jupyter", json=body)).json()
+    return str(answer["cells"][0]["stdout"])
+
+
+async def e2b_stream(http: httpx.AsyncClient) -> str:
+    """Read the stream of a command as it is sent; a silence of more than some seconds breaks it."""
+    sandbox = (await http.post("/v2/sandboxes", json={"templateID": "base", "timeout": round(3 * LENGTH_S)})).json()
+    headers = {"E2b-Sandbox-Id": sandbox["sandboxID"], "X-Access-Token": sandbox["envdAccessToken"], "Keepalive-Ping-Interval": "1"}
+    message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", COMMAND]}}).encode()
+    headers["Content-Type"] = "application/connect+json"
+    kinds: list[str] = []
+    timeout = httpx.Timeout(30, read=15)
+    content = struct.pack(">BI", 0, len(message)) + message
+    async with http.stream("POST", "/process.Process/Start", content=content, headers=headers, timeout=timeout) as answer:
+        held = b""
+        async for data in answer.aiter_bytes():
+            held += data
+            while len(held) >= 5 and len(held) >= 5 + (length := struct.unpack_from(">BI", held)[1]):
+                event: dict[str, Any] = json.loads(held[5 : 5 + length]).get("event", {})
+                kinds += event
+                held = held[5 + length :]
+    assert kinds.count("keepalive") > LENGTH_S / 4, kinds
+    return "done\n" if kinds[-1] == "end" and "data" in kinds else str(kinds)
+
+
+@needs_length
+@pytest.mark.timeout(60 + 3 * LENGTH_S)
+def test_one_long_call_through_every_shape(short_timers: Served) -> None:
+    async def all_of_them() -> list[str]:
+        async with caller(short_timers) as http:
+            return await asyncio.gather(*(shape(http) for shape in (native, swerex, rock_shape, code, notebook, e2b_stream)))
+
+    assert [one.strip() for one in asyncio.run(all_of_them())] == ["done"] * 6
+
+
+@needs_length
+@pytest.mark.timeout(60 + 3 * LENGTH_S)
+def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(tmp_path: Path) -> None:
+    (tmp_path / "languages.toml").write_text(LANGUAGES)
+    variables = {"TANGRAM_GATEWAY_LANGUAGES": str(tmp_path / "languages.toml")}
+    plan = StackPlan(policy="fcfs", nodes=1, cores=1, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
+    with running(tmp_path / "state", plan) as live, Served(live, plan.gateway_url).http() as http, ThreadPoolExecutor(1) as thread:
+        opened = http.post("/api/v1/environments", json={}).json()["id"]
+        # Given a call that is being compiled, and a command that takes the only core then
+        body = {"language": "slow", "code": "ran", "run_timeout": 1, "compile_timeout": 8}
+        first = thread.submit(http.post, "/run_code", json=body)
+        live.until(lambda: live.rows("SELECT 1 FROM actions WHERE status = 'running' AND kind = 'cpu.exec'"))
+        busy = {"command": f"timeout {LENGTH_S:g} sh -c 'while :; do :; done'", "timeout_s": 2 * LENGTH_S}
+        with suppress(httpx.ReadTimeout):
+            http.post(f"/api/v1/environments/{opened}/exec", json=busy, headers={"Idempotency-Key": "busy"}, timeout=0.5)
+        # When the caller has come again until there was an answer
+        answer = first.result()
+        while answer.status_code == 504:
+            answer = http.post("/run_code", json=body)
+        # Then the program has waited for its turn in the same environment, whose lease was renewed meanwhile
+        assert answer.json()["run_result"]["stdout"] == "ran"
+        (kept_s,), *others = live.rows(f"SELECT ends_at - opened_at FROM environments WHERE id != '{opened}'")
+        assert not others and kept_s > run_code.MARGIN_S + ABANDONED_S + LENGTH_S / 2

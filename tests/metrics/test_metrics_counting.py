@@ -1,0 +1,327 @@
+"""What a scheduler counts from its entries, within which bounds, and what a process does without its port."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+
+from app.celery import make_app
+from app.local.redis_server import RedisServer
+from app.metrics.bounded import IDLE_S, LONGEST, OTHER, Jobs
+from app.metrics.celery_events import CeleryEvents
+from app.metrics.exposition import make_registry, serve
+from app.metrics.scheduler import SchedulerMetrics
+from scheduler.live.entries import (
+    ActionEnded,
+    ActionGranted,
+    ActionReceived,
+    ActionRequeued,
+    ActionResized,
+    Entry,
+    EnvironmentChanged,
+    InstanceChanged,
+    InstancesForgotten,
+    NodeChanged,
+    NodeDraining,
+    Unfinished,
+    UnfinishedAction,
+)
+from scheduler.model.commands import Finish
+from tangram.settings import Settings
+from tests.freezing import freeze
+
+
+class Told:
+    """The metrics of a scheduler that leads, with a journal that keeps nothing."""
+
+    def __init__(self, *, jobs: int = 50, unfinished: Unfinished | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = SchedulerMetrics(self.registry, jobs)
+        self._unfinished = unfinished or Unfinished(actions=(), environments=(), nodes=())
+        self.journal = self.metrics.lead(self, 1)
+        self.journal.unfinished()
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Keep nothing."""
+
+    def unfinished(self) -> Unfinished:
+        return self._unfinished
+
+    def __call__(self, *entries: Entry) -> None:
+        self.journal.write(entries)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+    def labels(self, label: str) -> set[str]:
+        return {one.labels[label] for family in self.registry.collect() for one in family.samples if label in one.labels}
+
+
+def received(name: str, job: str = "j", kind: str = "cpu.exec", at: float = 0.0) -> ActionReceived:
+    return ActionReceived(id=name, header={"job": job, "kind": kind}, message="", submitted_at=at, received_at=at)
+
+
+def granted(name: str, *cores: int, node: str = "n", attempt: int = 1) -> ActionGranted:
+    return ActionGranted(id=name, attempt=attempt, node=node, units=len(cores) or 1, core_ids=cores, cell_ids=(), granted_at=1.0)
+
+
+def resized(name: str, *cores: int, background: bool = False) -> ActionResized:
+    return ActionResized(id=name, attempt=1, core_ids=cores, units=len(cores) or 1, background=background, at=2.0)
+
+
+def ended(name: str, status: str = "succeeded", cause: str = "", at: float = 3.0, **parts: float | str) -> ActionEnded:
+    words: dict[str, Any] = {"queue_s": 1.0, "overhead_s": 0.5, "execution_s": 2.0, "cpu_s": 1.5, "unit_s": 4.0, **parts}
+    return ActionEnded(end=Finish(id=name, status=status, reason="", by_worker=True, started_at=None, dop=1, cause=cause, **words), at=at)  # type: ignore[arg-type]
+
+
+def up(name: str = "n", cores: int = 4) -> NodeChanged:
+    return NodeChanged(name=name, state="up", description={"cores": cores, "cells": 0}, at=0.0)
+
+
+GROUP: Mapping[str, str] = {"job_name": "j", "kind": "cpu.exec"}
+
+
+def test_an_action_is_counted_from_its_reception_to_its_end() -> None:
+    told = Told()
+    told(up(), received("a"), received("b"))
+    assert (told.value("tangram_actions_waiting", **GROUP), told.value("tangram_actions_running", **GROUP)) == (2, 0)
+    # When one is granted, grows, is sent to the background and comes back
+    told(granted("a", 0), resized("a", 0, 1))
+    assert told.value("tangram_node_units", node="n", resource="cores", state="granted") == 2
+    told(resized("a", background=True))
+    assert told.value("tangram_node_units", node="n", resource="cores", state="idle") == 4
+    told(resized("a", 3))
+    # Then each way is counted, and what it holds is known
+    directions = {
+        direction: told.value("tangram_resizes_total", direction=direction) for direction in ("grow", "shrink", "preempt", "resume")
+    }
+    assert directions == {"grow": 1, "shrink": None, "preempt": 1, "resume": 1}
+    assert told.value("tangram_preemptions_total", job_name="j") == 1
+    # And its end says how long all took, and gives its core back
+    told(ended("a"))
+    assert told.value("tangram_act_seconds_sum", **GROUP) == 3.5
+    assert told.value("tangram_act_queue_seconds_sum", **GROUP) == 1.0
+    assert told.value("tangram_used_core_seconds_total", job_name="j") == 1.5
+    assert told.value("tangram_actions_total", **GROUP, status="succeeded", fault="") == 1
+    assert (told.value("tangram_actions_waiting", **GROUP), told.value("tangram_actions_running", **GROUP)) == (1, 0)
+    assert told.value("tangram_node_units", node="n", resource="cores", state="granted") == 0
+
+
+def test_failures_of_the_system_are_counted_by_cause_and_those_of_programs_are_not() -> None:
+    told = Told()
+    told(*(received(name) for name in "abc"))
+    told(ended("a", "lost", "node_lost"), ended("b", "timed_out", "timeout"), ended("c", "cancelled", "cancelled"))
+    assert told.value("tangram_infra_failed_total", **GROUP, cause="node_lost") == 1
+    assert told.labels("cause") == {"node_lost"}
+    faults = {fault: told.value("tangram_actions_total", **GROUP, status=end, fault=fault) for end, fault in (
+        ("lost", "infrastructure"), ("timed_out", "program"), ("cancelled", "caller"),
+    )}  # fmt: skip
+    assert faults == {"infrastructure": 1, "program": 1, "caller": 1}
+
+
+def test_the_close_of_a_lost_environment_is_nobodys_fault() -> None:
+    # Given a scheduler whose kinds have no labels left
+    told = Told()
+    told(*(received(f"{number}", kind=f"kind {number}") for number in range(50)), received("a", kind="cpu.close"))
+    told(ended("a", "lost", "environment_lost", kind="cpu.close"))
+    assert told.value("tangram_actions_total", job_name="j", kind=OTHER, status="lost", fault="") == 1
+    assert told.labels("cause") == set()
+
+
+def test_what_waits_again_keeps_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.metrics.scheduler.time.time", lambda: 100.0)
+    told = Told()
+    told(received("old", at=10.0), received("young", at=90.0), granted("old", 0))
+    assert told.value("tangram_queue_oldest_age_seconds", **GROUP) == 10
+    told(ActionRequeued(id="old", reason="", at=95.0))
+    assert told.value("tangram_queue_oldest_age_seconds", **GROUP) == 90
+    assert told.value("tangram_requeues_total", kind="cpu.exec") == 1
+
+
+def test_a_scheduler_that_takes_over_knows_what_waits_and_runs_and_one_that_stands_by_nothing() -> None:
+    # Given what another scheduler has left
+    header = {"job": "j", "kind": "cpu.exec"}
+    waiting, running = (
+        UnfinishedAction(id=name, header=header, message="", submitted_at=0.0, received_at=0.0, grant=grant)
+        for name, grant in (("w", None), ("r", granted("r", 0, 1)))
+    )
+    told = Told(unfinished=Unfinished(actions=(waiting, running), environments=(), nodes=(up(),)))
+    # When this one leads, it tells of it, without counting it as received
+    assert (told.value("tangram_actions_waiting", **GROUP), told.value("tangram_actions_running", **GROUP)) == (1, 1)
+    assert told.value("tangram_node_units", node="n", resource="cores", state="granted") == 2
+    assert told.value("tangram_actions_received_total", **GROUP) is None
+    told(ended("r"))
+    # When it leads no longer, it keeps what it has counted, and tells of nothing else
+    told.metrics.stand_by()
+    assert told.value("tangram_actions_waiting", **GROUP) is None and told.value("tangram_nodes") == 0
+    assert told.value("tangram_scheduler_leading") == 0
+    assert told.value("tangram_act_seconds_count", **GROUP) == 1
+
+
+def test_nodes_are_told_as_draining_while_they_are_up() -> None:
+    # Given a node that an earlier scheduler had drained, one that is drained now, and one that is so before it is up
+    told = Told(unfinished=Unfinished(actions=(), environments=(), nodes=(up(),), draining=("n",)))
+    told(up("m"), NodeDraining(name="m", draining=True), NodeDraining(name="later", draining=True))
+    assert (told.value("tangram_nodes"), told.value("tangram_nodes_draining")) == (2, 2)
+    # When one is put back, one is lost, and the last one comes
+    told(NodeDraining(name="m", draining=False))
+    assert told.value("tangram_nodes_draining") == 1
+    told(NodeChanged(name="n", state="lost", description={}, at=1.0))
+    assert told.value("tangram_nodes_draining") == 0
+    told(up("later"))
+    assert told.value("tangram_nodes_draining") == 1
+
+
+def test_nodes_and_environments_are_told_while_they_stand() -> None:
+    told = Told()
+    changed: dict[str, Any] = {"node": "n", "job": "j", "trajectory": "t", "memory_mb": 1, "pod_cores": 0, "at": 0.0}
+    told(up(), up("m"), EnvironmentChanged(id="e", state="open", **changed), EnvironmentChanged(id="f", state="opening", **changed))
+    assert (told.value("tangram_nodes"), told.value("tangram_environments", state="open")) == (2, 1)
+    told(EnvironmentChanged(id="e", state="lost", **changed), NodeChanged(name="n", state="lost", description={}, at=1.0))
+    assert (told.value("tangram_nodes"), told.value("tangram_environments", state="open")) == (1, 0)
+    assert told.value("tangram_environments_ended_total", state="lost") == 1
+    assert told.value("tangram_nodes_lost_total") == 1
+    assert "n" not in told.labels("node")
+
+
+def test_cores_of_a_pod_are_granted_while_its_environment_stands() -> None:
+    def units() -> tuple[float | None, ...]:
+        return tuple(told.value("tangram_node_units", node="n", resource="cores", state=state) for state in ("granted", "idle"))
+
+    # Given a pod that an earlier scheduler had opened
+    words: dict[str, Any] = {"node": "n", "job": "j", "trajectory": "t", "memory_mb": 1, "at": 0.0}
+    earlier = EnvironmentChanged(id="e", state="open", pod_cores=1, **words)
+    told = Told(unfinished=Unfinished(actions=(), environments=(earlier,), nodes=(up(),)))
+    assert units() == (1, 3)
+    # When another one is opened on two cores, by an action that is granted these
+    opening = ActionReceived(id="o", header={"job": "j", "kind": "cpu.open", "environment": "f"}, message="", submitted_at=0, received_at=0)
+    told(opening, EnvironmentChanged(id="f", state="waiting", pod_cores=0, **{**words, "node": None}), granted("o", 1, 2))
+    told(EnvironmentChanged(id="f", state="opening", pod_cores=2, **words))
+    assert units() == (3, 1)
+    told(ended("o"), EnvironmentChanged(id="f", state="open", pod_cores=2, **words))
+    # Then its cores are granted, whether a command runs on them or not, and so are those outside
+    assert units() == (3, 1)
+    command = ActionReceived(id="c", header={"job": "j", "kind": "cpu.exec", "environment": "f"}, message="", submitted_at=0, received_at=0)
+    told(command, granted("c", 1, 2))
+    assert units() == (3, 1)
+    told(received("outside"), granted("outside", 3))
+    assert units() == (4, 0)
+    # until it is closed
+    told(ended("c"), EnvironmentChanged(id="f", state="closed", pod_cores=2, **words))
+    assert units() == (2, 2)
+    told(EnvironmentChanged(id="e", state="lost", pod_cores=1, **words))
+    assert units() == (1, 3)
+
+
+def test_counts_of_a_worker_that_is_started_anew_are_added_to_those_before() -> None:
+    def said(**counts: int) -> InstanceChanged:
+        state = counts.pop("state", "resident")
+        return InstanceChanged(node="n", service="rm", cell_ids=(0,), state=state, at=0.0, memory_mb=10.0, host_mb=5.0, **counts)  # type: ignore[arg-type]
+
+    told = Told()
+    # Given an instance that stood before this scheduler: its counts so far are not ours
+    told(said(starts=3, wrong_answers=1))
+    assert told.value("tangram_service_wrong_answers_total", service="rm") == 0
+    told(said(starts=4, wrong_answers=2))
+    # When its worker is started anew, it counts from nought
+    told(InstancesForgotten(node="n", at=1.0, reason=""), said(starts=1), said(starts=2, wrong_answers=1))
+    # Then ours go on
+    assert told.value("tangram_service_starts_total", service="rm") == 3
+    assert told.value("tangram_service_wrong_answers_total", service="rm") == 2
+    # And what a sleeping instance keeps of its cells is residue
+    assert told.value("tangram_service_residue_bytes", service="rm") == 0
+    told(said(state="host"))  # type: ignore[arg-type]
+    assert told.value("tangram_service_residue_bytes", service="rm") == 10 * 2**20
+
+
+@given(st.lists(st.text(min_size=0, max_size=300), max_size=60))
+def test_however_many_jobs_and_kinds_there_are_the_page_is_bounded(names: list[str]) -> None:
+    told = Told(jobs=5)
+    for number, name in enumerate([*names, *(f"job {number}" for number in range(20))]):
+        told(received(str(number), job=name, kind=name), granted(str(number)), ended(str(number), at=float(number)))
+    assert len(told.labels("job_name")) <= 6 and OTHER in told.labels("job_name")
+    assert len(told.labels("kind")) <= 51
+    assert all(len(name) <= LONGEST for name in told.labels("job_name") | told.labels("kind"))
+
+
+def test_a_job_that_is_over_gives_its_place_to_another() -> None:
+    told = Told(jobs=1)
+    told(received("a", job="first"), ended("a", at=0.0))
+    # While the first is not idle for long, the next one has no place
+    told(received("b", job="second", at=IDLE_S - 1), ended("b", at=IDLE_S - 1))
+    assert told.labels("job_name") == {"first", OTHER}
+    # Then it has, and the first one's figures are gone
+    told(received("c", job="second", at=IDLE_S + 1))
+    assert told.labels("job_name") == {"second", OTHER}
+
+
+def test_a_job_gives_its_place_by_the_schedulers_clock_not_by_that_of_trainers() -> None:
+    told = Told(jobs=1)
+    told(received("a", job="first"), ended("a", at=0.0))
+    # When the first action of another job was long under way, or its trainer's clock is behind
+    told(replace(received("b", job="second", at=IDLE_S + 1), submitted_at=1.0))
+    assert told.labels("job_name") == {"second"}
+
+
+def test_jobs_do_not_grow_with_changes_of_the_leader() -> None:
+    told = Told(jobs=2)
+    # Given a scheduler that leads again and again, each time with two jobs, whose actions end under another one
+    for number in range(5):
+        told(*(received(f"{number}{job}", job=f"{number}{job}", at=float(number)) for job in "ab"))
+        told.metrics.stand_by()
+        told.metrics.lead(told, number + 2)
+    # Then the first ones have their places
+    assert told.labels("job_name") == {"0a", "0b", OTHER}
+    # And they give them up as jobs do that are over, for none of their actions is this scheduler's
+    told(received("later", job="new", at=IDLE_S + 5))
+    assert told.labels("job_name") == {"0b", "new", OTHER}
+
+
+def test_a_job_with_unfinished_actions_keeps_its_place() -> None:
+    gone: list[str] = []
+    jobs = Jobs(1, gone.append)
+    jobs.enter("long", 0.0)
+    assert jobs.enter("next", 10 * IDLE_S) == OTHER
+    jobs.leave("long", 10 * IDLE_S)
+    jobs.leave(OTHER, 10 * IDLE_S)
+    assert (jobs.enter("next", 12 * IDLE_S), gone) == ("next", ["long"])
+
+
+def test_a_port_that_is_taken_is_one_line_and_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.ERROR):
+        settings = Settings(metrics_port=taken.getsockname()[1])
+        serve(settings, make_registry(settings, "scheduler"))
+    (record,) = caplog.records
+    assert record.getMessage() == f"no metrics at TANGRAM_METRICS_PORT, 127.0.0.1:{settings.metrics_port}: Address already in use"
+
+
+def test_a_broker_that_hangs_does_not_hold_up_a_scrape(tmp_path: Path) -> None:
+    # Given a process that counts Celery's events, and whose broker has told it the lengths of its queues
+    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+    try:
+        registry = CollectorRegistry()
+        app = make_app(Settings(broker_url=server.url, result_url=server.url, state_dir=tmp_path))
+        CeleryEvents(app, registry)
+        assert b"celery_queue_length{" in generate_latest(registry)
+        # When the broker stands still
+        freeze(server.identity.pid)
+        began = time.monotonic()
+        scraped = generate_latest(registry)
+        took_s = time.monotonic() - began
+        os.kill(server.identity.pid, signal.SIGCONT)
+        # Then a scrape has all else soon
+        assert took_s < 3 and b"celery_task_received_total" in scraped and b"celery_queue_length{" not in scraped
+    finally:
+        server.stop()

@@ -1,0 +1,156 @@
+"""Spans of an action across client, scheduler and worker, as a collector gets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.local.stack import StackPlan
+from tests.live.support import Live, running
+from tests.metrics.collector import Collected, Collector
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCER, CONSUMER = 4, 5
+
+TRAINER = """
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from tangram import Client
+from tangram.errors import ActionError
+
+with Client(job="training") as client:
+    env = client.open(trajectory="t1")
+    print(env.exec("echo SECRET", units=[1, 2]).stdout)
+    try:
+        env.read_file("nowhere")
+    except ActionError:
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Live]:
+    variables = {"TANGRAM_OTEL": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    plan = StackPlan(cores=2, memory_mb=4096, api_nodes=0, variables=variables)
+    with running(tmp_path_factory.mktemp("spans"), plan) as live:
+        yield live
+
+
+def train(live: Live, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **live.environment, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def whole(collector: Collector, kind: str) -> dict[str, Collected]:
+    """Return the spans of the one action of a kind, by name, as far as they have come."""
+    spans = collector.spans()
+    parents = [span for span in spans if span.name == f"action {kind}"]
+    return {span.name: span for span in spans if parents and span.trace == parents[0].trace}
+
+
+def test_one_command_is_one_trace_across_client_scheduler_and_worker(traced: Live, collector: Collector) -> None:
+    # When a trainer runs a command
+    done = train(traced, TRAINER)
+    assert (done.stdout, done.returncode) == ("SECRET\n\n", 0), done.stderr
+    # Then six spans of three processes come
+    names = {"action cpu.exec", "submit", "queue", "grant", "execute", "result"}
+    traced.until(lambda: set(whole(collector, "cpu.exec")) == names, 60)
+    spans = whole(collector, "cpu.exec")
+    services = {name: span.service for name, span in spans.items()}
+    client, scheduler, worker = "tangram-client", "tangram-scheduler", "tangram-worker-cpu"
+    assert services == {
+        "action cpu.exec": client, "submit": client, "queue": scheduler, "grant": scheduler, "execute": worker, "result": client,
+    }  # fmt: skip
+    # And all are below the one of the whole action, in which they lie
+    top = spans.pop("action cpu.exec")
+    assert top.parent == b"" and {span.parent for span in spans.values()} == {top.id}
+    assert all(top.start <= span.start <= span.end for span in spans.values())
+    assert spans["submit"].start <= spans["queue"].start <= spans["queue"].end <= spans["grant"].end
+    assert spans["execute"].end <= spans["grant"].end
+    assert (spans["submit"].kind, spans["execute"].kind) == (PRODUCER, CONSUMER)
+    # And they say what it was
+    for span in (top, *(spans[name] for name in ("submit", "queue", "grant", "execute"))):
+        assert span.attributes["tangram.job"] == "training" and span.attributes["tangram.trajectory"] == "t1"
+        assert span.attributes["messaging.system"] == "celery" and span.attributes["messaging.message.id"]
+    assert (spans["grant"].attributes["tangram.node"], spans["grant"].attributes["tangram.dop"]) == ("cpu-0", 2)
+    # And nothing of what it was given or printed
+    assert "SECRET" not in repr(collector.spans())
+
+
+def test_a_failure_marks_the_spans_that_it_concerns(traced: Live, collector: Collector) -> None:
+    traced.until(lambda: {"action cpu.read_file", "grant", "execute"} <= set(whole(collector, "cpu.read_file")), 60)
+    spans = whole(collector, "cpu.read_file")
+    assert {name for name, span in spans.items() if span.failed} == {"action cpu.read_file", "grant", "execute"}
+    assert spans["action cpu.read_file"].attributes["error.type"] == "ActionRefused"
+
+
+def test_the_span_of_a_trainer_that_has_its_own_is_the_parent(traced: Live, collector: Collector) -> None:
+    # Given a trainer with an OpenTelemetry of its own
+    set_up = TRAINER.split("with Client")[0] + (
+        "provider = TracerProvider()\nprovider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))\n"
+        "trace.set_tracer_provider(provider)\n"
+        "with trace.get_tracer('trainer').start_as_current_span('rollout'), Client(job='own') as client:\n"
+        "    client.open(trajectory='t2').close()\n"
+    )
+    # When it submits within a span
+    assert train(traced, set_up).returncode == 0
+    # Then what it submits is below that
+    traced.until(lambda: any(span.name == "rollout" for span in collector.spans()), 60)
+    (rollout,) = [span for span in collector.spans() if span.name == "rollout"]
+    below = [span for span in collector.spans() if span.parent == rollout.id]
+    assert {span.name for span in below} == {"action cpu.open", "action cpu.close"}
+    traced.until(lambda: len([span for span in collector.spans() if span.trace == rollout.trace and span.name == "execute"]) == 2, 60)
+
+
+def test_a_trainer_without_spans_makes_none_and_imports_nothing_for_them(traced: Live, collector: Collector) -> None:
+    script = TRAINER.split("with Client")[1].replace('(job="training")', "").replace('t1"', 't-off"')
+    quiet = f"import sys\nfrom tangram import Client\nfrom tangram.errors import ActionError\nwith Client(job='off'){script}"
+    quiet += "\nassert not [name for name in sys.modules if name.startswith(('opentelemetry.exporter', 'opentelemetry.sdk.trace'))]\n"
+    done = train(traced, quiet, TANGRAM_OTEL="0")
+    assert done.returncode == 0, done.stderr
+    # And a later one's spans come without any of its
+    assert train(traced, TRAINER.replace("training", "later")).returncode == 0
+    traced.until(
+        lambda: [span for span in collector.spans() if span.attributes.get("tangram.job") == "later" and span.name == "execute"], 60
+    )
+    assert not [span for span in collector.spans() if span.attributes.get("tangram.job") == "off"]
+
+
+def test_without_the_extra_one_line_says_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from tangram import Client\nfrom tangram.errors import TangramError\n"
+        "try:\n    Client(job='j')\nexcept TangramError as error:\n    print(error)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TANGRAM_OTEL": "1", "TANGRAM_BROKER_URL": "redis://x", "TANGRAM_RESULT_URL": "redis://x"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "TANGRAM_OTEL needs opentelemetry: install the extra `otel`\n", done.stderr
+
+
+def test_a_collector_that_is_away_keeps_no_process_from_ending() -> None:
+    # Given a process with more spans than fit into its queue, and nobody who takes them
+    script = (
+        "import sys, time\nfrom tangram.settings import Settings\nfrom tangram.tracing import tracer_of\n"
+        "tracer = tracer_of(Settings(otel=True), 'test')\n"
+        "for _ in range(3000):\n    tracer.start_span('lost').end()\n"
+        "print(time.monotonic())\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    # When its work is done
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=True)
+    # Then it ends soon; OpenTelemetry by itself would try for half a minute
+    assert time.monotonic() - float(done.stdout) < 15.0, done.stderr

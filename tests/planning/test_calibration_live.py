@@ -1,0 +1,42 @@
+"""`tangram plan --calibrate` from outside: live runs on this machine, compared with their simulation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import tangram
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def two_rollouts(folder: Path) -> Path:
+    """Return a trace of two of the bundled rollouts, beside the files that they start from."""
+    header, *trajectories = (EXAMPLES / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (folder / "repo").symlink_to(EXAMPLES / "repo")
+    path = folder / "two.jsonl"
+    path.write_text(header + trajectories[0] + trajectories[5])
+    return path
+
+
+def test_a_calibration_compares_live_runs_with_their_simulation_and_plans_show_it(tmp_path: Path) -> None:
+    # Given rollouts that are replayed live, twice
+    trace = str(two_rollouts(tmp_path))
+    done = tangram(tmp_path, "plan", trace, "--calibrate", "--json", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+
+    assert list(found["policies"]) == ["static:1", "elastic"]
+    for of in found["policies"].values():
+        for key, error in of["error"].items():
+            assert of["simulated"][key] == pytest.approx(of["live"][key] * (1 + error))
+        assert of["live"]["mean_execution"] > 0 and of["overhead_s"] > 0
+        # What is simulated lasts as long as it did live, whatever else the machine had to do; only queues and overhead may differ.
+        assert of["simulated"]["mean_act"] > 0.5 * of["live"]["mean_execution"]
+    assert found["others_cores"] <= found["cores"] * 1.1
+
+    planned = tangram(tmp_path, "plan", trace, "--target-step", "90", "--no-curve", "--json")
+    assert json.loads(planned.stdout)["calibration"]["policies"]["elastic"]["error"] == found["policies"]["elastic"]["error"]
+    assert "the simulator's error on this machine" in tangram(tmp_path, "plan", trace, "--target-step", "90", "--no-curve").stdout

@@ -1,0 +1,225 @@
+"""`tangram plan` from outside, on small traces: the answer holds when it is replayed, and one less does not."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.forked import forked
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLED = ROOT / "examples" / "rollouts.jsonl"
+SEEDS = 2
+KEYS = {"cores", "gpus", "memory_mb", "target", "mean_act", "step_duration", "tried"}
+
+Document = dict[str, Any]
+
+
+def trajectory(draw: random.Random, number: int, *, scores: bool) -> Document:
+    steps: list[Document] = []
+    for _ in range(6):
+        work_s = round(draw.expovariate(0.5) + 0.05, 3)
+        action: Document = {"kind": "cpu.exec", "work_s": work_s, "units": [1, 2], "parallel_fraction": 0.8}
+        if scores and draw.random() < 0.4:
+            action = {"kind": "gpu.score", "service": "rm", "work_s": 1.0}
+        steps.append({"think_s": draw.uniform(0.5, 3), "action": action})
+    return {"schema": "tangram.trace/1", "trajectory": f"t{number}", "memory_mb": 100, "steps": steps}
+
+
+def write_trace(path: Path, *, scores: bool = False) -> Path:
+    draw = random.Random(7)
+    header = {"schema": "tangram.trace/1", "services": {"rm": {"cells": 1, "memory_mb": 1000, "restore_s": 0.2}}}
+    lines = ([header] if scores else []) + [trajectory(draw, number, scores=scores) for number in range(6)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def document(command: str, trace: Path, *words: str, cwd: Path) -> Document:
+    done = forked(command, str(trace), *words, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    found: Document = json.loads(done.stdout)
+    return found
+
+
+def plan(trace: Path, *words: str, cwd: Path) -> Document:
+    return document(
+        "plan", trace, "--tile", "12", "--spread", "5", "--seeds", str(SEEDS), "--no-curve", "--processes", "2", *words, cwd=cwd
+    )
+
+
+def replays(trace: Path, *words: str, cwd: Path) -> list[Document]:
+    seeds = [("--tile", "12", "--spread", "5", "--seed", str(seed)) for seed in range(SEEDS)]
+    return [document("replay", trace, "--simulate", *each, *words, cwd=cwd) for each in seeds]
+
+
+def refused(*words: str, cwd: Path) -> str:
+    done = forked("plan", *words, cwd=cwd)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines), done.stdout) == (2, 1, ""), (done.returncode, done.stderr)
+    return lines[0]
+
+
+def test_the_answer_meets_its_target_when_replayed_and_a_core_less_does_not(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    found = plan(trace, "--no-worse-than", "static:1", "--than-cores", "12", cwd=tmp_path)
+
+    assert set(found) >= KEYS
+    compared = replays(trace, "--policy", "static:1", "--cores", "12", cwd=tmp_path)
+
+    def no_worse(cores: int) -> bool:
+        pairs = zip(replays(trace, "--cores", str(cores), cwd=tmp_path), compared, strict=True)
+        return all(new[key] <= old[key] * (1 + 1e-9) for new, old in pairs for key in ("mean_act", "step_duration"))
+
+    assert 1 < found["cores"] < 12
+    assert no_worse(found["cores"]) and not no_worse(found["cores"] - 1)
+    assert (found["gpus"], found["memory_mb"] % 100, found["memory_mb"] > 0) == (0, 0, True)
+    worst = max(replays(trace, "--cores", str(found["cores"]), cwd=tmp_path), key=lambda each: each["step_duration"])
+    assert found["by_seed"][int(found["seed"])]["mean_act"] == found["mean_act"]
+    assert worst["step_duration"] in [each["step_duration"] for each in found["by_seed"]]
+
+
+@pytest.mark.parametrize("words", [("--cores-per-node", "2"), ("--nodes", "2")])
+def test_cores_come_in_nodes(tmp_path: Path, words: tuple[str, str]) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    found = plan(trace, "--target-act", "2.5", *words, cwd=tmp_path)
+
+    def meets(nodes: int, cores: int) -> bool:
+        return all(each["mean_act"] <= 2.5 for each in replays(trace, "--nodes", str(nodes), "--cores", str(cores), cwd=tmp_path))
+
+    nodes, cores = found["nodes"], found["cores_per_node"]
+    assert found["cores"] == nodes * cores and (cores if words[0] == "--cores-per-node" else nodes) == 2
+    assert meets(nodes, cores)
+    assert not (meets(nodes - 1, cores) if words[0] == "--cores-per-node" else meets(nodes, cores - 1))
+
+
+def test_gpus_are_as_few_as_suffice(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", scores=True)
+    found = plan(trace, "--target-act", "1.6", cwd=tmp_path)
+
+    def meets(gpus: int) -> bool:
+        words = ("--cores", str(found["cores"]), "--gpus", str(gpus))
+        return all(each["failed"] == 0 and each["mean_act"] <= 1.6 for each in replays(trace, *words, cwd=tmp_path))
+
+    assert found["gpus"] >= 2
+    assert meets(found["gpus"]) and not meets(found["gpus"] - 1)
+
+
+def test_prices_make_the_cheapest_the_answer(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl", scores=True)
+    cheap_cores = tmp_path / "prices.toml"
+    cheap_cores.write_text("core_hour = 0.01\ngpu_hour = 100.0\n")
+
+    fewest = plan(trace, "--target-act", "1.6", cwd=tmp_path)
+    cheapest = plan(trace, "--target-act", "1.6", "--cost", str(cheap_cores), cwd=tmp_path)
+
+    assert cheapest["cost"]["per_hour"] == pytest.approx(cheapest["cores"] * 0.01 + cheapest["gpus"] * 100)
+    assert cheapest["gpus"] <= fewest["gpus"] and cheapest["cores"] >= fewest["cores"]
+    assert cheapest["cost"]["per_hour"] <= fewest["cores"] * 0.01 + fewest["gpus"] * 100
+    assert cheapest["by_seed"][0]["mean_act"] <= 1.6
+
+
+def test_a_quota_is_as_low_as_suffices(tmp_path: Path) -> None:
+    found = document("plan", BUNDLED, "--target-step", "84", "--no-curve", cwd=tmp_path)
+    quota = found["quotas"]["search"]
+    assert quota["declared_per_s"] == 20.0 and 0 < quota["suffices_per_s"] <= 20.0
+    assert found["step_duration"] <= 84
+    assert [each["seed"] for each in found["by_seed"]] == [0]  # nothing is drawn without --tile
+
+
+def test_a_person_sees_the_answer_its_curve_and_other_loads(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    done = forked("plan", str(trace), "--target-act", "2.5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "cores, ",
+        "MB of memory for 6 trajectories under elastic",
+        "answer",
+        "1.5 × the trajectories",
+        "tangram plan --calibrate",
+    ):
+        assert words in done.stdout
+    assert done.stderr == ""
+
+
+def test_actions_that_take_no_time_are_compared_with_none(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    step = {"action": {"kind": "cpu.exec", "work_s": 0}}
+    trace.write_text(json.dumps({"schema": "tangram.trace/1", "trajectory": "a", "steps": [step]}) + "\n")
+    found = document("plan", trace, "--no-worse-than", "static:1", "--than-cores", "1", cwd=tmp_path)
+    assert (found["cores"], found["mean_act"], found["target"]["mean_act"]) == (1, 0.0, 0.0)
+    assert [point["of_target"] for point in found["curve"]] == [1.0] * len(found["curve"])
+
+
+def test_other_loads_are_named_after_what_was_simulated(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+
+    def loads(*words: str) -> dict[str, int | None]:
+        found = document("plan", trace, "--target-act", "9", *words, cwd=tmp_path)["sensitivity"]
+        return {each["change"]: each["tile"] for each in found if "trajectories" in each["change"]}
+
+    assert loads() == {"1.33 × the trajectories (8)": 8, "1.5 × the trajectories (9)": 9}
+    assert loads("--tile", "1") == {"2 × the trajectories (2)": 2}
+
+
+def test_what_cannot_be_met_is_told_in_one_line(tmp_path: Path) -> None:
+    trace = str(write_trace(tmp_path / "trace.jsonl"))
+    floor = document("replay", Path(trace), "--simulate", "--cores", "100", cwd=tmp_path)["floor_act"]
+    assert "below the floor" in refused(trace, "--target-act", str(floor * 0.99), cwd=tmp_path)
+    assert "below the floor" in refused(trace, "--target-step", "1", cwd=tmp_path)
+    said = refused(trace, "--target-act", str(floor * 1.0001), "--policy", "fcfs", cwd=tmp_path)
+    assert "no number of cores meets the target" in said and "under fcfs" in said
+    assert "never run" in refused(trace, "--no-worse-than", "static:4", "--than-cores", "2", cwd=tmp_path)
+
+
+def test_a_calibration_that_was_cut_short_keeps_no_plan_back(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "calibration.json").write_text('{"at": 17')
+    words = ("--target-act", "1000", "--seeds", "1", "--no-curve", "--processes", "1", "--json")
+    done = forked("plan", str(trace), *words, cwd=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout)["calibration"] is None
+    assert f"{tmp_path}/state/calibration.json" in done.stderr and "remove this file" in done.stderr
+
+
+def test_words_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    trace = str(write_trace(tmp_path / "trace.jsonl"))
+    prices = tmp_path / "prices.toml"
+    prices.write_text("core_hour = -1\n")
+    for words, said in (
+        ((), "say one target"),
+        (("--target-act", "1", "--target-step", "1"), "say one target"),
+        (("--no-worse-than", "static:1"), "go together"),
+        (("--no-worse-than", "none", "--than-cores", "1"), "'none' is none of"),
+        (("--target-act", "nan"), "--target-act"),
+        (("--target-act", "1", "--nodes", "1", "--cores-per-node", "1"), "--cores-per-node"),
+        (("--target-act", "1", "--cost", str(prices)), "core_hour"),
+        (("--target-act", "1", "--cost", str(tmp_path / "none.toml")), "cannot be read"),
+        (("--target-act", "1", "--calibrate"), "takes no target"),
+    ):
+        assert said in refused(trace, *words, cwd=tmp_path), words
+    assert "TRACE" in refused("--target-act", "1", cwd=tmp_path)
+
+
+def test_policies_are_compared_in_one_document_with_a_key_for_each(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    words = ("--simulate", "--cores", "3", "--tile", "8")
+    measured = ("decision_us_p50", "decision_us_p99")
+    found = document("replay", trace, *words, "--compare", "elastic,static:1", cwd=tmp_path)
+
+    assert list(found) == ["elastic", "static:1"]
+    for policy, each in found.items():
+        alone = document("replay", trace, *words, "--policy", policy, cwd=tmp_path)
+        assert {key: each[key] for key in alone if key not in measured} == {key: alone[key] for key in alone if key not in measured}
+    for wrong in (
+        ("--policy", "fcfs", "--compare", "elastic,fcfs"),
+        ("--compare", "fcfs"),
+        ("--compare", "fcfs,fcfs"),
+        ("--compare", "a,b"),
+    ):
+        done = forked("replay", str(trace), *words, *wrong, cwd=tmp_path)
+        assert (done.returncode, len(done.stderr.splitlines()), done.stdout) == (2, 1, "")
+    assert "static:1" in forked("replay", str(trace), *words, "--compare", "elastic,static:1", cwd=tmp_path).stdout

@@ -1,0 +1,84 @@
+"""A journal with many actions, and how long a report of it takes.
+
+`python -m tests.report.many` writes 100,000 actions, and a report of them, and prints the seconds.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, insert
+
+from app.journal.models import Action, Grant, Job, Node, table
+from app.journal.runs import finish_run, start_run
+from tests.report.scene import ZERO
+
+NODES, CORES = 4, 64
+CLASSES = ("pytest", "make", "grep", "python", "cat", "git")
+
+
+def write_many(engine: Engine, count: int) -> None:
+    """Write a run of so many actions on four nodes with 64 cores each, over an hour."""
+    draw = random.Random(7)
+    actions: list[dict[str, Any]] = []
+    grants: list[dict[str, Any]] = []
+    for number in range(count):
+        at = ZERO + draw.uniform(0, 3600)
+        queue_s, execution_s = draw.expovariate(1.0), draw.lognormvariate(0.5, 1.0)
+        node, core = f"n{number % NODES}", draw.randrange(CORES)
+        granted, ended = at + queue_s, at + queue_s + 0.02 + execution_s
+        failed = number % 50 == 0
+        actions.append(
+            {
+                "id": f"a{number}", "position": number, "job": f"job-{number % 3}", "trajectory": f"t{number % 2000}", "environment": "e",
+                "kind": "cpu.exec", "action_class": CLASSES[number % 6], "service": None, "quota": None, "priority": 5,
+                "status": "failed" if failed else "succeeded", "reason": "it ended with 1" if failed else "", "attempts": 1,
+                "header": {"kind": "cpu.exec"}, "message": None, "submitted_at": at, "received_at": at, "granted_at": granted,
+                "started_at": granted + 0.01, "ended_at": ended, "node": node, "units": 1, "unit_s": ended - granted, "queue_s": queue_s,
+                "overhead_s": 0.02, "execution_s": execution_s, "act_s": ended - at, "cpu_s": execution_s * 0.8,
+            }
+        )  # fmt: skip
+        grants.append(
+            {
+                "action": f"a{number}", "attempt": 1, "node": node, "resource": "cores", "units": 1, "core_ids": [core], "cell_ids": [],
+                "background": False, "granted_at": granted, "resized_at": granted + 0.5 if number % 7 == 0 else None, "released_at": ended,
+            }
+        )  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(table(Node).delete())
+        described = {"cores": CORES, "cells": 0}
+        nodes = [
+            {"name": f"n{n}", "state": "up", "reason": "", "description": described, "joined_at": ZERO, "changed_at": ZERO}
+            for n in range(NODES)
+        ]
+        connection.execute(insert(table(Node)), nodes)
+        connection.execute(insert(table(Job)), [{"name": f"job-{n}", "first_seen_at": ZERO} for n in range(3)])
+        connection.execute(insert(table(Action)), actions)
+        connection.execute(insert(table(Grant)), grants)
+    run = start_run(engine, policy="elastic", trace="many.jsonl", jobs=[f"job-{n}" for n in range(3)], options={}, started_at=ZERO)
+    finish_run(engine, run, summary={}, ended_at=ZERO + 7200)
+
+
+def main() -> None:
+    """Print how long a report of 100,000 actions takes."""
+    from app.cli.reporting import read_report, write_page
+    from tangram.settings import Settings
+    from tests.report.scene import Scene
+
+    with tempfile.TemporaryDirectory() as folder:
+        scene = Scene(Path(folder))
+        write_many(scene.engine, 100_000)
+        began, used = time.perf_counter(), time.process_time()
+        report = read_report(Settings(), f"{scene.path}:last")
+        read = time.perf_counter()
+        print(write_page(report, Path(folder) / "report.html"))
+        print(f"{read - began:.1f} s to read 100,000 actions, {time.perf_counter() - read:.1f} s to make the page")
+        print(f"{time.process_time() - used:.1f} s of CPU time in all")
+
+
+if __name__ == "__main__":
+    main()

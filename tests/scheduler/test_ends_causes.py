@@ -1,0 +1,240 @@
+"""Each end of an action has a cause, and the cause says whose fault it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduler.model import commands, events
+from tangram.ends import CAUSES, FAULTS, USUAL, cause_of, fault_of, fault_of_end
+
+
+def ends(world: Any) -> dict[str, tuple[str, str]]:
+    """Return how each action ended so far, and why."""
+    return {end.id: (end.status, end.cause) for end in world.of(commands.Finish)}
+
+
+def test_every_cause_has_a_fault_and_every_end_a_usual_cause() -> None:
+    assert {cause.fault for cause in CAUSES.values()} == set(FAULTS) - {""}
+    assert set(USUAL) == {"succeeded", "failed", "timed_out", "cancelled", "rejected", "lost"}
+    for end, usual in USUAL.items():
+        assert cause_of(end, "no such word") == usual
+        assert usual == "" or end in CAUSES[usual].ends
+    assert (fault_of("exit"), fault_of("node_lost"), fault_of("cancelled"), fault_of("no such word")) == (
+        "program",
+        "infrastructure",
+        "caller",
+        "",
+    )
+
+
+def test_what_a_worker_says_is_the_cause_where_it_is_one(world: Any) -> None:
+    w = world()
+    w.node()
+    for number, (status, said) in enumerate((("succeeded", "exit"), ("timed_out", ""), ("failed", "disk_limit"), ("failed", "nonsense"))):
+        w.run(f"a{number}")
+        w.finish(f"a{number}", status, cause=said)
+    assert list(ends(w).values()) == [
+        ("succeeded", "exit"),
+        ("timed_out", "timeout"),
+        ("failed", "disk_limit"),
+        ("failed", "worker_failed"),
+    ]
+
+
+def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(world: Any) -> None:
+    # Given a command that runs, one that waits for it, and an action outside of any environment
+    w = world()
+    w.node()
+    w.open("e")
+    w.exec("runs", "e", session="main")
+    w.exec("waits", "e", session="main")
+    w.run("build")
+    # When the node is lost
+    w.lose()
+    w.exec("later", "e")
+    # Then each says so
+    found = ends(w)
+    assert {id: found[id] for id in ("runs", "waits", "later")} == dict.fromkeys(("runs", "waits", "later"), ("lost", "environment_lost"))
+    assert found["build"] == ("lost", "node_lost")
+    # And a close of what is lost has the same cause, and is nobody's fault
+    w.close("e")
+    faults = {id: (w.ends[id].cause, fault_of_end(w.ends[id].kind, w.ends[id].cause)) for id in ("runs", "later", "close-e")}
+    assert faults == {**dict.fromkeys(("runs", "later"), ("environment_lost", "infrastructure")), "close-e": ("environment_lost", "")}
+
+
+@pytest.mark.parametrize(
+    ("happens", "cause"),
+    [
+        (lambda w: w.close("e"), "environment_closed"),
+        (lambda w: w.handle(events.Cancelled(job="default")), "cancelled"),
+        (lambda w: w.handle(events.ClientGone(client="c", reason="its client is gone")), "client_gone"),
+    ],
+    ids=["closed", "cancelled", "client gone"],
+)
+def test_who_ends_an_environment_is_the_cause_of_what_ran_and_waited_in_it(world: Any, happens: Callable[[Any], None], cause: str) -> None:
+    # Given a running command and one that waits
+    w = world()
+    w.node()
+    w.open("e", client="c")
+    w.exec("runs", "e", session="main", client="c")
+    w.exec("waits", "e", session="main", client="c")
+    # When the environment ends, and the worker says that it has stopped the command
+    happens(w)
+    (stop,) = w.of(commands.Stop)
+    w.finish("runs", "cancelled")
+    # Then the node was told why, and both actions say it
+    assert stop.cause == cause
+    assert (ends(w)["runs"], ends(w)["waits"][1]) == (("cancelled", cause), cause)
+    assert fault_of(cause) == "caller"
+
+
+def test_an_action_on_an_environment_that_could_not_be_opened_has_the_cause_of_that(world: Any) -> None:
+    w = world()
+    w.node()
+    for number, cause in enumerate(("image_missing", "sandbox_failed")):
+        w.open(f"e{number}", finish=False)
+        w.exec(f"parked{number}", f"e{number}")
+        w.finish(f"open-e{number}", "failed", cause=cause)
+        w.exec(f"later{number}", f"e{number}")
+        assert ends(w)[f"parked{number}"] == ("failed", cause)
+        assert ends(w)[f"later{number}"] == ("failed", cause)
+
+
+def test_a_lease_that_ends_is_the_cause_for_what_comes_later(world: Any) -> None:
+    w = world(lease_s=10.0)
+    w.node()
+    w.open("e")
+    w.tick(11.0)
+    w.exec("during", "e")
+    w.beat()
+    w.exec("later", "e")
+    assert (ends(w)["during"], ends(w)["later"]) == (("failed", "lease_over"), ("failed", "lease_over"))
+
+
+def test_a_full_queue_an_impossible_demand_and_a_late_action_are_told_apart(world: Any) -> None:
+    w = world(queue_limit=2)
+    w.node(cores=1)
+    w.run("runs")
+    w.run("waits", queue_timeout_s=5.0)
+    w.run("waits too")
+    w.run("one too many")
+    w.tick(6.0)
+    w.run("impossible", cores=2)
+    found = ends(w)
+    assert found["one too many"] == ("rejected", "queue_full")
+    assert found["impossible"] == ("rejected", "impossible")
+    assert found["waits"] == ("timed_out", "queue_timeout")
+    assert (fault_of("queue_full"), fault_of("queue_timeout")) == ("caller", "infrastructure")
+
+
+def test_a_program_that_ends_its_environment_is_the_cause_for_all_that_is_lost_with_it(world: Any) -> None:
+    # Given a command that runs, and one that waits for it
+    w = world()
+    w.node()
+    w.open("e")
+    w.exec("fills", "e", session="main")
+    w.exec("beside", "e", session="other")
+    w.exec("waits", "e", session="other")
+    # When the first one ends with its environment, and the node's next beat is without that
+    w.finish("fills", "lost", cause="out_of_memory")
+    w.beat(running=("beside",))
+    w.exec("during", "e")
+    w.finish("beside", "lost", cause="out_of_memory")
+    w.exec("later", "e")
+    # Then no action of it is a failure of the infrastructure
+    found = ends(w)
+    assert {id: found[id] for id in ("fills", "beside", "waits", "during", "later")} == dict.fromkeys(
+        ("fills", "beside", "waits", "during", "later"), ("lost", "out_of_memory")
+    )
+    assert w.of(commands.NoteEnvironment)[-1].cause == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "fault"),
+    [
+        ("out_of_memory", "out_of_memory", "program"),
+        ("environment_lost",) * 2 + ("infrastructure",),
+        ("nonsense", "environment_lost", "infrastructure"),
+    ],
+)
+def test_an_environment_that_ends_while_nothing_runs_in_it_is_lost_by_the_cause_that_its_node_names(
+    world: Any, said: str, cause: str, fault: str
+) -> None:
+    # Given an environment in which a command waits for the cores that another one holds
+    w = world("fcfs")
+    w.node(cores=1)
+    w.open("other")
+    w.exec("holds", "other", cores=1)
+    w.open("e")
+    w.exec("waits", "e", cores=1)
+    # When its node says that it has ended, and why
+    loss = events.Loss(id="e", reason="its container ended: its memory was full", cause=said)
+    said_so = events.NodeBeat(name="n0", running=frozenset({"holds"}), environments=frozenset({"other"}), lost=(loss,))
+    w.handle(said_so)
+    # Then what waited, and what comes later, has that cause, and the journal, too
+    w.exec("late", "e")
+    assert (ends(w)["waits"], ends(w)["late"]) == (("lost", cause), ("lost", cause))
+    assert fault_of(cause) == fault
+    (refused,) = [end for end in w.of(commands.Finish) if end.id == "late"]
+    assert "its memory was full" in refused.reason
+    w.handle(said_so)
+    (noted,) = [note for note in w.of(commands.NoteEnvironment) if note.state == "lost"]
+    assert (noted.id, noted.reason, noted.cause) == ("e", loss.reason, cause)
+
+
+def test_an_environment_that_was_being_closed_when_its_node_died_is_lost(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e")
+    w.exec("runs", "e")
+    w.handle(events.Cancelled(job="default"))
+    w.lose()
+    w.exec("later", "e")
+    assert ends(w)["later"] == ("lost", "environment_lost")
+
+
+@pytest.mark.parametrize(("end", "cause"), [("timed_out", "open_timeout"), ("timed_out", "queue_timeout")])
+def test_what_waits_for_an_environment_that_came_too_late_fails_by_the_same_cause(world: Any, end: str, cause: str) -> None:
+    w = world()
+    if cause == "open_timeout":
+        w.node()
+    w.open("e", finish=False, queue_timeout_s=5.0)
+    w.exec("parked", "e")
+    if cause == "open_timeout":
+        w.finish("open-e", end, cause=cause)
+    w.tick(6.0)
+    assert (ends(w)["open-e"], ends(w)["parked"]) == ((end, cause), ("failed", cause))
+
+
+def test_a_restarted_scheduler_knows_by_which_cause_an_environment_is_to_be_closed_that_opens(world: Any) -> None:
+    # Given an environment that is opening, and whose client is gone
+    old = world()
+    old.node()
+    old.open("e", finish=False, client="c")
+    old.handle(events.ClientGone(client="c", reason="its client is gone"))
+    noted = old.of(commands.NoteEnvironment)[-1]
+    action = old.core.state.running["open-e"].waiting.action
+    # When another scheduler takes over, and it stands
+    new = world()
+    new.node()
+    new.handle(
+        events.Resumed(
+            id="open-e",
+            action=action,
+            submitted_at=0.0,
+            received_at=0.0,
+            granted_at=0.0,
+            grant=old.grants["open-e"],
+            close_requested=noted.reason,
+            close_cause=noted.cause,
+        )
+    )
+    new.exec("parked", "e", client="c")
+    new.grants["open-e"] = old.grants["open-e"]
+    new.finish("open-e")
+    # Then it is closed for that
+    new.exec("later", "e", client="c")
+    assert (ends(new)["parked"], ends(new)["later"]) == (("failed", "client_gone"), ("failed", "client_gone"))

@@ -1,0 +1,158 @@
+"""Leases of environments: the system's, their own, renewals, and what a restarted scheduler knows of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.model import commands, events
+
+
+def state_of(world: Any, environment: str) -> str:
+    """Return the state of an environment as it was noted last."""
+    return str([note.state for note in world.of(commands.NoteEnvironment) if note.id == environment][-1])
+
+
+def test_an_environment_with_a_lease_of_its_own_is_closed_when_that_is_over_though_it_is_in_use(world: Any) -> None:
+    w = world(lease_s=5.0)
+    w.node()
+    w.open("e", lease_s=10.0)
+    w.exec("runs", "e")
+    w.tick(9.0)
+    assert state_of(w, "e") == "open"
+    assert w.core.next_wake(w.now) == 10.0
+    w.tick(1.0)
+    assert state_of(w, "e") == "closing"
+    (stop,) = w.of(commands.Stop)
+    assert (stop.id, stop.cause, stop.reason) == ("runs", "lease_over", "its lease is over")
+
+
+def test_its_own_lease_holds_where_the_systems_is_shorter(world: Any) -> None:
+    w = world(lease_s=5.0)
+    w.node()
+    w.open("own", lease_s=60.0)
+    w.open("other")
+    w.tick(59.0)
+    assert (state_of(w, "own"), state_of(w, "other")) == ("open", "closing")
+
+
+def test_a_lease_begins_when_the_environment_stands(world: Any) -> None:
+    w = world()
+    w.open("e", lease_s=10.0)
+    w.tick(50.0)
+    w.node()
+    w.finish("open-e")
+    w.tick(9.0)
+    assert state_of(w, "e") == "open"
+    w.tick(1.0)
+    assert state_of(w, "e") == "closing"
+
+
+def test_a_renewed_lease_ends_sooner_or_later_than_before(world: Any) -> None:
+    w = world()
+    w.node()
+    for name in ("sooner", "later", "first"):
+        w.open(name, lease_s=100.0)
+    w.handle(events.LeaseRenewed(id="sooner", job="default", lease_s=10.0))
+    w.handle(events.LeaseRenewed(id="later", job="default", lease_s=200.0))
+    w.open("opening", finish=False)
+    w.handle(events.LeaseRenewed(id="opening", job="default", lease_s=150.0))
+    w.finish("open-opening")
+    found = []
+    for _ in range(4):
+        w.wake()
+        found.append((w.now, [one.id for one in w.of(commands.CloseEnvironment)][len(found)]))
+    assert found == [(10.0, "sooner"), (100.0, "first"), (150.0, "opening"), (200.0, "later")]
+    assert w.core.next_wake(w.now) is None
+
+
+def test_nobody_renews_the_lease_of_another_jobs_environment_or_of_one_that_is_gone(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e", lease_s=10.0, job="mine")
+    w.handle(events.LeaseRenewed(id="e", job="theirs", lease_s=1000.0))
+    w.handle(events.LeaseRenewed(id="never", job="mine", lease_s=1000.0))
+    w.tick(10.0)
+    assert state_of(w, "e") == "closing"
+    w.handle(events.LeaseRenewed(id="e", job="mine", lease_s=1000.0))
+    assert state_of(w, "e") == "closing"
+
+
+def test_renewals_that_waited_for_a_scheduler_arrive_before_it_ends_a_lease(world: Any) -> None:
+    # Given an environment whose lease was over while no scheduler ran; a renewal of it waits
+    w = world()
+    w.now = 500.0
+    w.node()
+    w.handle(events.EnvironmentOpened(id="e", node="n0", job="default", trajectory="", used_at=0.0, ends_at=400.0))
+    w.handle(events.EnvironmentOpened(id="not renewed", node="n0", job="default", trajectory="", used_at=0.0, ends_at=400.0))
+    # When the scheduler looks round first
+    w.tick()
+    w.handle(events.LeaseRenewed(id="e", job="default", lease_s=300.0))
+    w.tick(60.0)
+    # Then the renewal counts, and nothing else goes on for long
+    assert (state_of(w, "not renewed"), w.core.state.environments["e"].state) == ("closing", "open")
+
+
+def test_a_lease_that_is_renewed_shorter_and_longer_in_turn_costs_no_more_each_time(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e", lease_s=100.0)
+    for number in range(1000):
+        w.now += 0.1
+        w.handle(events.LeaseRenewed(id="e", job="default", lease_s=(50.0, 5000.0)[number % 2]))
+    assert len(w.core._environments.leases._due) <= 3
+    w.handle(events.LeaseRenewed(id="e", job="default", lease_s=50.0))
+    w.wake()
+    assert (w.now, state_of(w, "e")) == (pytest.approx(150.0), "closing")
+
+
+def test_an_environment_of_an_id_that_is_used_again_has_a_lease_of_its_own(world: Any) -> None:
+    w = world()
+    w.node()
+    w.open("e", lease_s=10.0)
+    w.close("e")
+    w.finish("close-e")
+    w.open("e", lease_s=50.0)
+    w.tick(20.0)
+    assert state_of(w, "e") == "open"
+    w.tick(30.0)
+    assert state_of(w, "e") == "closing"
+
+
+def test_a_restarted_scheduler_ends_a_lease_when_the_old_one_would_have(world: Any) -> None:
+    old = world()
+    old.node()
+    old.open("e", lease_s=100.0, owner="host:1")
+    (noted,) = [note for note in old.of(commands.NoteEnvironment) if note.state == "open"]
+    assert (noted.ends_at, noted.owner) == (100.0, "host:1")
+    new = world()
+    new.now = 70.0
+    new.node()
+    new.handle(
+        events.EnvironmentOpened(id="e", node="n0", job="default", trajectory="", used_at=0.0, owner=noted.owner, ends_at=noted.ends_at)
+    )
+    assert new.core.next_wake(new.now) == 100.0
+    new.wake()
+    assert state_of(new, "e") == "closing"
+    assert new.of(commands.NoteEnvironment)[-1].owner == "host:1"
+
+
+def test_an_action_on_an_environment_of_another_job_is_refused_in_one_line(world: Any) -> None:
+    # Given an environment of a job, with a command in it
+    w = world()
+    w.node()
+    w.open("e", job="mine")
+    w.exec("runs", "e", job="mine")
+    # When another job runs a command there, reads, and closes it
+    w.exec("steals", "e", job="theirs")
+    w.submit("reads", "cpu.read_file", environment="e", job="theirs")
+    w.submit("closes", "cpu.close", environment="e", job="theirs")
+    # Then each is refused, and the command goes on
+    for name in ("steals", "reads", "closes"):
+        assert (w.ends[name].status, w.ends[name].cause) == ("rejected", "bad_input")
+        assert w.ends[name].reason == "environment e is not one of job theirs"
+    assert "runs" in w.grants and state_of(w, "e") == "open"
+    w.finish("runs")
+    w.submit("closed", "cpu.close", environment="e", job="mine")
+    assert state_of(w, "e") == "closing"

@@ -1,0 +1,350 @@
+"""What the live page reads of the journal, on both databases: the present, the last hour, lists, one action, why it waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, select
+from sqlalchemy.exc import ResourceClosedError
+
+from app.journal.database import snapshot
+from app.journal.detail import action_detail, environment_detail, job_detail, node_detail
+from app.journal.figures import Selection, act_report
+from app.journal.lanes import Lanes
+from app.journal.listing import ActionFilter, list_actions, list_environments
+from app.journal.models import Action, table
+from app.journal.overview import overview, read_present
+from app.journal.recent import Recent
+from app.journal.status import status
+from app.journal.waits import explain
+from app.journal.writing import SqlJournal
+from scheduler.live.entries import NodeDraining
+
+NOW = 10_000.0
+SHOWN: dict[str, Any] = {
+    "policy": "elastic",
+    "epoch": 1,
+    "queues": [{"kind": "cores", "name": "n1", "waiting": 2, "first": ["first", "second"]}],
+    "jobs": {"coding": {"share": 0.9, "entitlement": 0.5, "over": True}},
+    "nodes": {"n1": {"beat_ago_s": 0.3, "busy_cores": 1.5}},
+}
+
+
+def filled(engine: Engine, make: Any) -> None:
+    """Node n1 of two cores: `runs` holds both, `first` and `second` wait, `over` has ended well, `gone` by our fault."""
+    with SqlJournal(engine) as journal:
+        journal.write(
+            [
+                make.node("up", NOW - 500, cores=2, kinds=["cpu"], labels=["isolation:none"]),
+                make.environment("open", NOW - 400),
+                make.received("over", NOW - 300),
+                make.granted("over", NOW - 299),
+                make.ended("over", NOW - 290),
+                make.received("gone", NOW - 200, job="unlucky"),
+                make.granted("gone", NOW - 199),
+                make.ended("gone", NOW - 190, status="lost", reason="node n1 was lost", by_worker=False, cause="node_lost"),
+                make.received("runs", NOW - 100, job="holder", trajectory="t2"),
+                make.granted("runs", NOW - 99, core_ids=(0, 1)),
+                make.received("first", NOW - 50, cost={"cores": [1]}, environment="e1"),
+                make.received("second", NOW - 40, cost={"cores": [1]}, environment="e1"),
+            ]
+        )
+
+
+def test_the_overview_puts_the_present_and_the_last_hour_together(engine: Engine, make: Any) -> None:
+    # Given
+    filled(engine, make)
+    recent = Recent()
+    # When
+    with snapshot(engine) as connection:
+        present = read_present(connection, NOW)
+        recent.read(connection, NOW)
+    found = overview(present, recent, SHOWN)
+    # Then
+    assert found["cores"] == {"total": 2, "granted": 2, "idle": 0, "used": 1.5}
+    assert found["queue"] == [{"job": "coding", "kind": "cpu.exec", "waiting": 2, "oldest_s": 50.5}]
+    assert (found["waiting"], found["running"], found["environments"]) == (2, 1, {"open": 1})
+    assert (found["recent"]["ended"], found["recent"]["ours"], found["recent"]["causes"]) == (2, 1, {"node_lost": 1})
+    assert [(job["name"], job["ours"]) for job in found["jobs"]] == [("unlucky", 1), ("coding", 0), ("holder", 0)]
+    (node,) = found["nodes"]
+    assert (node["cores_granted"], node["ours"], node["isolation"], node["memory_held_mb"]) == (2, 1, "none", 512)
+
+
+def test_cores_of_pods_are_granted_whether_an_action_runs_on_them_or_not(engine: Engine, make: Any) -> None:
+    # Given a node of eight cores with a pod in use, one that is idle, one that is being opened, and a task outside of all
+    with SqlJournal(engine) as journal:
+        journal.write(
+            [
+                make.node("up", NOW - 500, cores=8, kinds=["cpu"]),
+                make.environment("open", NOW - 400, id="used", pod_cores=2),
+                make.environment("open", NOW - 400, id="idle", pod_cores=2),
+                make.environment("closed", NOW - 300, id="gone", pod_cores=2),
+                make.environment("opening", NOW - 5, id="opened", pod_cores=2),
+                make.received("exec", NOW - 50, environment="used"),
+                make.granted("exec", NOW - 49, core_ids=(0, 1)),
+                make.received("open", NOW - 5, kind="cpu.open", environment="opened", cost={}),
+                make.granted("open", NOW - 5, core_ids=(4, 5)),
+                make.received("task", NOW - 5, kind="build", environment=None),
+                make.granted("task", NOW - 5, core_ids=(6,)),
+                make.received("waits", NOW - 1, kind="build", environment=None, cost={"cores": [1]}),
+            ]
+        )
+    # When
+    with snapshot(engine) as connection:
+        found = overview(read_present(connection, NOW), Recent(), SHOWN)
+        waits = explain(connection, connection.execute(select(table(Action)).where(Action.id == "waits")).one(), {}, NOW)
+    # Then
+    assert found["cores"] == {"total": 8, "granted": 7, "idle": 1, "used": 1.5}
+    assert (found["nodes"][0]["cores_granted"], found["environments"]) == (7, {"open": 2, "opening": 1})
+    # and what waits for cores is told so
+    assert [fact.text for fact in waits] == ["It needs 1 core of node n1: 7 of 8 are held."]
+    assert sorted(one.id for one in waits[0].holders) == ["idle", "opened", "task", "used"]
+
+
+def test_what_ended_an_hour_ago_counts_no_longer(engine: Engine, make: Any) -> None:
+    # Given
+    filled(engine, make)
+    recent = Recent()
+    # When
+    with snapshot(engine) as connection:
+        recent.read(connection, NOW)
+        before = sum(ended.actions for ended in recent)
+        recent.read(connection, NOW + 3600)
+    # Then
+    assert before == 2 and list(recent) == []
+
+
+def test_a_minute_that_was_not_over_at_the_last_look_is_read_again(engine: Engine, make: Any) -> None:
+    # Given a look in the first seconds of a minute
+    filled(engine, make)
+    recent, minute = Recent(), NOW // 60 * 60
+    with snapshot(engine) as connection:
+        recent.read(connection, minute + 5)
+    # When actions fail in this minute and in the one before it, and the next look is ten minutes later
+    lost: dict[str, Any] = {"status": "lost", "by_worker": False, "cause": "node_lost"}
+    with SqlJournal(engine) as journal:
+        journal.write([make.ended("first", minute + 20, **lost), make.ended("second", minute - 1, **lost)])
+    with snapshot(engine) as connection:
+        recent.read(connection, minute + 600)
+    # Then they count
+    assert sum(ended.actions for ended in recent if ended.ours) == 3
+
+
+def test_the_close_of_a_lost_environment_is_no_failure(engine: Engine, make: Any) -> None:
+    # Given a job whose environment was lost, and closed after that
+    filled(engine, make)
+    lost: dict[str, Any] = {"status": "lost", "by_worker": False, "cause": "environment_lost", "kind": "cpu.close"}
+    with SqlJournal(engine) as journal:
+        journal.write([make.received("close", NOW - 10, kind="cpu.close", job="closing", cost={})])
+        journal.write([make.ended("close", NOW - 9, **lost)])
+    recent = Recent()
+    # When
+    with snapshot(engine) as connection:
+        recent.read(connection, NOW)
+        row = connection.execute(select(table(Action)).where(Action.id == "close")).one()
+        job = job_detail(connection, "closing", recent, NOW)
+    report = act_report(engine, Selection(jobs=("closing",))).total
+    # Then its cause is kept, and nobody is to blame
+    assert (row.cause, row.fault) == ("environment_lost", "")
+    assert job is not None and (job.total.ended, job.total.ours, job.failures) == (1, 0, [])
+    assert (report.by_status, report.by_cause, report.by_fault) == ({"lost": 1}, {}, {})
+    assert status(engine, NOW).infra_failed == {"node_lost": 1}
+
+
+def test_why_names_the_holders_the_place_in_the_queue_and_the_share(engine: Engine, make: Any) -> None:
+    # Given
+    filled(engine, make)
+    # When
+    with snapshot(engine) as connection:
+        row = connection.execute(select(table(Action)).where(Action.id == "second")).one()
+        facts = explain(connection, row, SHOWN, NOW)
+        of_running = explain(connection, connection.execute(select(table(Action)).where(Action.id == "runs")).one(), SHOWN, NOW)
+        without = explain(connection, row, None, NOW)
+    # Then
+    texts = [fact.text for fact in facts]
+    assert texts[0] == "It needs 1 core of node n1, where its environment is: 2 of 2 are held."
+    assert [(holder.id, holder.holds) for holder in facts[0].holders] == [("runs", "2 cores")]
+    assert texts[1] == "It is number 2 of 2 in the queue for the cores of node n1."
+    assert [holder.id for holder in facts[1].holders] == ["first"]
+    assert "Job coding holds 90% of what it uses most; its entitlement is 50%." in texts[2]
+    assert of_running == ()
+    assert without[0].text.startswith("No scheduler shows itself")
+
+
+def test_an_action_without_an_environment_has_one_place_in_the_queue_for_any_node(engine: Engine, make: Any) -> None:
+    # Given five nodes, and twenty tasks that wait for cores of any of them
+    names = [f"t{number:02}" for number in range(20)]
+    with SqlJournal(engine) as journal:
+        journal.write([make.node("up", NOW - 500, name=f"n{number}", cores=2, kinds=["cpu"]) for number in range(5)])
+        journal.write([make.received(name, NOW - 50, kind="build", environment=None, cost={"cores": [1]}) for name in names])
+    shown = {"queues": [{"kind": "cores", "name": "", "waiting": 30, "first": names}]}
+    # When
+    asked: list[str] = []
+    with snapshot(engine) as connection:
+        row = connection.execute(select(table(Action)).where(Action.id == "t19")).one()
+        event.listen(connection, "before_cursor_execute", lambda *call: asked.append(call[2]))
+        facts = explain(connection, row, shown, NOW)
+    # Then each node is told once, and the place in the one queue that there is, behind those before it
+    needs = [f"It needs 1 core of node n{number}: 0 of 2 are held." for number in range(5)]
+    assert [fact.text for fact in facts] == [*needs, "It is number 20 of 30 in the queue for cores of any node."]
+    assert [(holder.id, holder.holds) for holder in facts[-1].holders] == [(name, f"place {n + 1}") for n, name in enumerate(names[:19])]
+    # and the journal is asked once a node, once each for nodes and pods, and once for all places
+    assert len(asked) == 8, asked
+
+
+def test_what_needs_no_cores_is_not_said_to_wait_for_any(engine: Engine, make: Any) -> None:
+    # Given an environment on a node whose cores are held, one that has cores of its own, and files to be read in each
+    filled(engine, make)
+    with SqlJournal(engine) as journal:
+        journal.write(
+            [
+                make.environment("open", NOW - 400, id="pod", pod_cores=1),
+                *(make.received(id, NOW - 5, kind="cpu.read_file", cost={}, environment=id) for id in ("e1", "pod")),
+            ]
+        )
+    # When
+    with snapshot(engine) as connection:
+        rows = {row.id: row for row in connection.execute(select(table(Action)))}
+        facts = [fact.text for id in ("e1", "pod") for fact in explain(connection, rows[id], {**SHOWN, "jobs": {}}, NOW)]
+    # Then
+    assert facts == []
+
+
+def test_an_open_says_which_environments_hold_the_memory(engine: Engine, make: Any) -> None:
+    # Given a node whose memory is taken
+    with SqlJournal(engine) as journal:
+        journal.write(
+            [
+                make.node("up", NOW - 500, cores=2, kinds=["cpu"], memory_mb=1000),
+                make.environment("open", NOW - 400, memory_mb=800),
+                make.received("open", NOW - 5, kind="cpu.open", cost={"memory_mb": [300]}, environment="e2"),
+                make.environment("waiting", NOW - 5, id="e2", node=None, memory_mb=300),
+                make.received("exec", NOW - 4, cost={"cores": [1]}, environment="e2"),
+            ]
+        )
+    # When
+    with snapshot(engine) as connection:
+        rows = {row.id: row for row in connection.execute(select(table(Action)))}
+        opening, within = explain(connection, rows["open"], {}, NOW), explain(connection, rows["exec"], {}, NOW)
+    # Then
+    assert opening[0].text == "It needs 300 MB; node n1 has 200 of 1000 MB free."
+    assert [(holder.sort, holder.id) for holder in opening[0].holders] == [("environment", "e1")]
+    # and who waits for that environment is led to the same
+    assert within[0].text == "Its environment waits for a place." and within[0].holders[0].id == "open"
+    assert within[1] == opening[0]
+
+
+def test_why_names_a_draining_node_where_that_keeps_an_action_waiting(engine: Engine, make: Any) -> None:
+    # Given a node of everything that is draining, and one that is not but has no GPUs
+    services = {"rm": {"cells": [1]}}
+    with SqlJournal(engine) as journal:
+        journal.write(
+            [
+                make.node("up", NOW - 500, name="n1", cores=2, kinds=["cpu", "gpu", "api"], services=services, labels=["big"]),
+                make.node("up", NOW - 500, name="n2", cores=2, kinds=["cpu"]),
+                NodeDraining(name="n1", draining=True),
+                make.environment("open", NOW - 400, node="n1"),
+                make.received("open", NOW - 9, kind="cpu.open", environment="e2"),
+                make.received("large", NOW - 8, kind="build", environment=None, cost={"cores": [2]}),
+                make.received("big", NOW - 8, kind="build", environment=None, cost={"cores": [2]}, requires=["big"]),
+                make.received("nothing", NOW - 8, kind="build", environment=None, cost={}),
+                make.received("score", NOW - 7, kind="gpu.score", environment=None, service="rm", cost={}),
+                make.received("call", NOW - 6, kind="api.call", environment=None, cost={"quota:search": [1]}),
+                make.received("within", NOW - 5, cost={"cores": [1]}, environment="e1"),
+            ]
+        )
+    # When
+    with snapshot(engine) as connection:
+        rows = {row.id: row for row in connection.execute(select(table(Action)))}
+        facts = {name: [fact.text for fact in explain(connection, row, {}, NOW)] for name, row in rows.items()}
+    # Then it is named where it is why, and what else there is to wait for is told of the others alone
+    draining = "Node n1 is draining: what could run elsewhere does not begin there."
+    assert all(draining in facts[name] for name in ("open", "large", "big", "nothing", "score", "call"))
+    assert facts["large"][1] == "It needs 2 cores of node n2: 0 of 2 are held."
+    assert facts["big"] == facts["score"] == facts["call"] == [draining]
+    # and not where an action is bound to it
+    assert facts["within"] == ["It needs 1 core of node n1, where its environment is: 0 of 2 are held."]
+
+
+def test_lists_are_paged_and_filtered(engine: Engine, make: Any) -> None:
+    # Given sixty that wait and sixty that ended
+    with SqlJournal(engine) as journal:
+        journal.write([make.received(f"w{number:02}", NOW - 100 + number) for number in range(60)])
+        journal.write([make.received(f"e{number:02}", NOW - 200 + number) for number in range(60)])
+        journal.write([make.ended(f"e{number:02}", NOW - 90 + number) for number in range(60)])
+    # When
+    with snapshot(engine) as connection:
+        pages = [list_actions(connection, ActionFilter(), page, NOW) for page in range(3)]
+        found = list_actions(connection, ActionFilter(q="E0", state="succeeded"), 0, NOW)
+        odd = list_actions(connection, ActionFilter(q="%"), 0, NOW)
+        none = list_environments(connection, "", "", "", 0, NOW)
+    # Then each is seen once: what waits in order, then the latest that ended
+    ids = [row.id for page in pages for row in page.rows]
+    assert ids == [f"w{number:02}" for number in range(60)] + [f"e{number:02}" for number in reversed(range(60))]
+    assert [page.more for page in pages] == [True, True, False]
+    assert {row.id for row in found.rows} == {f"e0{number}" for number in range(10)}
+    assert odd.rows == [] and none.rows == []
+
+
+def test_details_tell_the_way_of_an_action_and_who_failed_a_job(engine: Engine, make: Any) -> None:
+    # Given
+    filled(engine, make)
+    recent = Recent()
+    # When
+    with snapshot(engine) as connection:
+        recent.read(connection, NOW)
+        action = action_detail(connection, "over", SHOWN, NOW)
+        job, node = job_detail(connection, "unlucky", recent, NOW), node_detail(connection, "n1", NOW)
+        environment = environment_detail(connection, "e1")
+        unknown = action_detail(connection, "none", SHOWN, NOW)
+    # Then
+    assert action is not None and [step.what.split(":")[0] for step in action.way] == [
+        "submitted by its trainer",
+        "received by the scheduler",
+        "attempt 1",
+        "started by its worker",
+        "ended",
+    ]
+    assert job is not None and [row.id for row in job.failures] == ["gone"] and job.total.ours == 1
+    assert node is not None and [row.id for row in node.failures] == ["gone"] and [row.id for row in node.running] == ["runs"]
+    assert environment is not None and {row.id for row in environment.actions} >= {"over", "first", "second"}
+    assert unknown is None
+
+
+def test_the_timeline_closes_what_has_given_its_cores_back(engine: Engine, make: Any) -> None:
+    # Given
+    filled(engine, make)
+    lanes = Lanes(NOW)
+    with snapshot(engine) as connection:
+        lanes.read(connection, read_present(connection, NOW))
+    first = lanes.since(0)
+    # When it goes to the background
+    with SqlJournal(engine) as journal:
+        journal.write([make.resized("runs", NOW + 1, core_ids=(), units=2)])
+    with snapshot(engine) as connection:
+        lanes.read(connection, read_present(connection, NOW + 2))
+    changed = lanes.since(first["version"])
+    # Then
+    assert [bar[:5] for bar in first["bars"] if bar[0] == "runs"] == [["runs", "n1", [0, 1], -99_000, None]]
+    assert [(bar[0], bar[4]) for bar in changed["bars"]] == [("runs", 2000)]
+
+
+def test_the_timeline_reads_what_ended_before_a_look_that_failed(engine: Engine, make: Any) -> None:
+    # Given
+    filled(engine, make)
+    lanes = Lanes(NOW)
+    with snapshot(engine) as connection:
+        lanes.read(connection, read_present(connection, NOW))
+    # When an action ends, the next look fails, and the one after that does not
+    with SqlJournal(engine) as journal:
+        journal.write([make.ended("runs", NOW + 5)])
+    with snapshot(engine) as connection:
+        present = read_present(connection, NOW + 20)
+    with pytest.raises(ResourceClosedError):
+        lanes.read(connection, present)
+    with snapshot(engine) as connection:
+        lanes.read(connection, read_present(connection, NOW + 21))
+    # Then its bar ends when it ended, and says how
+    (bar,) = (bar for bar in lanes.since(0)["bars"] if bar[0] == "runs")
+    assert (bar[4], bar[7]) == (5000, "succeeded")

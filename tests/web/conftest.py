@@ -1,0 +1,199 @@
+"""A stack with a live page, in trouble of the kinds that operators ask about; and a real browser.
+
+Without chromium the tests that need it are skipped; with CI set, that is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import psutil
+import pytest
+
+from app.local.stack import StackPlan
+from tangram import Client, calls
+from tangram.client import Environment
+from tangram.handles import Handle
+from tests.gateway.conftest import free_port
+from tests.live.support import FAST_BEATS, Live, running
+
+TOKEN = "a-token-for-tests-0123"
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+LONG = "long-" + "x" * 240
+RIGHT_TO_LEFT = "مسار-abc-١٢٣"
+
+SERVICES = """
+[services.judge]
+engine = "stub"
+task = "score"
+cells = [1]
+memory_mb = 500
+restore_s = 0.05
+
+[quotas.search]
+concurrency = 2
+hosts = ["127.0.0.1"]
+"""
+
+
+class Silent(BaseHTTPRequestHandler):
+    """An outside API that answers once it may."""
+
+    may_answer = threading.Event()
+
+    def do_GET(self) -> None:
+        self.may_answer.wait(280)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@dataclass
+class Trouble:
+    """A stack, its page, and what is stuck in it: actions by what they are for."""
+
+    live: Live
+    url: str
+    clients: list[Client]
+    environments: dict[str, Environment]
+    handles: dict[str, Handle[object]]
+
+    def page(self, path: str) -> httpx.Response:
+        """Return what the page answers."""
+        return httpx.get(self.url + path, timeout=30)
+
+    def status(self, name: str) -> str:
+        """Return the state of an action that this stack runs for the tests."""
+        return str(self.live.rows(f"SELECT status FROM actions WHERE id = '{self.handles[name].id}'")[0][0])
+
+    def wait_for(self, name: str, status: str) -> None:
+        """Wait until an action is in a state, and until a look at the page shows that."""
+        self.live.until(lambda: self.live.rows(f"SELECT 1 FROM actions WHERE id = '{self.handles[name].id}' AND status = '{status}'"))
+
+
+WAITING = 6
+"""Actions that wait in the end: for cores, a session, a quota, and the three hostile ones."""
+
+
+@pytest.fixture(scope="session")
+def trouble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trouble]:
+    """Run a stack whose cores, quota and shell sessions are taken, and which has lost a node that ran an action."""
+    pytest.importorskip("fastapi", reason="the extra `web` is not installed")
+    folder = tmp_path_factory.mktemp("web")
+    (folder / "services.toml").write_text(SERVICES)
+    plan = StackPlan(
+        nodes=2,
+        cores=2,
+        memory_mb=4096,
+        cells=1,
+        cell_memory_mb=1200,
+        services_file=folder / "services.toml",
+        web_port=free_port(),
+        variables={**FAST_BEATS, "TANGRAM_WEB_TOKEN": TOKEN},
+    )
+    api = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    threading.Thread(target=api.serve_forever, daemon=True).start()
+    with running(folder / "state", plan) as live:
+        made = Trouble(live, plan.web_url, [], {}, {})
+        try:
+            _lose_a_node(made)
+            _take_cores(made)
+            _take_quota(made, f"http://127.0.0.1:{api.server_address[1]}/")
+            _be_hostile(made)
+            live.until(lambda: _is_shown(made))
+            yield made
+        finally:
+            Silent.may_answer.set()
+            for client in made.clients:
+                client.cancel(job=client.job)
+            api.shutdown()
+            api.server_close()
+
+
+def _client(made: Trouble, job: str) -> Client:
+    made.clients.append(made.live.client(job))
+    return made.clients[-1]
+
+
+def _lose_a_node(made: Trouble) -> None:
+    """Job `unlucky` runs an action on each CPU node, and cpu-1 dies."""
+    client = _client(made, "unlucky")
+    environments = [client.open(trajectory=f"t{number}") for number in range(2)]
+    handles = [environment.submit("sleep 250") for environment in environments]
+    made.live.until(lambda: len(made.live.rows("SELECT id FROM actions WHERE status = 'running' AND kind = 'cpu.exec'")) == 2)
+    worker = made.live.process("cpu-1")
+    for process in [worker, *worker.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    made.live.until(lambda: made.live.rows("SELECT 1 FROM nodes WHERE name = 'cpu-1' AND state = 'lost'"))
+    made.live.until(lambda: len(made.live.rows("SELECT id FROM actions WHERE status = 'lost'")) == 1)
+    lost = made.live.rows("SELECT id FROM actions WHERE status = 'lost'")[0][0]
+    made.handles["lost"] = next(handle for handle in handles if handle.id == lost)
+    for handle in handles:
+        handle.cancel()
+    for environment, handle in zip(environments, handles, strict=True):
+        if handle.id != lost:
+            made.handles["cancelled"] = handle
+            made.environments["unlucky"] = environment
+    made.wait_for("cancelled", "cancelled")
+
+
+def _take_cores(made: Trouble) -> None:
+    """Job `holder` keeps both cores of cpu-0, and wants more in the same session; job `waiter` wants a core of its own."""
+    holder, waiter = _client(made, "holder"), _client(made, "waiter")
+    made.environments["holder"] = holder.open(trajectory="h1")
+    made.environments["waiter"] = waiter.open(trajectory="w1")
+    made.handles["holder"] = made.environments["holder"].submit("sleep 270", units=[2], preemptible=False)
+    made.wait_for("holder", "running")
+    made.handles["behind"] = made.environments["holder"].submit("echo after", units=[1])
+    made.handles["waiter"] = made.environments["waiter"].submit("echo hello", preemptible=False)
+    for name in ("behind", "waiter"):
+        made.wait_for(name, "waiting")
+
+
+def _take_quota(made: Trouble, url: str) -> None:
+    """Job `caller` keeps both places of the quota, and wants a third."""
+    client = _client(made, "caller")
+    for number in range(2):
+        made.handles[f"call-{number}"] = client.submit(calls.call("caller", "search", method="GET", url=url))
+        made.wait_for(f"call-{number}", "running")
+    made.handles["third-call"] = client.submit(calls.call("caller", "search", method="GET", url=url))
+    made.wait_for("third-call", "waiting")
+
+
+def _be_hostile(made: Trouble) -> None:
+    """Names of users that are markup, very long, or run the other way."""
+    for job in (HOSTILE, LONG, RIGHT_TO_LEFT):
+        client = _client(made, job)
+        made.environments[job] = client.open(trajectory=job)
+        made.handles[job] = made.environments[job].submit(f"echo {job!r}", action_class=job, preemptible=False)
+        made.wait_for(job, "waiting")
+
+
+def _is_shown(made: Trouble) -> bool:
+    """Say whether the page's look, which may be two seconds old, knows of all that waits."""
+    found = made.page("/api/overview").json()
+    quotas = [(quota["running"], quota["waiting"]) for quota in found["quotas"] if quota["name"] == "search"]
+    return quotas == [(2, 1)] and bool(found["waiting"] >= WAITING)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Return the browser's path."""
+    pytest.importorskip("playwright", reason="playwright is not installed")
+    found = os.environ.get("TANGRAM_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        message = "there is no chromium on this machine"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return found

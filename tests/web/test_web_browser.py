@@ -1,0 +1,325 @@
+"""The live page in a real browser: the four questions answered by clicks, at both widths, light and dark; axe; a page that stays live."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+from typing import Any
+
+import pytest
+
+from tests.web.conftest import HOSTILE, TOKEN, Trouble
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+pytest.importorskip("fastapi", reason="the extra `web` is not installed")
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+
+from app.web.rendering import make_templates
+from app.web.watch import Look
+
+pytestmark = pytest.mark.timeout(280)
+
+WIDTHS = {"phone": (375, 812), "desk": (1440, 900)}
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium)
+        yield started
+        started.close()
+
+
+@pytest.fixture(params=WIDTHS)
+def page(request: pytest.FixtureRequest, browser: Browser, trouble: Trouble) -> Iterator[Page]:
+    """A page at each width; whatever a script throws fails the test."""
+    width, height = WIDTHS[request.param]
+    context = browser.new_context(base_url=trouble.url, viewport={"width": width, "height": height}, color_scheme="light")
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if "Content Security Policy" in message.text else None)
+    yield page
+    context.close()
+    assert errors == []
+
+
+def test_why_does_this_action_wait_and_who_holds_what_it_needs(page: Page, trouble: Trouble) -> None:
+    # Given an operator on the first page
+    page.goto("/")
+    # When they go to what waits of the job, and to the action
+    row = page.get_by_role("region", name="Waiting actions by job and kind").get_by_role("row").filter(has_text="waiter")
+    row.get_by_role("link", name="cpu.exec").click()
+    page.get_by_role("link", name=trouble.handles["waiter"].id).click()
+    # Then the page says why, and leads to the holder
+    expect(page.get_by_role("heading", name="Why it waits")).to_be_visible()
+    expect(page.get_by_text("2 of 2 are held")).to_be_visible()
+    page.locator(".holders").get_by_role("link", name=trouble.handles["holder"].id).first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(trouble.handles["holder"].id)
+
+
+def test_the_age_of_what_waits_leads_to_the_action_that_has_waited_longest(page: Page, trouble: Trouble) -> None:
+    page.goto("/")
+    row = page.get_by_role("region", name="Waiting actions by job and kind").get_by_role("row").filter(has_text="waiter")
+    row.get_by_role("link").last.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(trouble.handles["waiter"].id)
+    expect(page.get_by_role("heading", name="Why it waits")).to_be_visible()
+    # and where nothing waits, to their list
+    page.goto("/oldest?job=nobody&kind=cpu.exec")
+    expect(page.get_by_role("region", name="Actions that match")).to_contain_text("None.")
+
+
+def test_who_holds_the_places_of_a_quota(page: Page, trouble: Trouble) -> None:
+    page.goto("/actions?state=waiting&kind=api.call")
+    page.get_by_role("link", name=trouble.handles["third-call"].id).click()
+    expect(page.get_by_text("2 of 2 places of quota search are held.")).to_be_visible()
+    expect(page.locator(".holders").get_by_role("link", name=trouble.handles["call-0"].id)).to_be_visible()
+
+
+def test_which_job_loses_rewards_to_our_failures(page: Page, trouble: Trouble) -> None:
+    # When
+    page.goto("/")
+    # Then it is said at the top, and leads to the lost action
+    notice = page.get_by_role("listitem").filter(has_text="Job unlucky lost 1 of")
+    expect(notice).to_contain_text("environment_lost")
+    notice.get_by_role("link", name="unlucky").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("unlucky")
+    expect(page.get_by_role("region", name="Latest actions that ended by our fault")).to_contain_text(trouble.handles["lost"].id)
+
+
+def test_a_list_of_lost_actions_tells_them_apart_and_says_why(page: Page, trouble: Trouble) -> None:
+    page.goto("/actions?fault=infrastructure")
+    lost = page.get_by_role("link", name=trouble.handles["lost"].id)
+    expect(lost).to_be_visible()
+    # at any width the end of an id is to be seen, in which ids differ
+    assert lost.evaluate("link => link.firstChild.getBoundingClientRect().right <= link.getBoundingClientRect().right + 1")
+    reason = page.get_by_text("node cpu-1 was lost").locator("visible=true")
+    expect(reason).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_which_node_is_sick(page: Page, trouble: Trouble) -> None:
+    # When
+    page.goto("/")
+    # Then
+    notice = page.get_by_role("listitem").filter(has_text="Node cpu-1 has been lost")
+    notice.get_by_role("link", name="cpu-1").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("cpu-1")
+    expect(page.locator(".box")).to_have_text("3 beats missed")
+    expect(page.get_by_role("region", name="Latest actions that ended by our fault on this node")).to_contain_text(
+        trouble.handles["lost"].id
+    )
+
+
+def test_a_filter_goes_into_the_address_and_back_into_the_form(page: Page, trouble: Trouble) -> None:
+    # Given
+    page.goto("/actions")
+    # When
+    page.locator("select[name=state]").select_option("waiting")
+    page.locator("input[name=job]").fill("waiter")
+    page.get_by_role("button", name="Filter").click()
+    # Then
+    page.wait_for_url(re.compile("state=waiting.*job=waiter|job=waiter.*state=waiting"))
+    expect(page.locator("input[name=job]")).to_have_value("waiter")
+    expect(page.get_by_role("link", name=trouble.handles["waiter"].id)).to_be_visible()
+    expect(page.get_by_role("link", name=trouble.handles["holder"].id)).to_have_count(0)
+
+
+def test_names_of_users_do_nothing_in_the_browser(page: Page, trouble: Trouble) -> None:
+    for path in ("/", "/environments", f"/actions/{trouble.handles[HOSTILE].id}"):
+        page.goto(path)
+        expect(page.locator("#live-text")).to_have_text("live")
+        assert "owned" not in page.title()
+        assert page.locator("main img, main script").count() == 0
+        # nothing is wider than the window
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_page_stays_live_and_can_be_paused(page: Page, trouble: Trouble) -> None:
+    # Given
+    page.goto("/actions?state=waiting&job=fresh")
+    expect(page.get_by_text("None.")).to_be_visible()
+    # When an action comes in
+    with trouble.live.client("fresh") as client:
+        environment = client.open(trajectory="f1")
+        handle = environment.submit("true", preemptible=False)
+        # Then it appears by itself
+        expect(page.get_by_role("link", name=handle.id)).to_be_visible(timeout=30_000)
+        # When the page is paused
+        page.get_by_role("button", name="Pause").click()
+        handle.cancel()
+        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
+        # Then it stays as it is, until it goes on
+        expect(page.locator("#live-text")).to_have_text("paused")
+        expect(page.get_by_role("link", name=handle.id)).to_be_visible()
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_role("link", name=handle.id)).to_have_count(0, timeout=30_000)
+
+
+def test_a_look_that_failed_is_said_and_the_timeline_comes_back_after_it(page: Page, trouble: Trouble) -> None:
+    # Given the first page, live
+    page.goto("/")
+    bars = page.locator(".timeline canvas")
+    expect(bars).to_have_attribute("data-bars", re.compile("[1-9]"))
+    # When the server cannot read the journal at the next looks
+    look = Look(version=1, at=0.0, scheduler=None, overview=None)
+    words = {"look": look, "now": 0.0, "overview": None, "may_act": False, "problem": "the journal cannot be read", "path": "/"}
+    failed = make_templates().get_template("problem.html").render(words)
+    page.route(f"{trouble.url}/", lambda route: route.fulfill(status=503, content_type="text/html", body=failed))
+    # Then the page does not call itself live
+    expect(page.get_by_role("heading", name="The deployment cannot be read")).to_be_visible()
+    expect(page.locator("#live-text")).to_have_text("cannot be read")
+    assert page.locator("#live-dot.on").count() == 0
+    # When it can be read again, all is back without a hand
+    page.unroute(f"{trouble.url}/")
+    expect(bars).to_have_attribute("data-bars", re.compile("[1-9]"), timeout=30_000)
+    expect(page.locator("#live-text")).to_have_text("live")
+
+
+def test_a_page_of_an_old_look_says_how_old_it_is(page: Page, trouble: Trouble) -> None:
+    # Given a server whose last look is a minute old when it is asked
+    late_s = 60
+
+    def late(route: Route) -> None:
+        answer = route.fetch()
+        date = format_datetime(parsedate_to_datetime(answer.headers["date"]) + timedelta(seconds=late_s), usegmt=True)
+        route.fulfill(response=answer, headers={**answer.headers, "date": date})
+
+    page.route(f"{trouble.url}/health", late)
+    page.goto("/health")
+    # Then it says so, but for the second that a date of whole seconds may lack
+    expect(page.locator("#live-text")).to_have_text(re.compile(r"as of (59|6\d) s ago"))
+    assert page.locator("#live-dot.on").count() == 0
+    # When it looks again
+    late_s = 0
+    # Then
+    expect(page.locator("#live-text")).to_have_text("live")
+
+
+def test_tabs_in_the_background_leave_connections_for_others_and_catch_up(page: Page, trouble: Trouble) -> None:
+    # Given more tabs than a browser has connections for one server, each of them hidden once it was live
+    tabs = [page, *(page.context.new_page() for _ in range(6))]
+    for tab in tabs:
+        tab.goto("/actions?state=waiting&job=tabs")
+        expect(tab.locator("#live-text")).to_have_text("live")
+        _show(tab, False)
+    # When an action comes in
+    with trouble.live.client("tabs") as client:
+        handle = client.open(trajectory="f1").submit("true", preemptible=False)
+        # Then the tab that is looked at again shows it
+        _show(page, True)
+        expect(page.get_by_role("link", name=handle.id)).to_be_visible(timeout=30_000)
+        expect(page.locator("#live-text")).to_have_text("live")
+        handle.cancel()
+
+
+def _show(tab: Page, shown: bool) -> None:
+    """Have a tab believe that it is shown, or hidden. Without a window, browsers show all of their tabs."""
+    tab.evaluate(
+        "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        not shown,
+    )
+
+
+def test_a_cancel_asks_once_for_the_token_and_whether_it_is_meant(page: Page, trouble: Trouble) -> None:
+    with trouble.live.client("regret") as client:
+        environment = client.open(trajectory="r1")
+        handle = environment.submit("true", preemptible=False)
+        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}'"))
+        # When
+        page.goto(f"/actions/{handle.id}")
+        page.get_by_role("button", name="Cancel this action").click()
+        # Then it is asked once whether this action is meant, with the token; Back leaves all as it is
+        expect(page.get_by_role("dialog", name="Cancel this action?")).to_contain_text(handle.id)
+        page.get_by_role("button", name="Back").click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        # and a token that no browser can send is wrong
+        page.get_by_role("button", name="Cancel this action").click()
+        page.locator("#token-text").fill("ключ-ключ-ключ-ключ")
+        page.locator("#token-text").press("Enter")
+        expect(page.locator("#said")).to_have_text("the token is wrong")
+        # When
+        page.get_by_role("button", name="Cancel this action").click()
+        page.locator("#token-text").fill(TOKEN)
+        page.locator("#token-text").press("Enter")
+        # Then
+        expect(page.locator("#said")).to_have_text("the cancel is on its way")
+        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
+        expect(page.locator(".lead .state")).to_have_text("cancelled", timeout=30_000)
+
+
+def test_a_node_is_drained_and_put_back(page: Page, trouble: Trouble) -> None:
+    # When an operator drains the node on which everything is
+    page.goto("/nodes/cpu-0")
+    page.get_by_role("button", name="Drain this node").click()
+    page.locator("#token-text").fill(TOKEN)
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator("#said")).to_have_text("the node is being drained")
+    # Then its page and the first one say what is left
+    left = re.compile(r"draining: [1-9]\d* actions?, [1-9]\d* environments left")
+    expect(page.locator(".lead")).to_contain_text(left, timeout=30_000)
+    page.goto("/")
+    expect(page.get_by_role("region", name="Nodes of the deployment").get_by_role("row").filter(has_text="cpu-0")).to_contain_text(left)
+    notice = page.get_by_role("listitem").filter(has_text="Node cpu-0 is draining")
+    # When they put it back
+    notice.get_by_role("link", name="cpu-0").click()
+    page.get_by_role("button", name="Put this node back").click()
+    expect(page.locator("#said")).to_have_text("the node is being put back")
+    # Then it takes actions again
+    expect(page.get_by_role("button", name="Drain this node")).to_be_visible(timeout=30_000)
+    expect(page.locator(".lead")).not_to_contain_text("drain")
+    trouble.live.until(lambda: trouble.live.rows("SELECT 1 FROM nodes WHERE name = 'cpu-0' AND NOT draining"))
+
+
+def test_the_timeline_leads_to_the_action_of_a_bar(page: Page, trouble: Trouble) -> None:
+    # Given
+    page.goto("/")
+    canvas = page.locator(".timeline canvas")
+    expect(canvas).to_have_attribute("data-bars", re.compile("[1-9]"))
+    expect(canvas).to_have_attribute("data-draw-ms", re.compile("."))
+    # When the newest moment of the first core is pressed
+    box = canvas.bounding_box()
+    assert box is not None
+    page.locator(".timeline").click(position={"x": box["width"] - 12, "y": 8})
+    # Then
+    expect(page.get_by_role("heading", level=1)).to_have_text(trouble.handles["holder"].id)
+
+
+def test_a_keyboard_reaches_everything(page: Page, trouble: Trouble) -> None:
+    # Given
+    page.goto("/")
+    # When
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"))
+    # Then
+    assert {"Skip to content", "Tangram", "Actions", "Environments", "Health", "Search actions", "Pause"} <= reached
+    assert any(label.startswith("Timeline of nodes") for label in reached)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "name", ["/", "/actions", "waiter", "lost", "/jobs/unlucky", "/environments", "/nodes/cpu-1", "/services/judge", "/health"]
+)
+def test_axe_finds_nothing(browser: Browser, trouble: Trouble, name: str, scheme: Any) -> None:
+    # Given
+    path = name if name.startswith("/") else f"/actions/{trouble.handles[name].id}"
+    for width, height in WIDTHS.values():
+        context = browser.new_context(base_url=trouble.url, viewport={"width": width, "height": height}, color_scheme=scheme)
+        page = context.new_page()
+        page.goto(path)
+        expect(page.locator("#live-text")).to_have_text("live")
+        page.get_by_role("button", name="Pause").click()
+        # When
+        found = Axe().run(page, options=RULES)
+        # Then
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        context.close()

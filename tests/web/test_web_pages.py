@@ -1,0 +1,228 @@
+"""The live page over HTTP: what each address answers, and that nothing of it can be abused."""
+
+from __future__ import annotations
+
+import html
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, TOKEN, Trouble
+
+pytestmark = pytest.mark.timeout(280)
+
+
+def path_of(name: str, folder: str) -> str:
+    return f"/{folder}/{quote(name, safe='')}"
+
+
+def text_of(trouble: Trouble, path: str) -> str:
+    """Return the page as its source has it, entities resolved."""
+    answer = trouble.page(path)
+    assert answer.status_code == 200, answer.text[:500]
+    return html.unescape(answer.text)
+
+
+def test_the_overview_counts_what_is_granted_waits_and_failed(trouble: Trouble) -> None:
+    # When
+    found = trouble.page("/api/overview").json()
+    # Then
+    assert found["cores"]["total"] == 2 and found["cores"]["granted"] == 2 and found["cores"]["idle"] == 0
+    assert found["scheduler"]["policy"] == "elastic"
+    assert found["waiting"] >= 4 and found["oldest_wait_s"] > 0
+    assert {group["job"] for group in found["queue"]} >= {"waiter", "holder", "caller"}
+    (quota,) = [one for one in found["quotas"] if one["name"] == "search"]
+    assert quota["running"] == 2 and quota["concurrency"] == 2 and quota["waiting"] == 1
+    nodes = {node["name"]: node for node in found["nodes"]}
+    assert nodes["cpu-1"]["state"] == "lost" and nodes["cpu-1"]["ours"] == 1
+    assert nodes["cpu-0"]["state"] == "up" and nodes["cpu-0"]["beat_ago_s"] is not None
+    # the job that lost an action to us comes first
+    assert found["jobs"][0]["name"] == "unlucky" and found["jobs"][0]["ours"] == 1
+
+
+def test_an_action_says_who_holds_the_cores_it_waits_for(trouble: Trouble) -> None:
+    # When
+    page = text_of(trouble, f"/actions/{trouble.handles['waiter'].id}")
+    # Then
+    assert "It needs 1 core of node cpu-0, where its environment is: 2 of 2 are held." in page
+    assert f'href="/actions/{trouble.handles["holder"].id}"' in page and "2 cores" in page
+    assert "in the queue for the cores of node cpu-0" in page
+
+
+def test_an_action_says_that_an_earlier_command_of_its_session_runs(trouble: Trouble) -> None:
+    # When
+    page = text_of(trouble, f"/actions/{trouble.handles['behind'].id}")
+    # Then
+    assert "1 earlier one of this session has not ended" in page
+    assert f'href="/actions/{trouble.handles["holder"].id}"' in page
+
+
+def test_a_call_says_who_holds_the_places_of_its_quota(trouble: Trouble) -> None:
+    # When
+    page = text_of(trouble, f"/actions/{trouble.handles['third-call'].id}")
+    # Then
+    assert "2 of 2 places of quota search are held." in page
+    assert all(f'href="/actions/{trouble.handles[f"call-{number}"].id}"' in page for number in range(2))
+
+
+def test_a_lost_action_says_whose_fault_that_was(trouble: Trouble) -> None:
+    # When
+    page = text_of(trouble, f"/actions/{trouble.handles['lost'].id}")
+    # Then
+    assert "Fault: <strong>ours</strong>" in page and "node cpu-1 was lost" in page and "For the trainer:" in page
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/actions", "/environments", "/health", "/jobs/holder", "/nodes/cpu-0", "/nodes/gpu-0", "/services/judge"]
+)
+def test_every_page_answers_and_allows_no_script_of_others(trouble: Trouble, path: str) -> None:
+    # When
+    answer = trouble.page(path)
+    # Then
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    assert " style=" not in answer.text and "onclick" not in answer.text
+
+
+@pytest.mark.parametrize("name", [HOSTILE, LONG, RIGHT_TO_LEFT])
+def test_names_of_users_are_text(trouble: Trouble, name: str) -> None:
+    # When
+    pages = [trouble.page(path) for path in (path_of(name, "jobs"), f"/actions/{trouble.handles[name].id}", "/", "/environments")]
+    # Then
+    for page in pages:
+        assert page.status_code == 200
+        assert HOSTILE not in page.text and "<img src=x" not in page.text
+    assert name in html.unescape(pages[0].text)
+
+
+@pytest.mark.parametrize("path", ["/actions/none", "/jobs/none", "/environments/none", "/services/none", "/nodes/none", "/nothing"])
+def test_what_the_journal_does_not_know_is_said_so(trouble: Trouble, path: str) -> None:
+    answer = trouble.page(path)
+    assert answer.status_code == 404 and "knows nothing at" in answer.text
+
+
+def test_filters_and_search_are_in_the_address(trouble: Trouble) -> None:
+    # Given
+    waiter, holder = trouble.handles["waiter"].id, trouble.handles["holder"].id
+    # When
+    waiting, running, found = (
+        text_of(trouble, path)
+        for path in ("/actions?state=waiting&job=waiter", "/actions?state=running&job=holder", f"/actions?q={waiter[-12:]}")
+    )
+    # Then
+    assert waiter in waiting and holder not in waiting
+    assert holder in running and waiter not in running
+    assert waiter in found and holder not in found
+    assert trouble.handles["lost"].id in text_of(trouble, "/actions?fault=infrastructure")
+
+
+def test_a_filter_that_makes_no_sense_is_refused(trouble: Trouble) -> None:
+    assert trouble.page("/actions?page=-1").status_code == 422
+    assert trouble.page(f"/actions?q={'x' * 300}").status_code == 422
+    # and in a browser that is a page like all others
+    for query in ("page=-1", "hours=soon&page=99999"):
+        answer = httpx.get(f"{trouble.url}/actions?{query}", headers={"Accept": "text/html,*/*"}, timeout=30)
+        assert answer.status_code == 422 and "Not understood" in answer.text and 'aria-label="Pages"' in answer.text
+    assert "<bdi>hours</bdi>" in answer.text and "<bdi>page</bdi>" in answer.text
+
+
+def test_who_has_no_token_changes_nothing(trouble: Trouble) -> None:
+    # When
+    path = f"{trouble.url}/actions/{trouble.handles['holder'].id}/cancel"
+    answers = [httpx.post(path), httpx.post(path, headers={"Authorization": "Bearer wrong"}), httpx.get(path)]
+    # Then
+    assert [answer.status_code for answer in answers] == [401, 401, 404]
+    assert trouble.status("holder") == "running"
+
+
+def test_the_token_closes_an_environment_and_cancels_an_action(trouble: Trouble) -> None:
+    # Given
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with trouble.live.client("passing") as client:
+        environment = client.open(trajectory="p1")
+        handle = environment.submit("echo never", preemptible=False)
+        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}'"))
+        # When
+        cancelled = httpx.post(f"{trouble.url}/actions/{handle.id}/cancel", headers=headers, timeout=30)
+        # Then
+        assert cancelled.status_code == 200, cancelled.text
+        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
+        assert httpx.post(f"{trouble.url}/actions/{handle.id}/cancel", headers=headers).status_code == 409
+        # When
+        closed = httpx.post(f"{trouble.url}/environments/{environment.id}/close", headers=headers, timeout=30)
+        # Then
+        assert closed.status_code == 200, closed.text
+        trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM environments WHERE id = '{environment.id}' AND state = 'closed'"))
+    assert httpx.post(f"{trouble.url}/actions/none/cancel", headers=headers).status_code == 404
+
+
+def test_the_token_drains_a_node_and_puts_it_back(trouble: Trouble) -> None:
+    # Given
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+
+    def post(path: str) -> int:
+        return httpx.post(f"{trouble.url}/nodes/{path}", headers=headers, timeout=30).status_code
+
+    def is_so(draining: int) -> bool:
+        return bool(trouble.live.rows(f"SELECT 1 FROM nodes WHERE name = 'api-0' AND draining = {draining}"))
+
+    assert httpx.post(f"{trouble.url}/nodes/api-0/drain").status_code == 401
+    assert post("none/drain") == 404
+    assert post("api-0/undrain") == 409
+    # When
+    assert post("api-0/drain") == 200
+    # Then its page says what is left there, and what waits for it says so
+    trouble.live.until(lambda: is_so(1))
+    trouble.live.until(lambda: "draining: 2 actions, 0 environments left" in text_of(trouble, "/nodes/api-0"))
+    waiting = f"/actions/{trouble.handles['third-call'].id}"  # a page that was asked for before may be as old as the look
+    trouble.live.until(lambda: "Node api-0 is draining" in text_of(trouble, waiting))
+    assert post("api-0/drain") == 409
+    # When
+    assert post("api-0/undrain") == 200
+    # Then
+    trouble.live.until(lambda: is_so(0))
+    trouble.live.until(lambda: "drain" not in text_of(trouble, "/nodes/api-0").replace("Drain this node", "").replace("/drain", ""))
+
+
+def test_a_page_of_this_machine_answers_under_no_other_name(trouble: Trouble) -> None:
+    port = trouble.url.rpartition(":")[2]
+    codes = {
+        name: httpx.get(trouble.url, headers={"Host": name}, timeout=30).status_code
+        for name in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", f"site.example:{port}", "127.0.0.1.site.example")
+    }
+    assert list(codes.values()) == [200, 200, 200, 400, 400], codes
+
+
+def test_many_viewers_share_one_look(trouble: Trouble) -> None:
+    # When each of ten viewers asks for the overview at about the same time
+    looks = {trouble.page("/api/overview").json()["at"] for _ in range(10)}
+    # Then
+    assert len(looks) <= 4
+
+
+def test_events_tell_of_each_look(trouble: Trouble) -> None:
+    # When
+    versions = []
+    with httpx.stream("GET", f"{trouble.url}/events", timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                versions.append(int(line.removeprefix("data: ")))
+            if len(versions) == 3:
+                break
+    # Then
+    assert versions == sorted(set(versions))
+
+
+def test_the_timeline_sends_only_what_has_changed(trouble: Trouble) -> None:
+    # Given
+    whole = trouble.page("/api/timeline").json()
+    held = {bar[8]: bar for bar in whole["bars"] if bar[4] is None}
+    # Then
+    assert whole["whole"] and held[trouble.handles["holder"].id][1:3] == ["cpu-0", [0, 1]]
+    # When
+    later = trouble.page(f"/api/timeline?since={whole['version']}").json()
+    # Then
+    assert not later["whole"] and trouble.handles["holder"].id not in {bar[8] for bar in later["bars"]}

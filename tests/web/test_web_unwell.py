@@ -1,0 +1,483 @@
+"""What an operator sees when the deployment is unwell: on the page, in `tangram top` and in `tangram envs`, whatever their width."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import signal
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from rich.console import Console
+from sqlalchemy import Engine, event
+from starlette.testclient import TestClient
+
+from app.cli.output import _state
+from app.cli.top import page as top_page
+from app.journal.database import open_engine, snapshot, sqlite_url
+from app.journal.lanes import Lanes
+from app.journal.migrating import upgrade
+from app.journal.overview import Document, overview, read_present
+from app.journal.recent import Recent
+from app.journal.writing import SqlJournal
+from app.local.processes import wait_until
+from app.local.redis_server import RedisServer
+from app.shown import SHOWN_TTL_S, read_shown
+from app.web.attention import notices
+from app.web.server import make_app
+from scheduler.live.entries import ActionGranted, ActionReceived, ActionResized, EnvironmentChanged, NodeChanged, NodeDraining
+from tangram.connection import open_store
+from tangram.settings import Settings
+from tangram.wire import SCHEDULER_KEY
+from tests.cli.forked import forked
+from tests.freezing import freeze
+
+SHOWN: dict[str, Any] = {
+    "policy": "elastic", "epoch": 3, "decisions": 5, "resizes": 0, "restores": 0, "decision_us_p50": 1, "decision_us_p99": 2,
+    "nodes": {"n1": {"beat_ago_s": 0.2, "busy_cores": None}},
+    "quotas": {
+        "search": {
+            "names": ["search"], "rate_per_s": None, "concurrency": 2, "tokens_per_min": None, "running": 2,
+            "opens_in_s": None, "throttle": "open", "factor": 1.0,
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    """A journal with a node without isolation, on which one action of two cores runs that had one at first."""
+    url, now = sqlite_url(tmp_path / "tangram.sqlite"), time.time()
+    upgrade(url)
+    engine = open_engine(url)
+    described = {"name": "n1", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100, "labels": ["isolation:none"]}
+    header = {"kind": "cpu.exec", "cost": {"cores": [1, 2]}, "job": "coding", "trajectory": "t", "environment": "e"}
+    with SqlJournal(engine) as writing:
+        writing.write(
+            [
+                NodeChanged(name="n1", state="up", description=described, at=now - 99),
+                ActionReceived(id="a", header=header, message="", submitted_at=now - 60, received_at=now - 60),
+                ActionGranted(id="a", attempt=1, node="n1", units=1, core_ids=(0,), cell_ids=(), granted_at=now - 60),
+                ActionResized(id="a", attempt=1, core_ids=(0, 1), units=2, background=False, at=now - 20),
+            ]
+        )
+    engine.dispose()
+    return url
+
+
+def stand(url: str, id: str, state: Any = "open", **changes: Any) -> None:
+    """Have an environment stand on n1, or be in another state."""
+    engine = open_engine(url)
+    words: dict[str, Any] = {"node": "n1", "job": "coding", "trajectory": "t", "memory_mb": 1, "pod_cores": 0, "at": time.time(), **changes}
+    with SqlJournal(engine) as writing:
+        writing.write([EnvironmentChanged(id=id, state=state, **words)])
+    engine.dispose()
+
+
+def hold(url: str, id: str) -> None:
+    """Have an action hold both cores of n1."""
+    engine, now = open_engine(url), time.time()
+    header = {"kind": "cpu.exec", "cost": {"cores": [2]}, "job": "other", "trajectory": "t", "environment": "e2"}
+    with SqlJournal(engine) as writing:
+        writing.write(
+            [
+                ActionReceived(id=id, header=header, message="", submitted_at=now, received_at=now),
+                ActionGranted(id=id, attempt=1, node="n1", units=2, core_ids=(0, 1), cell_ids=(), granted_at=now),
+            ]
+        )
+    engine.dispose()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path, log=tmp_path / "redis.log")
+    yield server
+    server.stop()
+
+
+def seen(url: str, shown: dict[str, Any] | None) -> Document:
+    engine = open_engine(url)
+    with snapshot(engine) as connection:
+        found = overview(read_present(connection, time.time()), Recent(), shown)
+    engine.dispose()
+    return found
+
+
+def test_a_node_without_isolation_is_named(journal: str) -> None:
+    (notice,) = notices(seen(journal, SHOWN))
+    assert notice.text.startswith("Node n1 runs commands without isolation") and notice.link == "/nodes/n1"
+
+
+def test_a_scheduler_that_has_died_is_named_before_it_is_forgotten(journal: str, redis: RedisServer) -> None:
+    # Given a scheduler that has not shown itself for 20 s, by the result store's clock
+    with open_store(redis.url, 5.0) as store:
+        assert read_shown(store) is None
+        store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S - 20)
+        shown = read_shown(store)
+    assert shown is not None and 20 <= shown["shown_ago_s"] < 60
+    # When
+    first = notices(seen(journal, shown))[0]
+    # Then
+    assert first.level == "bad" and first.text.startswith("The scheduler has not shown itself for ")
+
+
+def test_cores_of_one_host_are_not_counted_as_used_for_each_of_its_nodes(journal: str) -> None:
+    def used(labels: list[str]) -> object:
+        engine, now = open_engine(journal), time.time()
+        described = {"kinds": ["cpu"], "cores": 2, "domains": [[0, 1]], "cells": 0, "memory_mb": 1, "labels": labels}
+        with SqlJournal(engine) as writing:
+            writing.write([NodeChanged(name=name, state="up", description={"name": name, **described}, at=now) for name in ("n1", "n2")])
+        engine.dispose()
+        return seen(journal, {**SHOWN, "nodes": {name: {"beat_ago_s": 0.2, "busy_cores": 2.0} for name in ("n1", "n2")}})["cores"]["used"]
+
+    assert used([]) == 4.0
+    assert used(["host:here"]) is None
+
+
+def test_a_nodes_loss_its_failures_and_its_silence_are_named_each(journal: str) -> None:
+    # Given a node that has missed two beats of ten seconds, in figures that are 30 s old, and one that was lost two days ago
+    engine, long_ago = open_engine(journal), time.time() - 172_800
+    with SqlJournal(engine) as writing:
+        described = {"name": "n2", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100}
+        writing.write([NodeChanged(name="n2", state=state, description=described, at=long_ago) for state in ("up", "lost")])
+    engine.dispose()
+    nodes = {"n1": {"beat_ago_s": 21.0, "busy_cores": None}}
+    document = seen(journal, {**SHOWN, "beat_s": 10.0, "shown_ago_s": 30.0, "nodes": nodes})
+    # When an action failed on each of them by our fault
+    for node in document["nodes"]:
+        node.update(ours=1, ended=2, causes={"node_lost": 1})
+    texts = [notice.text for notice in notices(document)]
+    # Then the beat is as old as the figures and more, and nothing hides another
+    assert "Node n1 last beat 51.0 s ago." in texts
+    assert any(text.startswith("Node n2 has been lost for 2 d 0 h") for text in texts), texts
+    assert [text for text in texts if "failed 1 of 2 actions" in text] == [
+        f"Node {name} failed 1 of 2 actions in the last hour (node_lost)." for name in ("n1", "n2")
+    ]
+    # and no node is called silent because the scheduler is
+    beating = {**SHOWN, "beat_s": 10.0, "shown_ago_s": 30.0, "nodes": {"n1": {"beat_ago_s": 5.0, "busy_cores": None}}}
+    assert not any("last beat" in notice.text for notice in notices(seen(journal, beating)))
+
+
+def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    # Given a page that is served
+    with open_store(redis.url, 5.0) as store:
+        store.set(SCHEDULER_KEY, json.dumps(SHOWN), ex=SHOWN_TTL_S)
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
+    with TestClient(make_app(settings, journal)) as client:
+        before = html.unescape(client.get("/").text)
+        assert "No scheduler" not in before and "runs commands without isolation" in before and ">full<" in before
+        # When the result store goes, and a look is taken after that
+        redis.stop()
+        while client.get("/ready").status_code == 200:
+            pass
+        answer = client.get("/")
+    # Then the page says so, and does not say that no scheduler is active
+    assert answer.status_code == 200
+    assert "The result store cannot be read" in answer.text and "No scheduler is active" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_the_page_sees_again_soon_after_the_result_store_has_hung(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    # Given a page whose result store stands still for longer than it is waited for
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path, connect_timeout_s=0.5)
+    with TestClient(make_app(settings, journal)) as client:
+        assert client.get("/ready").status_code == 200
+        freeze(redis.identity.pid)
+        while client.get("/ready").status_code == 200:
+            pass
+        # When it answers again
+        os.kill(redis.identity.pid, signal.SIGCONT)
+        began = time.monotonic()
+        while client.get("/ready").status_code != 200:
+            pass
+    # Then the timeout is not taken for the cost of looking
+    assert time.monotonic() - began < 3
+
+
+class Searches:
+    """Counts the questions for `zzzz` to any database, and has each of them wait, for at most `takes_s`."""
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s, self.count, self.may_go_on = takes_s, 0, threading.Event()
+
+    def __call__(self, _connection: object, _cursor: object, _statement: str, parameters: object, *_: object) -> None:
+        if "zzzz" in str(parameters):
+            self.count += 1
+            self.may_go_on.wait(self.takes_s)
+
+
+@contextmanager
+def searching(takes_s: float) -> Iterator[Searches]:
+    searches = Searches(takes_s)
+    event.listen(Engine, "before_cursor_execute", searches)
+    yield searches
+    searches.may_go_on.set()
+    event.remove(Engine, "before_cursor_execute", searches)
+
+
+def test_searches_that_take_long_hold_up_no_other_page(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
+    # Given many searches that do not end
+    with searching(60) as searches, TestClient(make_app(settings, journal)) as client, ThreadPoolExecutor(40) as viewers:
+        answers = [viewers.submit(client.get, f"/actions?q=zzzz{number}") for number in range(40)]
+        assert wait_until(lambda: searches.count >= 2, 20)
+        # When
+        pages = [client.get(path).status_code for path in ("/", "/nodes/n1", "/ready")]
+        # Then other pages answer, and only a few of the searches are under way
+        count = searches.count
+        searches.may_go_on.set()
+        assert pages == [200] * 3 and count == 2
+        assert {answer.result(20).status_code for answer in answers} == {200}
+
+
+def test_a_search_that_took_long_is_not_repeated_at_each_look(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
+    app = make_app(settings, journal)
+    with searching(0.5) as searches, TestClient(app) as client:
+        # Given a search that took half a second
+        client.get("/actions?q=zzzz&state=failed")
+        # When it is asked for at two further looks
+        for _ in range(2):
+            assert client.portal is not None
+            client.portal.call(app.state.watch.after, client.portal.call(app.state.watch.now).version)
+            client.get("/actions?q=zzzz&state=failed")
+        # Then
+        assert searches.count == 1
+
+
+def test_a_terminal_tells_a_result_store_that_is_gone_from_a_scheduler_that_is_gone(
+    journal: str, redis: RedisServer, tmp_path: Path
+) -> None:
+    urls = {"TANGRAM_BROKER_URL": redis.url, "TANGRAM_RESULT_URL": redis.url, "TANGRAM_DATABASE_URL": journal}
+
+    def said(*words: str) -> str:
+        done = forked(*words, cwd=tmp_path, COLUMNS="300", TANGRAM_CONNECT_TIMEOUT_S="0.5", **urls)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return done.stdout
+
+    # Given a result store without a scheduler in it
+    top, status = said("top"), said("status")
+    assert "no scheduler shows itself" in top and "No scheduler is active: nothing is granted." in top
+    assert "no scheduler is active" in status
+    # When that is gone
+    redis.stop()
+    top, status = said("top"), " ".join(said("status").split())
+    # Then both say so, and not that no scheduler is active
+    assert "The result store cannot be read: Error 2 connecting to" in top and status.startswith("the result store cannot be read: ")
+    assert "o scheduler" not in top and "o scheduler" not in status
+    # and the figures of the journal are there, the same for programs
+    assert "n1" in top and "n1" in status
+    assert json.loads(said("status", "--json"))["scheduler"] is None
+
+
+def test_a_journal_that_is_gone_is_said_on_a_page(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
+    with TestClient(make_app(settings, journal)) as client:
+        assert client.get("/").status_code == 200
+        # When the database is there, but its tables are not
+        engine = open_engine(journal)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE actions RENAME TO elsewhere")
+        engine.dispose()
+        while client.get("/ready").status_code == 200:
+            pass
+        answer = client.get("/")
+    # Then
+    assert answer.status_code == 503
+    assert "The deployment cannot be read" in answer.text and "Traceback" not in answer.text
+
+
+def test_lists_say_what_an_action_holds_now(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    def row_of(client: TestClient, path: str) -> str:
+        return client.get(path).text.partition('data-key="a"')[2].partition("</tr>")[0]
+
+    # Given a command that has two cores, and had one at first
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
+    paths = ("/actions?state=running", "/environments/e", "/nodes/n1", "/jobs/coding")
+    stand(journal, "e")
+    with TestClient(make_app(settings, journal)) as client:
+        assert [">2</td>" in row_of(client, path) for path in paths] == [True] * 4
+    # When it is sent to the background
+    engine = open_engine(journal)
+    with SqlJournal(engine) as writing:
+        writing.write([ActionResized(id="a", attempt=1, core_ids=(), units=2, background=True, at=time.time())])
+    engine.dispose()
+    # Then every list says so, and its page says who has the cores
+    hold(journal, "b")
+    with TestClient(make_app(settings, journal)) as client:
+        assert [">background</td>" in row_of(client, path) for path in paths] == [True] * 4
+        page = client.get("/actions/a").text
+        assert "Why it is in the background" in page and "node n1, where its environment is: 2 of 2 are held." in page
+        assert 'href="/actions/b"' in page and "Why it is in the background" not in client.get("/actions/b").text
+
+
+def test_an_environment_says_when_its_lease_ends_and_whose_it_is(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    # Given a system whose lease is ten minutes, environments with a lease of their own, with the system's, and one that has ended
+    with open_store(redis.url, 5.0) as store:
+        store.set(SCHEDULER_KEY, json.dumps({**SHOWN, "lease_s": 600.0}), ex=SHOWN_TTL_S)
+    now = time.time()
+    stand(journal, "own", client="c1", owner="host-17:14828", ends_at=now + 7200, used_at=now - 5)
+    stand(journal, "common", owner="gateway:e2b", used_at=now - 120)
+    stand(journal, "e", used_at=now - 120)
+    stand(journal, "gone", "closed", client="c2", ends_at=now - 9, used_at=now - 120)
+    # When
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path)
+    with TestClient(make_app(settings, journal)) as client:
+        pages = {name: html.unescape(client.get(f"/environments/{name}").text) for name in ("own", "common", "e", "gone")}
+    # Then each says how long its own lease goes, and only while it stands
+    assert re.search(r"; it is closed in (2 h 0|1 h 59) min, used or not<", pages["own"])
+    assert re.search(r"; it is closed in (8 min 0|7 min \d+) s unless it is used<", pages["common"])
+    assert re.search(r"; it is closed in (10 min 0|9 min \d+) s unless it is used<", pages["e"]), "an action runs there"
+    assert "it is closed" not in pages["gone"]
+    # and whose it is, by the name for people where there is one
+    assert "host-17:14828" in pages["own"] and "c1" not in pages["own"] and "gateway:e2b" in pages["common"] and "c2" in pages["gone"]
+
+
+@pytest.fixture
+def other_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A second server, so that broker and result store can go one without the other."""
+    (tmp_path / "other").mkdir()
+    server = RedisServer(tmp_path / "other", log=tmp_path / "other.log")
+    yield server
+    server.stop()
+
+
+TOKEN = "a-token-for-tests-0123"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def acting(journal: str, tmp_path: Path, broker_url: str, result_url: str) -> TestClient:
+    """Return a page on which one may act, and whose parts answer within half a second or not at all."""
+    return TestClient(
+        make_app(
+            Settings(broker_url=broker_url, result_url=result_url, state_dir=tmp_path, web_token=SecretStr(TOKEN), connect_timeout_s=0.5),
+            journal,
+        ),
+        raise_server_exceptions=False,
+    )
+
+
+@pytest.mark.parametrize("path", ["/nodes/n1/drain", "/actions/a/cancel", "/environments/e/close"])
+def test_what_cannot_be_sent_is_no_success(journal: str, redis: RedisServer, other_redis: RedisServer, tmp_path: Path, path: str) -> None:
+    stand(journal, "e")
+    with acting(journal, tmp_path, other_redis.url, redis.url) as client:
+        # Given a page that has reached the broker once
+        assert client.post(path, headers=HEADERS).status_code == 200
+        # When the broker is gone
+        other_redis.stop()
+        answer = client.post(path, headers=HEADERS)
+    # Then the answer says so in one line
+    assert answer.status_code == 503, answer.text
+    error = answer.json()["error"]
+    assert "the broker at" in error and "is unreachable" in error and "\n" not in error
+
+
+class Slow(socketserver.BaseRequestHandler):
+    """Hands what comes on to a server, each part after a while, until it is told to be in time: every answer is, but not all together."""
+
+    upstream: Path
+    in_time: threading.Event
+
+    def handle(self) -> None:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(str(self.upstream))
+            while said := self.request.recv(65536):
+                self.in_time.wait(0.4)
+                server.sendall(said)
+                self.request.sendall(server.recv(65536))
+
+
+def test_a_broker_that_is_too_slow_leaves_no_threads_behind(journal: str, redis: RedisServer, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+
+    def of_clients() -> list[str]:
+        names = [thread.name for thread in set(threading.enumerate()) - before]
+        return [name for name in names if name in ("tangram-publish", "tangram-feed")]
+
+    # Given a broker that is not ready for a client within the time that there is
+    class Handler(Slow):
+        upstream, in_time = redis.socket, threading.Event()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as slow:
+        slow.daemon_threads = True
+        threading.Thread(target=slow.serve_forever, daemon=True).start()
+        with acting(journal, tmp_path, f"redis://127.0.0.1:{slow.server_address[1]}/0", redis.url) as client:
+            # When
+            answer = client.post("/nodes/n1/drain", headers=HEADERS)
+            # Then the answer is one line, and what had begun comes to its end
+            assert answer.status_code == 503, answer.text
+            # whichever of the two limits of 1 s is over first: that of the page, or that of the connection
+            said = r"the broker (gave no answer in 1 s|at redis://\S+ is unreachable: Timeout reading from socket)"
+            assert re.fullmatch(said, answer.json()["error"]), answer.text
+            Handler.in_time.set()
+            assert wait_until(lambda: not of_clients(), 20), of_clients()
+        slow.shutdown()
+
+
+def test_a_bar_says_since_when_it_lies_on_its_cores(journal: str) -> None:
+    # Given an action that got its second core 20 s ago, and runs for a minute
+    engine, lanes = open_engine(journal), Lanes(time.time())
+    with snapshot(engine) as connection:
+        lanes.read(connection, read_present(connection, time.time()))
+    engine.dispose()
+    (bar,) = lanes.since(0)["bars"]
+    # Then
+    start, sure = bar[3], bar[9]
+    assert sure - start == pytest.approx(40_000, abs=2)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_first_page_fits_a_terminal(journal: str, columns: int) -> None:
+    console = Console(width=columns, record=True, quiet=True)
+    console.quiet = False
+    with console.capture() as capture:
+        console.print(top_page(seen(journal, SHOWN)))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(line.split() == ["n1", "up", "0", "2/2", "–", "1", "0"] for line in lines), lines
+    assert any(line.split() == ["search", "2", "2", "0", "full"] for line in lines), lines
+
+
+@pytest.mark.parametrize(("state", "shown"), [("up", "draining"), ("lost", "lost, draining")])
+def test_a_draining_node_is_named_with_what_is_left_on_it(journal: str, state: Any, shown: str) -> None:
+    # Given a node that is draining
+    engine = open_engine(journal)
+    with SqlJournal(engine) as writing:
+        described = {"name": "n1", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100}
+        writing.write([NodeChanged(name="n1", state=state, description=described, at=time.time() - 9999), _drain("n1")])
+    document = seen(journal, SHOWN)
+    engine.dispose()
+    # When the first page is shown in a terminal, and the status as a table
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(top_page(document))
+    with console.capture() as of_status:
+        console.print(_state({**STATUS, "nodes": [{**STATUS["nodes"][0], "state": state}]}))
+    # Then both say so, and what needs attention says what is left, as long as the node is up
+    lines = capture.get().splitlines()
+    assert any(line.startswith(f"n1    {shown} ") for line in lines), lines
+    assert shown.split()[-1] in of_status.get()
+    texts = [notice.text for notice in notices(document)]
+    expected = "Node n1 is draining: 1 action, 0 environments left. Nothing new begins there until that is undone."
+    assert (expected in texts) == (state == "up")
+
+
+STATUS: dict[str, Any] = {
+    "scheduler": None, "services": [], "set_aside": [], "actions": {}, "oldest_wait_s": 0.0, "infra_failed": {},
+    "nodes": [{"name": "n1", "state": "up", "draining": True, "reason": "", "description": {}, "running": 1, "environments": 0}],
+}  # fmt: skip
+
+
+def _drain(name: str) -> NodeDraining:
+    return NodeDraining(name=name, draining=True)

@@ -1,0 +1,58 @@
+"""How many of a node's cores are busy, as the kernel counts it: what stands beside the cores that are granted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+STAT: Final = Path("/proc/stat")
+TICKS_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+IDLE: Final = (3, 4)
+"""Which times of a core are idle and waiting for disks."""
+TIMES: Final = 8
+"""Times that add up. Those of guests follow, which Linux counts among the user's, too."""
+
+
+class BusyCores:
+    """Measures between one call and the next. For the thread that makes the beats."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        """Watch these cores; with none, nothing is said."""
+        self._cores = tuple(cores)
+        self._last = self._times()
+
+    def since_last(self) -> dict[str, float]:
+        """Return `busy_cores` since the last call, rounded to hundredths; nothing where it cannot be measured, or no time has passed."""
+        before, self._last = self._last, self._times()
+        busy = 0.0
+        if not before or before.keys() != self._last.keys():
+            return {}
+        for core, (busy_now, all_now) in self._last.items():
+            busy_before, all_before = before[core]
+            if all_now <= all_before:
+                return {}
+            busy += max(0.0, busy_now - busy_before) / (all_now - all_before)
+        return {"busy_cores": round(busy, 2)}
+
+    def _times(self) -> dict[int, tuple[float, float]]:
+        """Return for each core the seconds in which it was busy, and all seconds; nothing where the kernel does not tell of each.
+
+        It leaves out cores that are offline, and in some containers it numbers them anew.
+        """
+        if not self._cores:
+            return {}
+        try:
+            lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
+        except OSError:
+            return {}
+        known = {int(line[0][3:]): [int(ticks) * TICKS_S for ticks in line[1 : 1 + TIMES]] for line in lines if _is_core(line)}
+        if not known.keys() >= set(self._cores):
+            return {}
+        idle_s = {core: sum(known[core][at] for at in IDLE) for core in self._cores}
+        return {core: (sum(known[core]) - idle_s[core], sum(known[core])) for core in self._cores}
+
+
+def _is_core(line: list[str]) -> bool:
+    return bool(line) and line[0].startswith("cpu") and line[0][3:].isdecimal()
