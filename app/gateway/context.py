@@ -20,12 +20,14 @@ from redis.asyncio.connection import BlockingConnectionPool
 from sqlalchemy import Engine
 from starlette.requests import Request
 
+from app.gateway.e2b_table import Tables
 from app.gateway.environments import Environments
 from app.gateway.errors import classify
 from app.gateway.joined import JoinedRuns
 from app.gateway.journal import Journal
 from app.gateway.languages import read_languages
 from app.gateway.metrics import Metrics
+from app.gateway.records import Records
 from app.gateway.sessions import Caller, Sessions
 from app.gateway.tokens import Tokens, token_of
 from tangram.connection import find_addresses, open_store, redis_url
@@ -61,7 +63,9 @@ class Gateway:
         self.tokens = Tokens(engine)
         self.journal = Journal(engine)
         self.sessions = Sessions(settings)
-        self.environments = Environments(self.store, self.journal)
+        self.records = Records(self.store)
+        self.tables = Tables(self.store)
+        self.environments = Environments(self.records, self.journal)
         self.runs = JoinedRuns(self.store)
         self.languages = read_languages(settings.gateway_languages)
         self.metrics = Metrics(settings)

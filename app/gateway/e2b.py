@@ -31,6 +31,7 @@ from starlette.responses import JSONResponse
 
 from app.gateway import calls
 from app.gateway.context import Gateway, gateway_of
+from app.gateway.e2b_table import Table
 from app.gateway.errors import (
     BadRequest,
     Cancelled,
@@ -43,7 +44,7 @@ from app.gateway.errors import (
     Unauthorized,
     classify,
 )
-from app.gateway.records import Record, Records
+from app.gateway.records import Record
 from app.gateway.sessions import Caller
 from tangram.calls import close_environment
 from tangram.errors import StackUnreachable, TangramError
@@ -98,6 +99,11 @@ class Sandbox:
     record: Record
     caller: Caller
     gateway: Gateway
+
+    @property
+    def processes(self) -> Table:
+        """What runs in it."""
+        return self.gateway.tables.of(self.record.id)
 
 
 def rpc_error(error: GatewayError) -> RpcError:
@@ -164,7 +170,7 @@ async def find_sandbox(request: Request) -> Sandbox:
     wanted = sandbox_id_of(request)
     if not wanted:
         raise RpcError("invalid_argument", "the header E2b-Sandbox-Id is to name the sandbox")
-    record = await Records(gateway.store).read(wanted)
+    record = await gateway.records.read(wanted)
     if record is None or record.state != "open":
         raise SandboxGone()
     await gateway.tokens.check(record.job)

@@ -20,7 +20,6 @@ from pydantic import BaseModel, Field
 from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
 from app.gateway.e2b_connect import limit_of, parsed
-from app.gateway.e2b_table import Table
 from app.gateway.shape import shape_router
 from tangram.calls import execute
 from tangram.results import ExecResult
@@ -173,7 +172,7 @@ async def not_served(method: str) -> None:
 async def _run(request: Request, sandbox: Sandbox, script: str, *words: str) -> _Outcome:
     """Run a script in the sandbox. Raises `RpcError` with the code that it says."""
     limit_s = min(limit_of(request) or LIMIT_S, LIMIT_S)
-    async with Table(sandbox.gateway.store, sandbox.record.id).unlisted_session() as session:
+    async with sandbox.processes.unlisted_session() as session:
         action = execute(
             sandbox.record.place,
             shlex.join(["sh", "-c", script, "sh", *words]),

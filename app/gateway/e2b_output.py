@@ -18,7 +18,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from app.gateway.e2b import RpcError, Sandbox, SandboxGone, end_lost, rpc_error
 from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of, whole_number
-from app.gateway.e2b_table import Process, Table
+from app.gateway.e2b_table import Process
 from app.gateway.errors import Cancelled, Overloaded, classify
 from app.gateway.shape import counted
 from tangram.errors import TangramError
@@ -49,17 +49,17 @@ def end_of(handle: Handle[Any]) -> asyncio.Task[None]:
     return asyncio.create_task(_settled(handle))
 
 
-async def answer(request: Request, sandbox: Sandbox, process: Process, handle: Handle[Any], running: asyncio.Task[None] | None) -> Response:
-    """Answer with the events of a process; `running` is done once it has ended and has been noted as ended, for its own gateway."""
+async def answer(request: Request, sandbox: Sandbox, process: Process, handle: Handle[Any], own: asyncio.Future[None] | None) -> Response:
+    """Answer with the events of a process; `own` is done once it has ended, where the call has started it and somebody notes its end."""
     interval_s = min(whole_number(request.headers.get("keepalive-ping-interval", "")) or KEEPALIVE_S, KEEPALIVE_S)
-    limit_s = limit_of(request) if running is None else None
+    limit_s = limit_of(request) if own is None else None
     over_at = time.monotonic() + (_UNLIMITED_S if limit_s is None else limit_s)
-    ended: asyncio.Future[None] = asyncio.shield(running) if running is not None else end_of(handle)
+    ended: asyncio.Future[None] = asyncio.shield(own) if own is not None else end_of(handle)
     if not process.program.is_interactive:
         await asyncio.wait([ended], timeout=min(SHORT_S, over_at - time.monotonic()))
     if ended.done():
-        if running is None:
-            await Table(sandbox.gateway.store, sandbox.record.id).remove(process)
+        if own is None:
+            await sandbox.processes.remove(process)
         parts = [part async for part in _end(request, sandbox, process, handle, None)]
         return Response(b"".join([_event("start", pid=process.pid), *parts]), media_type=STREAM_TYPE)
 
@@ -75,8 +75,8 @@ async def answer(request: Request, sandbox: Sandbox, process: Process, handle: H
         finally:
             ended.cancel()  # the process itself goes on
             await output.close()
-        if running is None:  # its own copy of the gateway may have died
-            await Table(sandbox.gateway.store, sandbox.record.id).remove(process)
+        if own is None:  # its own copy of the gateway may have died
+            await sandbox.processes.remove(process)
         async for part in _end(request, sandbox, process, handle, output):
             yield part
 
@@ -162,7 +162,7 @@ async def _failed(request: Request, sandbox: Sandbox, process: Process, error: E
         if failure.environment_lost:
             end_lost(sandbox)
         yield end_of_stream(rpc_error(failure))
-    elif await Table(sandbox.gateway.store, sandbox.record.id).was_killed(process):
+    elif await sandbox.processes.was_killed(process):
         yield _event("end", exitCode=-1, exited=False, status=KILLED, error=KILLED)
         yield end_of_stream()
     else:

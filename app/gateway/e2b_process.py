@@ -73,7 +73,7 @@ async def start(request: Request, sandbox: SandboxOf) -> Response:
         ends_at=None if limit_s is None else now + limit_s,
     )
     action = _action(sandbox, program, "main")  # what is wrong with it is said before anything is written
-    table = Table(sandbox.gateway.store, sandbox.record.id)
+    table = sandbox.processes
     process = await table.add(program)
     try:
         action = _action(sandbox, program, process.session_name)
@@ -81,10 +81,11 @@ async def start(request: Request, sandbox: SandboxOf) -> Response:
     except TangramError:
         await table.remove(process)
         raise
-    running = asyncio.create_task(_attend(handle, process, table))
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(_attend(handle, process, table, ended))
     _running.add(running)
     running.add_done_callback(_running.discard)
-    return await answer(request, sandbox, process, handle, running)
+    return await answer(request, sandbox, process, handle, ended)
 
 
 @router.post("/Connect")
@@ -99,7 +100,7 @@ async def connect(request: Request, sandbox: SandboxOf) -> Response:
 @router.post("/List")
 async def list_processes(sandbox: SandboxOf) -> dict[str, Any]:
     """Return the processes that run."""
-    table = Table(sandbox.gateway.store, sandbox.record.id)
+    table = sandbox.processes
     running = [process for process in await table.all() if await _is_alive(sandbox, process, table)]
     return {"processes": [_shown(process) for process in running]}
 
@@ -130,7 +131,7 @@ async def _was_sent(sandbox: Sandbox, name: str, number: int) -> bool:
 
 
 async def _kill(sandbox: Sandbox, process: Process) -> None:
-    await Table(sandbox.gateway.store, sandbox.record.id).note_killed(process)
+    await sandbox.processes.note_killed(process)
     sandbox.caller.session.cancel_task(_task_id(sandbox, process))
 
 
@@ -211,22 +212,28 @@ def _folder(path: str) -> str:
     return f'"$HOME"{shlex.quote(slash + rest) if slash else ""}' if home == "~" else shlex.quote(path)
 
 
-async def _attend(handle: Handle[Any], process: Process, table: Table) -> None:
-    """Wait for the end of a process, which is at its time limit at the latest, and take its number back."""
-    ended = end_of(handle)
+async def _attend(handle: Handle[Any], process: Process, table: Table, ended: asyncio.Future[None]) -> None:
+    """Wait for the end of a process, which is at its time limit at the latest, tell it, and take the number of the process back.
+
+    The answer to the caller does not wait for the latter. The message to Redis leaves before the answer does, so the next command of the
+    caller finds the number free.
+    """
+    settled = end_of(handle)
     try:
         limit_s = None if process.program.ends_at is None else process.program.ends_at - time.time()
-        await asyncio.wait([ended], timeout=limit_s)
-        if not ended.done():
+        await asyncio.wait([settled], timeout=limit_s)
+        if not settled.done():
             handle.cancel()
-            await ended
+            await settled
     finally:
+        if not ended.done():
+            ended.set_result(None)
         await table.remove(process)
 
 
 async def _find(sandbox: Sandbox, selector: Selector) -> Process:
     """Return a process that runs. Raises `RpcError`."""
-    table = Table(sandbox.gateway.store, sandbox.record.id)
+    table = sandbox.processes
     if selector.tag:
         process = next((one for one in await table.all() if one.program.tag == selector.tag), None)
     else:

@@ -100,17 +100,29 @@ def session_name(session: int) -> str:
     return "main" if session == 0 else f"e2b-{session}"
 
 
+class Tables:
+    """The processes of all sandboxes."""
+
+    def __init__(self, store: Redis) -> None:
+        """Keep them in `store`."""
+        self.store = store
+        self.add = store.register_script(_ADD)
+        self.remove = store.register_script(_REMOVE)
+
+    def of(self, sandbox: str) -> Table:
+        """Return those of one sandbox."""
+        return Table(self, sandbox)
+
+
 class Table:
     """The processes of one sandbox. Every method raises what redis-py raises."""
 
-    def __init__(self, store: Redis, sandbox: str) -> None:
-        """Keep them in `store`."""
-        self._store = store
+    def __init__(self, tables: Tables, sandbox: str) -> None:
+        """Be a part of `tables`."""
+        self._store, self._add, self._remove = tables.store, tables.add, tables.remove
         self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox)]
         self._key = self._keys[0]
         self._killed = f"tangram-gw-e2b-killed-{sandbox}-"
-        self._add = store.register_script(_ADD)
-        self._remove = store.register_script(_REMOVE)
 
     async def add(self, program: Program) -> Process:
         """Give a number and a session to what is to run."""

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 from redis import RedisError
-from redis.asyncio import Redis
 from starlette.requests import Request
 
 from app.gateway import calls
@@ -48,9 +47,9 @@ _log = logging.getLogger(__name__)
 class Environments:
     """The environments of all callers; used by one event loop."""
 
-    def __init__(self, store: Redis, journal: Journal) -> None:
-        """Keep records in `store` and read the rest from the journal."""
-        self._records = Records(store)
+    def __init__(self, records: Records, journal: Journal) -> None:
+        """Keep records, and read the rest from the journal."""
+        self._records = records
         self._journal = journal
         self._closing: set[asyncio.Task[None]] = set()
         self._named: dict[str, tuple[float, str]] = {}

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.gateway import calls
 from app.gateway.context import Gateway, GatewayOf
 from app.gateway.errors import BadRequest, GatewayError, NotFound, ProgramFailed, Unauthorized
-from app.gateway.records import Record, Records
+from app.gateway.records import Record
 from app.gateway.sessions import Caller
 from app.gateway.shape import headers_of, plain_answer, shape_router
 from app.gateway.tokens import token_of
@@ -142,7 +142,7 @@ async def _admitted(request: Request, gateway: Gateway, environment: str) -> tup
     """Return the environment of a request, and for whom it is asked: by the token of the environment, or by that of its job."""
     token = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token")
     if token:
-        known = await Records(gateway.store).read(environment)
+        known = await gateway.records.read(environment)
         if known is None or known.state != "open":
             raise NotFound(f"environment {environment} is unknown: it was never opened, or was closed")
         if not secrets.compare_digest(token.encode(), known.access_token.encode()):

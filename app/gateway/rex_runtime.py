@@ -30,7 +30,6 @@ from app.gateway import calls
 from app.gateway import rex_models as wire
 from app.gateway import rex_scripts as scripts
 from app.gateway.context import Gateway
-from app.gateway.e2b_table import Table
 from app.gateway.errors import BadRequest, Cancelled, NotFound, Overloaded
 from app.gateway.records import KEPT_S, SHELLS_PREFIX, Record
 from app.gateway.rex_dialogue import Dialogue
@@ -177,7 +176,7 @@ class Runtime:
 
     async def beside(self, text: str, name: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run a shell text outside of the client's shells."""
-        async with Table(self._gateway.store, self._record.id).unlisted_session(_EXECUTE) as session:
+        async with self._gateway.tables.of(self._record.id).unlisted_session(_EXECUTE) as session:
             return await self._exec(text, session, name, timeout_s=timeout_s)
 
     async def read_file(self, body: wire.ReadFile) -> wire.FileRead:

@@ -17,7 +17,7 @@ from app.gateway.context import Gateway
 from app.gateway.environments import Environments
 from app.gateway.errors import InfraFailed, Overloaded
 from app.gateway.journal import Journal
-from app.gateway.records import Record
+from app.gateway.records import Record, Records
 from app.gateway.sessions import Sessions
 from app.journal.database import open_engine
 from app.local.processes import Command
@@ -119,7 +119,7 @@ def test_a_create_that_fails_by_itself_leaves_the_environment_to_others_of_its_k
 
     async def run(blocker: httpx.Client, blocking: str) -> None:
         sessions = Sessions(served.live.settings)
-        environments = Environments(Redis(connection_pool=pool), Journal(engine))
+        environments = Environments(Records(Redis(connection_pool=pool)), Journal(engine))
         try:
             caller = await sessions.caller("keyed")
             # Given two creates with the same key, which wait for memory
@@ -152,7 +152,7 @@ async def test_a_create_among_too_many_is_to_be_tried_again(served: Served) -> N
     pool = BlockingConnectionPool.from_url(url, max_connections=1, timeout=0.05)
     taken = await pool.get_connection()
     engine, sessions = open_engine(served.live.stack.database_url), Sessions(served.live.settings)
-    environments = Environments(Redis(connection_pool=pool), Journal(engine))
+    environments = Environments(Records(Redis(connection_pool=pool)), Journal(engine))
     try:
         caller = await sessions.caller("too-many")
         # When an environment is to be opened, then that is to be tried again after a while, and counts as the system's affair
