@@ -50,15 +50,15 @@ class Heartbeats:
         self,
         core: Core,
         transport: Transport,
-        orders: CommandExecutor,
+        executor: CommandExecutor,
         handle: Callable[[events.Event, float], None],
         now: float,
     ) -> None:
         self._core = core
         self._transport = transport
-        self._executor = orders
+        self._executor = executor
         self._handle = handle
-        self.instances = Instances(handle, orders.note)
+        self.instances = Instances(handle, executor.note)
         self.busy_cores: dict[str, float] = {}
         """The mean number of busy cores of a node between its last two beats, if its worker measures it."""
         self._incarnations: dict[str, str] = {}
