@@ -215,8 +215,8 @@ def _folder(path: str) -> str:
 async def _attend(handle: Handle[Any], process: Process, table: Table, ended: asyncio.Future[None]) -> None:
     """Wait for the end of a process, which is at its time limit at the latest, tell it, and take the number of the process back.
 
-    The answer to the caller does not wait for the latter. The message to Redis leaves before the answer does, so the next command of the
-    caller finds the number free.
+    The answer to the caller does not wait for the latter. Whatever comes next to the table does, so no call of this copy of the gateway
+    that follows the answer finds the process.
     """
     settled = end_of(handle)
     try:

@@ -17,6 +17,7 @@ result of an earlier process.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
@@ -108,6 +109,8 @@ class Tables:
         self.store = store
         self.add = store.register_script(_ADD)
         self.remove = store.register_script(_REMOVE)
+        self.leaving: dict[asyncio.Future[None], str] = {}
+        """Done once a process is removed, with the key of its sandbox: calls of this copy of the gateway find no process that has ended."""
 
     def of(self, sandbox: str) -> Table:
         """Return those of one sandbox."""
@@ -119,20 +122,27 @@ class Table:
 
     def __init__(self, tables: Tables, sandbox: str) -> None:
         """Be a part of `tables`."""
-        self._store, self._add, self._remove = tables.store, tables.add, tables.remove
+        self._store, self._add, self._remove, self._leaving = tables.store, tables.add, tables.remove, tables.leaving
         self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox)]
         self._key = self._keys[0]
         self._killed = f"tangram-gw-e2b-killed-{sandbox}-"
 
     async def add(self, program: Program) -> Process:
         """Give a number and a session to what is to run."""
+        await self._settled()
         program = program.model_copy(update={"word": secrets.token_hex(8)})
         pid, session = await self._add(keys=self._keys, args=[program.model_dump_json(exclude_defaults=True), KEPT_S, PIDS])
         return Process(pid=pid, session=session, program=program)
 
     async def remove(self, process: Process) -> None:
-        """Take the number and the session of a process back."""
-        await self._remove(keys=[self._key], args=[process.pid, process.session])
+        """Take the number and the session of a process back; what this copy of the gateway asks meanwhile waits for that."""
+        removed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._leaving[removed] = self._key
+        try:
+            await self._remove(keys=[self._key], args=[process.pid, process.session])
+        finally:
+            del self._leaving[removed]
+            removed.set_result(None)
 
     @asynccontextmanager
     async def unlisted_session(self, family: str = "") -> AsyncIterator[str]:
@@ -146,6 +156,7 @@ class Table:
 
     async def find(self, pid: int) -> Process | None:
         """Return a process; None where no such process runs."""
+        await self._settled()
         raw = await cast(Awaitable[bytes | None], self._store.hget(self._key, f"process:{pid}"))
         return None if raw is None else _process(pid, raw)
 
@@ -159,9 +170,15 @@ class Table:
 
     async def all(self) -> list[Process]:
         """Return the processes that run, by number."""
+        await self._settled()
         raws = await cast(Awaitable[dict[bytes, bytes]], self._store.hgetall(self._key))
         found = [(name.decode().partition(":"), raw) for name, raw in raws.items()]
         return sorted((_process(int(pid), raw) for (kind, _, pid), raw in found if kind == "process"), key=lambda one: one.pid)
+
+    async def _settled(self) -> None:
+        """Wait until the processes are removed whose end is known."""
+        if leaving := [removed for removed, key in self._leaving.items() if key == self._key]:
+            await asyncio.wait(leaving)
 
 
 def _process(pid: int, raw: bytes) -> Process:

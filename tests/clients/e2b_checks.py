@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import Served, free_port
 
 SIZE = e2b.PtySize(rows=20, cols=70)
 
@@ -141,9 +141,10 @@ def _(here: Here) -> None:
 
 @check("Sandbox.get_host")
 def _(here: Here) -> None:
-    server = here.sandbox.commands.run("python3 -u -m http.server 8123", background=True)
+    port = free_port()
+    server = here.sandbox.commands.run(f"python3 -u -m http.server --bind 127.0.0.1 {port}", background=True)
     assert next(iter(server))[0].startswith("Serving")
-    asked = {"Host": here.sandbox.get_host(8123), "e2b-traffic-access-token": here.sandbox.traffic_access_token}
+    asked = {"Host": here.sandbox.get_host(port), "e2b-traffic-access-token": here.sandbox.traffic_access_token}
     assert "Directory listing" in httpx.get(here.served.url, headers=asked).text
     assert httpx.get(here.served.url, headers={"Host": asked["Host"]}).status_code == 401
     assert httpx.get(here.served.url, headers={**asked, "Connection": "Upgrade", "Upgrade": "websocket"}).status_code == 501
@@ -209,7 +210,8 @@ def _(here: Here) -> None:
         return [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "98765"]]
 
     running = _background(here, "sleep 98765 & echo begun; wait")
-    assert next(iter(running))[0] == "begun\n" and children()
+    assert next(iter(running))[0] == "begun\n"
+    here.served.live.until(children)  # the shell goes on before its child has become `sleep`
     assert here.sandbox.commands.kill(running.pid)
     here.served.live.until(lambda: not children())
     assert _error_of(running) == "signal: killed" and not here.sandbox.commands.kill(running.pid)

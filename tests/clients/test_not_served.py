@@ -31,7 +31,7 @@ CALLS: dict[str, tuple[tuple[str, Any], ...]] = {
 @pytest.fixture(scope="module")
 def rock(served: Served) -> Any:
     headers = {"X-Cluster": "c", "XRL-Authorization": f"Bearer {served.token('rock-missing')}", "X-User-Id": "me"}
-    with httpx.Client(base_url=served.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=served.url, headers=headers, timeout=180) as client:
         yield client
 
 

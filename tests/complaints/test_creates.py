@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from app.local.stack import StackPlan
+from tests.freezing import freeze
 from tests.gateway.conftest import Served, free_port, options_of
 from tests.live.support import FAST_BEATS, running
 
@@ -53,7 +54,7 @@ def begun(served: Served, path: str, body: dict[str, Any], headers: dict[str, st
 @contextmanager
 def frozen(process: psutil.Process) -> Iterator[None]:
     """Stop a process, and have it go on afterwards."""
-    process.suspend()
+    freeze(process.pid)
     try:
         yield
     finally:
@@ -125,7 +126,7 @@ def test_a_dead_environment_is_a_terminal_error_and_never_a_blank_one(mortal: Se
     with mortal.http("work") as http:
         path = f"/api/v1/environments/{http.post('/api/v1/environments', json={}).json()['id']}"
         assert http.put(f"{path}/files", params={"path": "work"}, content=b"done").status_code < 300
-        assert http.post("/envs/rollout/create_session", json={"startup_timeout": 10}).status_code == 200
+        assert http.post("/envs/rollout/create_session", json={"startup_timeout": 60}).status_code == 200
         assert http.post("/envs/rollout/run_in_session", json={"action_type": "bash", "command": "touch work"}).status_code == 200
         start = {"image": "any", "memory": "64m", "sandbox_id": "rock"}
         assert http.post("/apis/envs/sandbox/v1/start_async", json=start).json()["status"] == "Success"
@@ -161,4 +162,4 @@ def test_a_dead_environment_is_a_terminal_error_and_never_a_blank_one(mortal: Se
         assert opens_of(mortal, "work") == before + 1
         # Whoever closes the name begins afresh, knowingly
         assert http.post("/envs/rollout/close", json=None).status_code == 200
-        assert http.post("/envs/rollout/create_session", json={"startup_timeout": 10}).status_code == 200
+        assert http.post("/envs/rollout/create_session", json={"startup_timeout": 60}).status_code == 200

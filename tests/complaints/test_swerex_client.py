@@ -20,12 +20,12 @@ from tests.gateway.rex_support import do
 
 def test_is_alive_with_a_timeout_is_asked_of_the_runtime(served: Served) -> None:
     # Given a deployment as a user makes it: its class takes no timeout, although the class that it is one of does
-    deployment = RemoteDeployment(host=f"{served.url}/envs/is-alive", auth_token=served.token("rex-alive"), timeout=30)
+    deployment = RemoteDeployment(host=f"{served.url}/envs/is-alive", auth_token=served.token("rex-alive"), timeout=60)
     do(deployment.start())
-    do(deployment.runtime.create_session(CreateBashSessionRequest(startup_timeout=10)))
+    do(deployment.runtime.create_session(CreateBashSessionRequest(startup_timeout=60)))
     assert isinstance(deployment, AbstractDeployment)
     with pytest.raises(TypeError, match="timeout"):
-        do(deployment.is_alive(timeout=5.0))
+        do(deployment.is_alive(timeout=60.0))
     # When its runtime is asked instead, with or without a timeout, then that works
-    assert do(deployment.runtime.is_alive(timeout=5.0)) and do(deployment.runtime.is_alive()) and do(deployment.is_alive())
+    assert do(deployment.runtime.is_alive(timeout=60.0)) and do(deployment.runtime.is_alive()) and do(deployment.is_alive())
     do(deployment.stop())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,14 +47,30 @@ class Served:
 
     def http(self, job: str = "tests") -> httpx.Client:
         """Return a caller for a job."""
-        return httpx.Client(base_url=self.url, headers={"X-API-Key": self.token(job)}, timeout=60)
+        return httpx.Client(base_url=self.url, headers={"X-API-Key": self.token(job)}, timeout=180)
+
+
+# A busy machine may need longer for an answer than the five seconds for which httpx waits where a call says nothing.
+for _step in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _step, 60.0)
+
+_held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens at, and that the system gives to nobody else as long as this process runs.
+
+    It is bound, and not listened at. Linux lets a server bind it, too, where both have set SO_REUSEADDR, as servers do.
+    """
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    port = int(probe.getsockname()[1])
+    if sys.platform == "linux":
+        _held.append(probe)
+    else:
+        probe.close()
+    return port
 
 
 @pytest.fixture(scope="package")
@@ -125,8 +142,8 @@ def e2b_options(served: Served) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def e2b_sandbox(e2b_options: dict[str, str]) -> Iterator[Any]:
-    """Open a sandbox of E2B's client, with the variable GREETING."""
+    """Open a sandbox of E2B's client, with the variable GREETING, which lasts for as long as a slow machine may need for a module."""
     e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
-    sandbox = e2b.Sandbox.create(envs={"GREETING": "hello"}, metadata={"task": "shared"}, **e2b_options)
+    sandbox = e2b.Sandbox.create(timeout=3600, envs={"GREETING": "hello"}, metadata={"task": "shared"}, **e2b_options)
     yield sandbox
     sandbox.kill()

@@ -55,10 +55,13 @@ def do(call: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
 
 @pytest.fixture(scope="module")
 def runtime_of(served: Served) -> Callable[[str, str], RemoteRuntime]:
-    """Return what makes a runtime for a token and the name of an environment, the way that a user does."""
+    """Return what makes a runtime for a token and the name of an environment, the way that a user does.
+
+    It waits for `is_alive` for longer than it does by default, since a busy machine may need longer than 150 ms.
+    """
 
     def make(token: str, name: str) -> RemoteRuntime:
-        deployment = RemoteDeployment(auth_token=token, host=f"{served.url}/envs/{name}")
+        deployment = RemoteDeployment(auth_token=token, host=f"{served.url}/envs/{name}", timeout=60)
         do(deployment.start())
         return deployment.runtime
 
@@ -70,6 +73,6 @@ def rex(served: Served, runtime_of: Callable[[str, str], RemoteRuntime]) -> Iter
     """Return a runtime with the session `default`."""
     token, name = served.token("rex"), f"rex-{secrets.token_hex(4)}"
     made = Rex(served, runtime_of(token, name), name, token)
-    do(made.runtime.create_session(CreateBashSessionRequest(startup_timeout=10)))
+    do(made.runtime.create_session(CreateBashSessionRequest(startup_timeout=60)))
     yield made
     do(made.runtime.close())

@@ -83,7 +83,7 @@ def test_a_full_queue_is_said_to_be_one(busy: Busy) -> None:
     with ThreadPoolExecutor(1) as thread:
         creating = thread.submit(e2b.Sandbox.create, **busy.options)
         refused = "POST /v2/sandboxes 503"
-        busy.served.live.until(lambda: busy.served.live.log("gateway").count(refused) == 2)
+        busy.served.live.until(lambda: busy.served.live.log("gateway").count(refused) >= 2)
         busy.free()
         creating.result().kill()
     assert held.wait().stdout == "ran\n"

@@ -31,7 +31,10 @@ MOST_GROWTH_MIB = 96
 """What the gateway's memory may grow by during an upload: some parts, not the body."""
 
 MOST_LAG_S = 0.25
-"""Far above what is measured on a quiet machine, far below what one body in one piece would take."""
+"""Far above what is measured on a quiet machine, far below what one body in one piece would take.
+
+On a busy machine it is three times what there is without an upload, where that is more.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +122,10 @@ def test_short_calls_go_on_beside_a_large_upload(
 ) -> None:
     async def measured() -> None:
         sandboxes = await asyncio.gather(*(e2b.AsyncSandbox.create(**options_of(roomy, "short")) for _ in range(CALLERS)))
-        before = await short_calls(sandboxes)
         lags = Lags(roomy.url)
+        await lags.start()
+        before = await short_calls(sandboxes)
+        usual_s = await lags.p99_s()
         await lags.start()
         # When a large file is uploaded, and short commands run meanwhile
         async with most_memory(roomy) as growth:
@@ -129,7 +134,7 @@ def test_short_calls_go_on_beside_a_large_upload(
             assert await uploading == UPLOAD_MIB * MIB
         # Then the gateway never held it, its loop ran, and the commands took about as long
         assert growth() < MOST_GROWTH_MIB
-        assert await lags.p99_s() < MOST_LAG_S
+        assert await lags.p99_s() < max(MOST_LAG_S, 3 * usual_s)
         assert median(during) < 10 * median(before) + 0.5
         await asyncio.gather(*(sandbox.kill() for sandbox in sandboxes))
 

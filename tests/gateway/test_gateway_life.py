@@ -74,9 +74,9 @@ def test_what_one_process_began_another_one_ends_when_it_dies(pair: tuple[Served
 
 def test_a_program_beside_all_shells_does_not_wait_for_one_of_another_gateway(pair: tuple[Served, Served]) -> None:
     first, second = pair
-    with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=20) as http, ThreadPoolExecutor(1) as threads:
+    with httpx.Client(headers={"X-API-Key": first.token("tests")}, timeout=60) as http, ThreadPoolExecutor(1) as threads:
         # Given a program that runs through the first gateway until another one lets it go
-        assert http.post(f"{first.url}/envs/rex/create_session", json={"startup_timeout": 10}).status_code == 200
+        assert http.post(f"{first.url}/envs/rex/create_session", json={"startup_timeout": 60}).status_code == 200
         slow = {"command": "until [ -e go ]; do sleep 0.05; done", "shell": True}
         waiting = threads.submit(http.post, f"{first.url}/envs/rex/execute", json=slow)
         first.live.until(lambda: running_commands(first) == 1)
@@ -117,7 +117,7 @@ def test_an_environment_whose_gateway_dies_while_it_opens_is_open_once_a_shell_i
             opening.result()
         assert not http.get(f"{second.url}/envs/named/is_alive").json()["is_alive"]
         http.delete(f"{second.url}/api/v1/environments/{blocking}")
-        assert http.post(f"{second.url}/envs/named/create_session", json={"startup_timeout": 10}).status_code == 200
+        assert http.post(f"{second.url}/envs/named/create_session", json={"startup_timeout": 60}).status_code == 200
         # Then the environment is known to be open, and there is one of it
         assert http.get(f"{second.url}/envs/named/is_alive").json()["is_alive"]
         assert [one["state"] for one in http.get(f"{second.url}/api/v1/environments").json()] == ["open"]

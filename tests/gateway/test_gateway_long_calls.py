@@ -29,7 +29,7 @@ from tests.live.support import running
 
 HALF_AN_HOUR_S = 1800.0
 LENGTH_S = float(os.environ.get("TANGRAM_LONG_CALL_S", "100" if "CI" in os.environ else "0"))
-SHORT = {"TANGRAM_LEASE_S": "5", "TANGRAM_ORPHAN_S": "5", "TANGRAM_TIMEOUT_S": "5", "TANGRAM_CONNECT_TIMEOUT_S": "5"}
+SHORT = {"TANGRAM_LEASE_S": "10", "TANGRAM_ORPHAN_S": "10", "TANGRAM_TIMEOUT_S": "10", "TANGRAM_CONNECT_TIMEOUT_S": "10"}
 """The timers of a stack, far below the length of the call."""
 
 LANGUAGES = """
@@ -152,7 +152,7 @@ def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(tmp_path: Path
     with running(tmp_path / "state", plan) as live, Served(live, plan.gateway_url).http() as http, ThreadPoolExecutor(1) as thread:
         opened = http.post("/api/v1/environments", json={}).json()["id"]
         # Given a call that is being compiled, and a command that takes the only core then
-        body = {"language": "slow", "code": "ran", "run_timeout": 1, "compile_timeout": 8}
+        body = {"language": "slow", "code": "ran", "run_timeout": 1, "compile_timeout": 20}
         first = thread.submit(http.post, "/run_code", json=body)
         live.until(lambda: live.rows("SELECT 1 FROM actions WHERE status = 'running' AND kind = 'cpu.exec'"))
         busy = {"command": f"timeout {LENGTH_S:g} sh -c 'while :; do :; done'", "timeout_s": 2 * LENGTH_S}

@@ -109,7 +109,7 @@ def test_a_closed_environment_is_gone(http: httpx.Client) -> None:
 
 
 def test_an_environment_ends_with_its_lease(served: Served, http: httpx.Client) -> None:
-    opened = http.post("/api/v1/environments", json={"lease_s": 1}).json()
+    opened = http.post("/api/v1/environments", json={"lease_s": 5}).json()
     # Then it closes while a command runs in it, and is not found
     done = http.post(f"/api/v1/environments/{opened['id']}/exec", json={"command": "sleep 60"})
     assert (done.status_code, done.json()["error"]["kind"]) == (409, "cancelled")
@@ -118,8 +118,11 @@ def test_an_environment_ends_with_its_lease(served: Served, http: httpx.Client) 
 
 
 def test_a_renewed_lease_lasts(served: Served, http: httpx.Client) -> None:
-    first, second = (http.post("/api/v1/environments", json={"lease_s": 1}).json()["id"] for _ in range(2))
+    # Given two environments with the same lease, of which the one that was opened first has a longer one now
+    first = http.post("/api/v1/environments", json={"lease_s": 8}).json()["id"]
     assert http.post(f"/api/v1/environments/{first}/lease", json={"lease_s": 300}).status_code == 200
+    second = http.post("/api/v1/environments", json={"lease_s": 8}).json()["id"]
+    # Then that one stands when the other one has ended
     served.live.until(lambda: http.get(f"/api/v1/environments/{second}").status_code == 404)
     assert http.post(f"/api/v1/environments/{first}/exec", json={"command": "true"}).json()["exit_code"] == 0
     http.delete(f"/api/v1/environments/{first}")
@@ -166,6 +169,7 @@ def test_an_action_can_be_cancelled_and_picked_up(served: Served, http: httpx.Cl
     # Then its state can be asked for
     assert http.get(f"/api/v1/actions/{action}", params={"wait_s": 10}).json()["status"] == "cancelled"
     # And the same holds for one that has a result
+    served.live.until(lambda: served.live.log("gateway").count(f"POST {environment}/exec") == 1)
     http.post(f"{environment}/exec", json={"command": "echo kept"}, headers={"Idempotency-Key": "kept"})
     served.live.until(lambda: served.live.log("gateway").count(f"POST {environment}/exec") == 2)
     ids = [line.split()[-1] for line in served.live.log("gateway").splitlines() if f"POST {environment}/exec" in line]

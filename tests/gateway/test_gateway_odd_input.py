@@ -26,7 +26,7 @@ def odd(served: Served) -> Iterator[httpx.Client]:
     """Return a caller that has the sandboxes `odd` of SWE-ReX, with a shell, and `odd-rock` of ROCK."""
     with served.http("odd") as http:
         assert http.post("/envs/odd/create_session", json={"startup_timeout": 60}).status_code == 200
-        body = {"image": "i", "memory": "64m", "sandbox_id": "odd-rock", "auto_clear_time_minutes": 1}
+        body = {"image": "i", "memory": "64m", "sandbox_id": "odd-rock", "auto_clear_time_minutes": 60}
         assert http.post(f"{ROCK}/start_async", json=body).json()["status"] == "Success"
         yield http
         http.post("/envs/odd/close")

@@ -45,8 +45,8 @@ def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_
         exec_path = f"/api/v1/environments/{opened}/exec"
         # And one core with a command on it, and a queue with another one, which fills it
         folder = Path(http.post(exec_path, json={"command": "pwd"}).json()["stdout"].strip())
-        holds = begin(exec_path, command="until [ -e go ]; do sleep 0.05; done")
-        live.until(lambda: count("running") == 1)
+        holds = begin(exec_path, command="touch begun; until [ -e go ]; do sleep 0.05; done")
+        live.until((folder / "begun").exists)
         waits = begin(exec_path, command="echo waited", session="other")
         live.until(lambda: count("waiting") == 1)
         # Then callers of the native shape are told when to come again

@@ -78,7 +78,7 @@ class Sandbox:
 def rock(served: Served) -> Iterator[httpx.Client]:
     """Return a caller with the headers of the client."""
     headers = {"X-Cluster": "c", "XRL-Authorization": f"Bearer {served.token('rock')}", "X-User-Id": "me"}
-    with httpx.Client(base_url=served.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=served.url, headers=headers, timeout=180) as client:
         yield client
 
 
@@ -161,8 +161,9 @@ def test_why_a_start_failed_is_still_known_to_who_asks_later(rock: httpx.Client)
     assert not status["is_alive"] and status["status"]["open"]["status"] == "failed" and status["status"]["open"]["message"]
 
 
-def test_a_sandbox_that_was_stopped_is_gone(rock: httpx.Client) -> None:
+def test_a_sandbox_that_was_stopped_is_gone(served: Served, rock: httpx.Client) -> None:
     gone = Sandbox(rock)
+    served.live.until(lambda: gone.status()["result"].get("is_alive"))
     assert [gone.call("stop")["status"] for _ in range(2)] == ["Success", "Success"]
     assert (gone.status()["status"], gone.execute(["true"])["status"]) == ("Failed", "Failed")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +54,7 @@ def test_code_runs_with_its_input_and_its_files(endpoint: str) -> None:
     assert done.run_result.stdout == "from stdin, from a file\n"
     assert done.compile_result is None
     assert done.files == {"out.txt": encoded("made")} and "missing.txt" in done.message
-    assert 0 < done.run_result.execution_time < 10
+    assert 0 < done.run_result.execution_time < 60
 
 
 def test_the_async_client_is_served_alike(endpoint: str) -> None:
@@ -83,9 +82,9 @@ def test_code_that_runs_for_too_long_is_over_its_limit_with_what_it_printed(endp
 
 def test_a_compiled_language_has_a_result_of_its_compiler(endpoint: str) -> None:
     program = '#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2 << "\\n"; }'
-    done = run(endpoint, program, "cpp", stdin="21")
+    done = run(endpoint, program, "cpp", stdin="21", compile_timeout=100)
     assert (done.status, done.compile_result.return_code, done.run_result.stdout) == ("Success", 0, "42\n")
-    broken = run(endpoint, "int main() { return x; }", "cpp")
+    broken = run(endpoint, "int main() { return x; }", "cpp", compile_timeout=100)
     assert (broken.status, broken.compile_result.status, broken.run_result) == ("Failed", "Finished", None)
     assert broken.compile_result.return_code != 0 and "not declared" in broken.compile_result.stderr
 
@@ -152,29 +151,39 @@ def test_many_calls_at_once_all_get_their_own_answer_and_leave_nothing(served: S
 
 def test_a_call_that_waits_in_the_queue_is_504_in_time_and_its_retry_gets_the_same_run(served: Served, caller: httpx.Client) -> None:
     # Given a node whose memory is taken
-    body = {"language": "bash", "code": "echo ran", "run_timeout": 1, "compile_timeout": 1, "memory_limit_MB": 512}
+    body = {"language": "bash", "code": "echo ran", "run_timeout": 3, "compile_timeout": 1, "memory_limit_MB": 512}
     with served.http("blocker") as blocker, ThreadPoolExecutor(1) as thread:
         blocking = blocker.post("/api/v1/environments", json={"memory_mb": 4000}).json()["id"]
-        # When code is to be run, the answer comes in time: 2 s of limits and 1 s of patience
+        # When code is to be run, the answer comes in time: 4 s of limits and 1 s of patience
         began = time.monotonic()
         assert caller.post("/run_code", json=body).status_code == 504
-        assert 2.9 < time.monotonic() - began < 10
-        # Then the same body again waits for the run that was begun, and no other run is made
+        assert 4.9 < time.monotonic() - began < 30
+        # Then the same body again, as often as callers send it, waits for the run that was begun, and no other run is made
         again = thread.submit(caller.post, "/run_code", json=body)
         blocker.delete(f"/api/v1/environments/{blocking}")
-        assert again.result().json()["run_result"]["stdout"] == "ran\n"
+        answer = again.result()
+        while answer.status_code == 504:
+            answer = caller.post("/run_code", json=body)
+        assert answer.json()["run_result"]["stdout"] == "ran\n"
     opens = "SELECT count(*) FROM actions WHERE job = 'fusion' AND kind = 'cpu.open' AND header LIKE '%\"memory_mb\":[512]%'"
     assert served.live.rows(opens) == [(1,)]
 
 
 def test_a_retry_after_a_broken_connection_gets_the_same_run(served: Served, caller: httpx.Client) -> None:
-    served.live.until(lambda: not open_environments(served))  # what the calls before have left is closed beside their answers
-    body = {"language": "bash", "code": "sleep 1.5; date +%N", "run_timeout": 10}
-    with contextlib.suppress(httpx.ReadTimeout):
-        caller.post("/run_code", json=body, timeout=0.7)
-    served.live.until(lambda: len(open_environments(served)) == 1)
-    ((environment,),) = open_environments(served)
-    assert caller.post("/run_code", json=body).json()["executor_pod_name"] == environment
+    def environments() -> set[str]:
+        return {row[0] for row in served.live.rows("SELECT id FROM environments WHERE job = 'fusion'")}
+
+    # Given a run whose caller has gone away before there is an answer, which the gateway has noticed
+    before = environments()
+    body = {"language": "bash", "code": "sleep 5; date +%N", "run_timeout": 20}
+    with served.store() as store:
+        earlier = set(store.keys("tangram-gw-abandoned-*"))
+        with pytest.raises(httpx.ReadTimeout):
+            caller.post("/run_code", json=body, timeout=0.7)
+        served.live.until(lambda: set(store.keys("tangram-gw-abandoned-*")) - earlier)
+    # When it comes again, then it gets that run, and there is no other one
+    environment = caller.post("/run_code", json=body).json()["executor_pod_name"]
+    assert environments() - before == {environment}
 
 
 def test_an_environment_outlives_a_gateway_that_dies_by_no_more_than_anybody_waits_for_the_call(

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from app.local.stack import StackPlan
-from tangram import Action, Client
+from tangram import Action, Client, Handle
 from tangram import calls as words
 from tests.gateway.conftest import Served, free_port
 from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, by_rank, given, most_likely, sigmoid
@@ -110,6 +110,11 @@ def _held(job: str) -> Action:
     """Return an action that holds the service `slow` for a minute."""
     action = words.score(job, "slow", [{"prompt": "p", "response": "r"}], {})
     return replace(action, arguments={**action.arguments, "work_s": 60.0})
+
+
+def _status(served: Served, handle: Handle[Any]) -> str:
+    """Return the status of an action; nothing before the scheduler knows it."""
+    return next((str(row[0]) for row in served.live.rows(f"SELECT status FROM actions WHERE id = '{handle.id}'")), "")
 
 
 @pytest.fixture(scope="module")
@@ -252,10 +257,13 @@ def test_a_failure_of_the_system_is_no_score(served: Served, http: httpx.Client)
 
 def test_a_full_queue_is_answered_503_everywhere(served: Served) -> None:
     with served.live.client("full") as full, served.http("full") as http:
+        # Given an action that holds the service, and as many behind it as may wait
         held = _held("full")
-        handles = [full.submit(held) for _ in range(QUEUE_LIMIT + 1)]
-        waiting = "SELECT count(*) FROM actions WHERE job = 'full' AND status IN ('waiting', 'running')"
-        served.live.until(lambda: served.live.rows(waiting) == [(QUEUE_LIMIT + 1,)])
+        handles = [full.submit(held)]
+        served.live.until(lambda: _status(served, handles[0]) == "running")
+        handles += [full.submit(held) for _ in range(QUEUE_LIMIT)]
+        waiting = "SELECT count(*) FROM actions WHERE job = 'full' AND status = 'waiting'"
+        served.live.until(lambda: served.live.rows(waiting) == [(QUEUE_LIMIT,)])
         try:
             for path, body in (
                 ("/v1/completions", SCORED),
@@ -280,6 +288,7 @@ def test_a_full_queue_is_answered_503_everywhere(served: Served) -> None:
 def test_a_reward_that_takes_long_keeps_its_place(served: Served, client: Client, path: str, body: dict[str, Any]) -> None:
     job = path.strip("/").replace("/", "-")
     holder = client.submit(_held("tests"))
+    served.live.until(lambda: _status(served, holder) == "running")
     with served.http(job) as http:
         # Given a service that is busy, the caller is asked to come again, each time
         for _ in range(2):
@@ -294,12 +303,12 @@ def test_a_reward_that_takes_long_keeps_its_place(served: Served, client: Client
 
 def httpx_until_200(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
     """Send a call again for as long as its clients do."""
-    for _ in range(10):
+    for _ in range(60):
         answer = http.post(path, json=body)
         if answer.status_code == 200:
             return answer.json()
         assert answer.status_code == 503, answer.text
-    raise AssertionError("no answer in ten calls")
+    raise AssertionError("no answer in sixty calls")
 
 
 def test_a_call_with_a_key_is_computed_once(served: Served) -> None:
@@ -316,6 +325,7 @@ def test_a_call_with_a_key_is_computed_once(served: Served) -> None:
 
 def test_a_caller_that_hangs_up_takes_its_action_along(served: Served, client: Client) -> None:
     holder = client.submit(_held("tests"))
+    served.live.until(lambda: _status(served, holder) == "running")
     with served.http("gone") as http, pytest.raises(httpx.ReadTimeout):
         http.post("/classify", json={"model": "slow", "input": "a"}, timeout=1)
     served.live.until(lambda: served.live.rows("SELECT status FROM actions WHERE job = 'gone'") == [("cancelled",)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from statistics import median
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from tests.gateway.conftest import Served
 
 pytest.importorskip("swerex", reason="the extra `clients` is not installed")
 
+import aiohttp
 from swerex.exceptions import (
     BashIncorrectSyntaxError,
     CommandTimeoutError,
@@ -121,20 +123,19 @@ def test_a_command_beyond_its_timeout_is_ended_and_the_session_goes_on(rex: Rex)
 
 def test_an_interrupt_ends_the_running_command(rex: Rex) -> None:
     async def both() -> tuple[Any, Any]:
-        running = asyncio.create_task(rex.runtime.run_in_session(BashAction(command="echo so far; touch begun; sleep 60", check="silent")))
+        running = asyncio.create_task(rex.runtime.run_in_session(BashAction(command="echo so far; touch begun; sleep 600", check="silent")))
         while (await rex.runtime.execute(Command(command=["test", "-e", "begun"]))).exit_code != 0:
             assert not running.done()
-        return await rex.runtime.run_in_session(BashInterruptAction()), await running
+        return await rex.runtime.run_in_session(BashInterruptAction(timeout=60)), await running
 
-    began = time.monotonic()
     interrupt, command = asyncio.run(both())
-    assert (interrupt.exit_code, command.exit_code) == (0, 130) and time.monotonic() - began < 30
+    assert (interrupt.exit_code, command.exit_code) == (0, 130)
     assert (interrupt.output, command.output) == ("so far", "so far\n")
     assert rex.run("echo on") == "on\n"
 
 
 def test_sessions_are_created_and_closed_by_name(rex: Rex) -> None:
-    runtime, request = rex.runtime, CreateBashSessionRequest(session="second", startup_timeout=10)
+    runtime, request = rex.runtime, CreateBashSessionRequest(session="second", startup_timeout=60)
     do(runtime.create_session(request))
     with pytest.raises(SessionExistsError):
         do(runtime.create_session(request))
@@ -149,8 +150,9 @@ def test_sessions_are_created_and_closed_by_name(rex: Rex) -> None:
     ):
         with pytest.raises(SessionDoesNotExistError):
             do(call)
-    closed = rex.served.live.rows("SELECT status FROM actions WHERE kind = 'cpu.close_session'")
-    assert closed and {row[0] for row in closed} == {"succeeded"}
+    # Then the journal, which learns an end after the client, has that, too
+    closed = "SELECT DISTINCT status FROM actions WHERE kind = 'cpu.close_session'"
+    rex.served.live.until(lambda: rex.served.live.rows(closed) == [("succeeded",)])
     # When it is created again, nothing is left of the first
     do(runtime.create_session(request))
     assert rex.run("echo -$WORD-; pwd", session="second").split() == ["--", home]
@@ -168,7 +170,7 @@ def test_a_shell_is_known_for_as_long_as_its_environment(rex: Rex) -> None:
             # When somebody uses it, it is kept for another day, and so are its shells
             use()
             shells_s, record_s = (store.ttl(key) for key in keys)
-            assert abs(shells_s - record_s) <= 1 and shells_s > 80_000
+            assert abs(shells_s - record_s) < 1000 and shells_s > 80_000
         # And a lease holds for both
         assert http.post(f"/api/v1/environments/{environment}/lease", json={"lease_s": 500_000}).status_code == 200
         rex.run("true")
@@ -179,7 +181,7 @@ def test_a_shell_is_known_for_as_long_as_its_environment(rex: Rex) -> None:
 def test_a_session_reads_its_startup_files(rex: Rex) -> None:
     do(rex.runtime.write_file(WriteFileRequest(path="rc", content='[ -n "$PS1" ] || return\nexport FROM_RC=yes\necho read\n')))
     path = rex.run("echo $PWD/rc").strip()
-    created = do(rex.runtime.create_session(CreateBashSessionRequest(session="rc", startup_source=[path, "/nowhere"], startup_timeout=10)))
+    created = do(rex.runtime.create_session(CreateBashSessionRequest(session="rc", startup_source=[path, "/nowhere"], startup_timeout=60)))
     assert created.output.startswith("read\n") and "/nowhere" in created.output
     assert rex.run("echo $FROM_RC", session="rc") == "yes\n"
     do(rex.runtime.close_session(CloseBashSessionRequest(session="rc")))
@@ -249,16 +251,35 @@ def test_programs_run_beside_each_other_and_beside_shells(rex: Rex) -> None:
 
 
 def test_is_alive_answers_in_time_and_without_an_action(rex: Rex, runtime_of: Callable[[str, str], RemoteRuntime]) -> None:
-    # Given a session that is busy; the client itself gives up after 150 ms
-    async def beside_a_command() -> None:
+    with rex.served.http("rex") as http:
+        (environment,) = [one["id"] for one in http.get("/api/v1/environments").json() if one["name"] == rex.name]
+    actions = f"SELECT count(*) FROM actions WHERE environment = '{environment}'"
+
+    async def is_healthy() -> bool:
+        async with aiohttp.ClientSession() as session, session.get(f"{rex.served.url}/health") as answer:
+            return answer.status == 200
+
+    async def took_s(call: Callable[[], Awaitable[Any]]) -> float:
+        began = time.perf_counter()
+        assert await call()
+        return time.perf_counter() - began
+
+    # Given a session that is busy
+    async def beside_a_command() -> list[float]:
         busy = asyncio.create_task(rex.runtime.run_in_session(BashAction(command="touch busy; sleep 60", check="silent")))
         while (await rex.runtime.execute(Command(command=["test", "-e", "busy"]))).exit_code != 0:
             assert not busy.done()
-        assert await rex.runtime.is_alive()
+        before = rex.served.live.rows(actions)
+        # When the environment is asked for some times, each time beside a call that does nothing, which shows how busy the machine is
+        times = [(await took_s(lambda: rex.runtime.is_alive(timeout=60)), await took_s(is_healthy)) for _ in range(11)]
+        # Then it is there, without an action
+        assert rex.served.live.rows(actions) == before
         await rex.runtime.run_in_session(BashInterruptAction())
         await busy
+        return [alive_s - nothing_s for alive_s, nothing_s in times]
 
-    asyncio.run(beside_a_command())
+    # And that takes less than the 150 ms after which the client itself gives up
+    assert median(asyncio.run(beside_a_command())) < 0.15
     nobody = do(runtime_of(rex.token, "never-opened").is_alive())
     assert not nobody and "never-opened" in nobody.message
 
@@ -287,7 +308,7 @@ def test_a_call_that_is_cut_and_sent_again_runs_once(rex: Rex, method: str, body
 
 
 def test_sessions_are_created_and_closed_once_per_key(rex: Rex) -> None:
-    assert [rex.post("create_session", "c1", session="keyed", startup_timeout=10).status_code for _ in range(2)] == [200, 200]
+    assert [rex.post("create_session", "c1", session="keyed", startup_timeout=60).status_code for _ in range(2)] == [200, 200]
     assert rex.post("create_session", "c2", session="keyed").json()["swerexception"]["class_path"].endswith("SessionExistsError")
     assert [rex.post("close_session", "c3", session="keyed").status_code for _ in range(2)] == [200, 200]
     assert rex.post("close_session", "c4", session="keyed").json()["swerexception"]["class_path"].endswith("SessionDoesNotExistError")
@@ -298,7 +319,7 @@ def test_an_environment_that_was_opened_otherwise_is_served_by_its_id(
 ) -> None:
     runtime = runtime_of(str(http.headers["X-API-Key"]), environment.rpartition("/")[2])
     assert do(runtime.is_alive())
-    do(runtime.create_session(CreateBashSessionRequest(startup_timeout=10)))
+    do(runtime.create_session(CreateBashSessionRequest(startup_timeout=60)))
     do(runtime.run_in_session(BashAction(command="echo here > seen")))
     assert http.get(f"{environment}/files", params={"path": "seen"}).content == b"here\n"
     # When it is closed, it is gone for all, and closing it again is no error

@@ -82,7 +82,7 @@ def test_answers_are_those_of_swerexs_own_server(shell: Rex, name: str) -> None:
     # Given the same dialogue with a runtime of SWE-ReX itself
     async def of(runtime: AbstractRuntime) -> list[tuple[str, int | None, str]]:
         session = f"same-{name}"
-        await runtime.create_session(CreateBashSessionRequest(session=session, startup_timeout=10))
+        await runtime.create_session(CreateBashSessionRequest(session=session, startup_timeout=60))
         answers = []
         for command, expect in DIALOGUES[name]:
             action = BashAction(command=command, expect=expect, session=session, timeout=30, is_interactive_command=True)
@@ -176,7 +176,7 @@ def test_a_line_that_is_sent_again_is_given_once(shell: Rex) -> None:
 
 
 def test_closing_a_session_ends_its_program(served: Served, rex: Rex) -> None:
-    do(rex.runtime.create_session(CreateBashSessionRequest(session="other", startup_timeout=10)))
+    do(rex.runtime.create_session(CreateBashSessionRequest(session="other", startup_timeout=60)))
     line(rex, ASK, "> ", session="other")
     do(rex.runtime.close_session(CloseBashSessionRequest(session="other")))
     with pytest.raises(SessionDoesNotExistError):

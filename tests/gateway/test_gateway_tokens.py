@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import Served, free_port
 
 ROCK = "/apis/envs/sandbox/v1"
 
@@ -48,10 +48,12 @@ def test_the_token_of_a_sandbox_counts_until_those_of_its_job_are_revoked(served
         sandbox = http.post("/v2/sandboxes", json={"templateID": "base", "timeout": 300}).json()
     headers = {"E2b-Sandbox-Id": sandbox["sandboxID"], "X-Access-Token": sandbox["envdAccessToken"]}
 
+    port_of_nobody = free_port()
+
     def answers() -> list[int]:
         listed = httpx.post(f"{served.url}/filesystem.Filesystem/ListDir", json={"path": "."}, headers=headers)
         file = httpx.get(f"{served.url}/files", params={"path": "nothing"}, headers=headers)
-        port = httpx.get(f"{served.url}/api/v1/environments/{sandbox['sandboxID']}/ports/8123/", headers=headers)
+        port = httpx.get(f"{served.url}/api/v1/environments/{sandbox['sandboxID']}/ports/{port_of_nobody}/", headers=headers)
         return [listed.status_code, file.status_code, port.status_code]
 
     assert answers() == [200, 404, 502]

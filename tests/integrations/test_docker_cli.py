@@ -96,5 +96,5 @@ def test_a_killed_exec_takes_its_command_with_it(live: Live, executable: str, co
     live.until(lambda: live.rows(running_now))
     running.send_signal(signal.SIGKILL)
     assert running.wait() == -signal.SIGKILL
-    live.until(lambda: not live.rows(running_now), timeout_s=20)  # by itself it would be cancelled after TANGRAM_ORPHAN_S, a minute
+    live.until(lambda: not live.rows(running_now), timeout_s=40)  # by itself it would be cancelled after TANGRAM_ORPHAN_S, a minute
     assert subprocess.run([executable, "rm", "-f", container], check=True, capture_output=True, text=True).stdout == f"{container}\n"

@@ -55,7 +55,7 @@ def test_the_oracle_solves_a_task_and_no_environment_is_left(live: Live, tmp_pat
     result = run_trial(live, tmp_path)
     assert result["exception_info"] is None
     assert result["verifier_result"]["rewards"] == {"reward": 1.0}
-    assert live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)]
+    live.until(lambda: live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)])
     assert live.rows("select count(*) from actions where job = 'harbor'")[0][0] > 5
 
 
@@ -63,4 +63,4 @@ def test_an_image_without_harbors_folders_is_an_exception_without_a_reward(live:
     result = run_trial(live, tmp_path, "--ek", f"image={BASE}")
     assert result["exception_info"]["exception_type"] == "ImageUnfit" and "mkdir -m 777" in result["exception_info"]["exception_message"]
     assert result["verifier_result"] is None
-    assert live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)]
+    live.until(lambda: live.rows("select count(*) from environments where job = 'harbor' and state = 'open'") == [(0,)])

@@ -20,7 +20,8 @@ async def test_a_policy_learns_the_repair_and_no_environment_is_left(live: Live)
     before = standing(live)
     policy = await asyncio_trainer.train(steps=3, group=6)
     assert policy.probabilities()[1] > 0.5
-    assert standing(live) == before
+    # The journal learns of a close after its caller; what was there before may end meanwhile
+    live.until(lambda: set(standing(live)) <= set(before))
 
 
 async def test_a_rollout_that_the_stack_failed_has_no_reward_and_its_group_does_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ async def test_a_rollout_of_several_turns_has_one_environment_which_its_score_cl
     said = tokenizer.decode(output.response_ids)
     assert said.index("<tool>-1</tool>") < said.index("<tool>5</tool>") < said.index("It is done.")
     environment = output.extra_fields["tangram"]["environment"]
-    assert environment in standing(live)
+    live.until(lambda: environment in standing(live))
     scored = await score(output, tokenizer, CHECK)
     assert scored == {"reward_score": 1.0, "reward_extra_info": {"score": 1.0, "exit_code": 0}}
     live.until(lambda: environment not in standing(live))
@@ -68,10 +68,10 @@ async def test_verls_own_loop_leaves_no_environment(live: Live, tokenizer: Any) 
     gc.collect()
     async with AsyncClient("verl") as other:  # the loop goes on meanwhile
         for _ in range(100):
-            if standing(live) == before:
+            if set(standing(live)) <= set(before):
                 break
             await (await other.open(trajectory="other")).close()
-    assert standing(live) == before
+    assert set(standing(live)) <= set(before)
 
 
 async def test_a_rollout_in_which_the_stack_failed_is_started_anew(live: Live, tokenizer: Any) -> None:
