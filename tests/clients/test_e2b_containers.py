@@ -15,6 +15,7 @@ from app.local.stack import StackPlan
 from tests.clients.conftest import Served, left_open
 from tests.containers.conftest import _missing, needed
 from tests.containers.images import make_with_shell
+from tests.containers.support import alone_as
 from tests.gateway.conftest import free_port
 from tests.live.support import FAST_BEATS, running
 
@@ -35,9 +36,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ):
         subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
     docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
-    plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, gateway_port=free_port(), variables={**FAST_BEATS, **docker})
-    with running(tmp_path_factory.mktemp("containers"), plan) as live:
-        yield Served(live, plan.gateway_url)
+    with alone_as("cpu-0"):
+        plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, gateway_port=free_port(), variables={**FAST_BEATS, **docker})
+        with running(tmp_path_factory.mktemp("containers"), plan) as live:
+            yield Served(live, plan.gateway_url)
 
 
 @pytest.mark.skipif(not HARBOR, reason="Harbor is not installed")

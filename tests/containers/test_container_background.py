@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import RUN, in_background, is_low, is_of_cpu, processes_with, running, sleepers, until, weight_of
+from tests.workers_cpu.support import RUN, in_background, is_low, is_of_cpu, printed, processes_with, running, sleepers, until, weight_of
 from workers.cpu import weight
 from workers.cpu.abstract import ExecRequest, Holding
 from workers.cpu.docker.environment import ContainerEnvironment
@@ -193,15 +193,15 @@ def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env
 def test_time_without_a_core_does_not_count(env: ContainerEnvironment) -> None:
     # Given a busy command in the background, beside a busy one on each core
     spin = "while [ ! -e go ]; do :; done"
-    others = " & ".join([f"( {spin} )"] * len(HERE))
-    with (
-        running(env, f"{others} & wait", Holding(tuple(HERE)), session="others"),
-        running(env, spin, BACK, timeout_s=0.5) as (_, outcomes),
-    ):
-        # When it has stood for much longer than it may run; then it was not out of time
-        began = time.monotonic()
-        assert until(lambda: time.monotonic() > began + 2.0 or bool(outcomes))
-        env.write_file("go", b"")
-        assert until(lambda: bool(outcomes))
+    others = " & ".join([f"( touch busy-{number}; {spin} )" for number in range(len(HERE))])
+    with running(env, f"{others} & wait", Holding(tuple(HERE)), session="others"):
+        assert until(lambda: printed(env, "ls", session="look").count("busy-") == len(HERE))
+        with running(env, spin, BACK, timeout_s=0.5) as (execution, outcomes):
+            # When it has stood for much longer than it may run; then it was not out of time
+            assert until(lambda: execution.used() is not None)
+            began = time.monotonic()
+            assert until(lambda: time.monotonic() > began + 2.0 or bool(outcomes))
+            env.write_file("go", b"")
+            assert until(lambda: bool(outcomes))
     assert (outcomes[0].status, outcomes[0].exit_code) == ("succeeded", 0)
     assert outcomes[0].waited_s > 1.5

@@ -12,7 +12,7 @@ from tests.gateway.conftest import Served, free_port, options_of
 from tests.live.support import running
 
 from .images import make_with_shell
-from .support import containers
+from .support import alone_as, containers
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
@@ -24,9 +24,10 @@ def served(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     make_with_shell("bash", BASH)
     variables = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASH, "TANGRAM_IMAGE_PULL": "never"}
-    plan = StackPlan(nodes=1, cores=2, memory_mb=1024, api_nodes=0, gateway_port=free_port(), variables=variables)
-    with running(tmp_path_factory.mktemp("e2b"), plan) as live:
-        yield Served(live, plan.gateway_url)
+    with alone_as("cpu-0"):
+        plan = StackPlan(nodes=1, cores=2, memory_mb=1024, api_nodes=0, gateway_port=free_port(), variables=variables)
+        with running(tmp_path_factory.mktemp("e2b"), plan) as live:
+            yield Served(live, plan.gateway_url)
 
 
 @pytest.fixture(scope="module")

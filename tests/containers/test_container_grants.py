@@ -32,7 +32,7 @@ def test_a_command_grows_and_shrinks_while_it_runs(env: ContainerEnvironment) ->
         execution.resize(Holding(cores))
         env.write_file(f"go-{step}", b"")
         assert until(lambda step=step: has(env, step, b"\n"))  # type: ignore[misc]
-    thread.join(10)
+    thread.join(60)
     # Then it has seen each
     assert box[0].stdout == b"0-1\n1\n"
 

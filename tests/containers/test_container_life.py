@@ -103,7 +103,7 @@ def test_a_container_killed_from_outside_ends_its_command_and_its_environment(
         subprocess.run(["docker", "kill", env.container.id], check=True, capture_output=True)
         # Then all are lost for that reason, and the environment is gone
         for outcome in outcomes:
-            assert outcome.result(10).status == "lost", outcome
+            assert outcome.result(60).status == "lost", outcome
             assert "container ended" in outcome.result().reason
     assert until(lambda: sandbox.environments() == ())
     for use in (lambda: run(env, ":"), lambda: env.read_file("x"), lambda: env.write_file("x", b""), lambda: sandbox.get("e1")):
@@ -132,7 +132,7 @@ def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, o
     script.chmod(0o755)
     make_busybox("tangram-test-hangs:1", programs={"bin/sh": script})
     # When an environment of it is opened
-    with box_of(tmp_path / "box", replace(options, start_timeout_s=2.0)) as box:
+    with box_of(tmp_path / "box", replace(options, start_timeout_s=10.0)) as box:
         with pytest.raises(StartTimeout):
             box.open(of("e1", image="tangram-test-hangs:1"))
         # Then nothing is left of it
@@ -356,7 +356,7 @@ def test_a_fence_spares_what_another_session_is_running(env: ContainerEnvironmen
     assert until(lambda: "begun" in printed(env, "ls"))
     # When another one comes with a fence
     outcome = env.start(ExecRequest(action_id="a", command="touch go", fence=True, timeout_s=20)).wait()
-    thread.join(10)
+    thread.join(60)
     # Then both come to their end
     assert outcome.exit_code == 0, outcome
     assert box[0].stdout == b"done\n"
@@ -366,12 +366,20 @@ def test_leftovers_have_next_to_no_time(env: ContainerEnvironment) -> None:
     # Given a process that is left spinning
     spinner = int(printed(env, f"({SPIN}) & echo $!"))
     inside = processes_of(env.container.id)
-    (pid,) = [each for each in inside if f"NSpid:\t{each}\t{spinner}\n" in Path(f"/proc/{each}/status").read_text()]
+    (pid,) = [each for each in inside if f"NSpid:\t{each}\t{spinner}\n" in status_of(each)]
     # When nothing runs for a while
     used, started = core_seconds(pid), time.monotonic()
     assert not until(lambda: core_seconds(pid) - used > 0.5, 1.5)
     # Then it has used some hundredths of a core at most
     assert (core_seconds(pid) - used) / (time.monotonic() - started) < 0.05
+
+
+def status_of(pid: int) -> str:
+    """Return what the kernel says of a process, nothing where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""
 
 
 def core_seconds(pid: int) -> float:

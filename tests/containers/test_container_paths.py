@@ -170,7 +170,7 @@ def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(env: ContainerE
 
     assert until(write_and_read)
     env.write_file("stop", b"")
-    thread.join(10)
+    thread.join(60)
     # Then nothing has come to the host, or to what is root's inside
     assert list(outside.iterdir()) == []
     assert "x" not in [name[:1] for name in printed(env, "ls /etc").split()]
@@ -180,7 +180,7 @@ def test_a_worker_with_a_strict_umask_serves_all_the_same(tmp_path: Path, option
     # Given a worker whose files are for itself alone
     before = os.umask(0o077)
     try:
-        box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-umask", options=replace(options, start_timeout_s=5.0))
+        box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-umask", options=replace(options, start_timeout_s=30.0))
         try:
             # When an environment works; then it works
             environment = box.open(EnvironmentSpec(id="e1"))

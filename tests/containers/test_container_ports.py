@@ -18,6 +18,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import EnvironmentGone, NoAnswer, NothingListens
 from workers.cpu.ports.exchange import HttpRequest
 from workers.cpu.ports.wait import Wait
+from workers.cpu.process import tree
 
 from .support import box_of
 from .test_container_background import container_folder, counts_for, quota_of
@@ -38,7 +39,7 @@ def answers_never(env: ContainerEnvironment, port: int) -> int:
     """Leave something running that takes one connection and says nothing; return its process."""
     program = f"nc -l -p {port} -e sleep 307.{port}{RUN}"
     printed(env, f"{program} >/dev/null 2>&1 & {LISTENS.format(port=port)}", "never")
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in env.container.group.processes()}
+    lines = {pid: tree.command_line(pid) for pid in env.container.group.processes()}
     (listening,) = [pid for pid, line in lines.items() if line.replace(b"\0", b" ").strip() == program.encode()]
     return listening
 

@@ -83,7 +83,7 @@ class Deployment:
         image["TANGRAM_NODE_NAME"] = f"{self.host}-{name}"
         return {**base, "PATH": path, **image, **ours}
 
-    def run(self, name: str, argv: list[str], timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, name: str, argv: list[str], timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command to its end as in the container of a service."""
         return subprocess.run(argv, cwd=ROOT, env=self.variables(name), capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -133,7 +133,7 @@ def deployed(folder: Path, sandbox: str) -> Iterator[Deployment]:
         script = config["redis"]["command"][2].replace("$$", "$").replace("dir /data", f"dir {folder}\nport {redis_port}\nbind 127.0.0.1")
         made.start("redis", ["sh", "-c", script])
         with Redis(port=redis_port, password=PASSWORDS["REDIS_PASSWORD"]) as client:
-            assert wait_until(lambda: _answers(client), 10), made.logs()
+            assert wait_until(lambda: _answers(client), 60), made.logs()
         migrated = made.run("migrate", config["migrate"]["command"])
         assert migrated.returncode == 0, migrated.stderr
         for name in LONG_RUNNING:
@@ -156,7 +156,7 @@ def becomes_healthy(deployment: Deployment) -> None:
     # Given services that have just been started
     # When compose's own checks are run until they pass
     for name in LONG_RUNNING:
-        assert wait_until(lambda name=name: deployment.look(name).returncode == 0, 40), f"{name}\n{deployment.logs()}"
+        assert wait_until(lambda name=name: deployment.look(name).returncode == 0, 90), f"{name}\n{deployment.logs()}"
     smoke = deployment.run("scheduler", [sys.executable, "-m", "app.smoke"])
     # Then a trainer finds a deployment that works
     assert smoke.returncode == 0, f"{smoke.stdout}{smoke.stderr}{deployment.logs()}"
@@ -174,17 +174,17 @@ def test_redis_asks_for_the_password(deployment: Deployment) -> None:
 
 
 def test_flower_asks_for_the_password(deployment: Deployment) -> None:
-    assert wait_until(lambda: deployment.look("flower").returncode == 0, 40), deployment.logs()
+    assert wait_until(lambda: deployment.look("flower").returncode == 0, 90), deployment.logs()
     with pytest.raises(HTTPError) as refused:
-        urllib.request.urlopen(f"http://127.0.0.1:{deployment.flower_port}/api/workers", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{deployment.flower_port}/api/workers", timeout=60)
     assert refused.value.code in (401, 403)
 
 
 def test_the_check_of_a_worker_that_has_ended_fails(deployment: Deployment) -> None:
     # Given a worker that is healthy
-    assert wait_until(lambda: deployment.look("api-worker").returncode == 0, 40), deployment.logs()
+    assert wait_until(lambda: deployment.look("api-worker").returncode == 0, 90), deployment.logs()
     # When it ends
-    deployment.processes["api-worker"].stop(10)
+    deployment.processes["api-worker"].stop(30)
     # Then its check fails, in one line
     looked = deployment.look("api-worker")
     assert looked.returncode != 0 and "does not answer" in looked.stderr
@@ -192,8 +192,8 @@ def test_the_check_of_a_worker_that_has_ended_fails(deployment: Deployment) -> N
 
 
 def test_the_check_of_a_scheduler_fails_where_none_leads(deployment: Deployment) -> None:
-    assert wait_until(lambda: deployment.look("scheduler").returncode == 0, 40), deployment.logs()
-    deployment.processes["scheduler"].stop(10)
+    assert wait_until(lambda: deployment.look("scheduler").returncode == 0, 90), deployment.logs()
+    deployment.processes["scheduler"].stop(30)
     looked = deployment.look("scheduler")
     assert looked.returncode != 0 and "no scheduler leads" in looked.stderr
 

@@ -16,6 +16,7 @@ pytest.importorskip("harbor", reason="Harbor is not installed")
 from app.local.stack import StackPlan
 from tests.containers.conftest import _missing, needed
 from tests.containers.images import make_with_shell
+from tests.containers.support import alone_as
 from tests.live.support import Live, running
 
 TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
@@ -34,7 +35,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     build("--build-arg", f"BASE={BASE}", "-t", IMAGE, str(TASK / "environment"))
     docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
     plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, variables=docker)
-    with running(tmp_path_factory.mktemp("harbor"), plan) as started:
+    with alone_as("cpu-0"), running(tmp_path_factory.mktemp("harbor"), plan) as started:
         yield started
 
 

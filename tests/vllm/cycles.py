@@ -202,5 +202,5 @@ class Cycles:
     def all_gone(self) -> None:
         """Wait for every process of every server to be gone."""
         with suppress(AssertionError):
-            until(lambda: not self.processes.left(), 10.0)
+            until(lambda: not self.processes.left())
         assert self.processes.left() == []

@@ -284,6 +284,7 @@ class Handler(BaseHTTPRequestHandler):
         die_at("")
         if (HERE / "half").exists():
             self.wfile.write(b'HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"data": [')
+            note("half")
             while (HERE / "half").exists():
                 if self.closed_by_caller():
                     return True

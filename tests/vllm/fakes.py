@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ class Fake:
 
     def config(self, task: str = "score", **more: Any) -> ServiceConfig:
         """Return the table of a service."""
-        vllm = {"python": self.python, "start_timeout_s": 20.0, "env": self.environment(), "process_mb": 500.0}
+        vllm = {"python": self.python, "start_timeout_s": 60.0, "env": self.environment(), "process_mb": 500.0}
         table = {"engine": "vllm", "task": task, "model": self.models / ("rm-small" if task == "score" else "teacher-0")}
         vllm |= more.pop("vllm", {})
         return ServiceConfig.model_validate({**table, "memory_mb": 9000.0, "max_concurrency": 4, "cells": [1, 2], **more, "vllm": vllm})
@@ -148,6 +149,16 @@ def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
         time.sleep(0.005)
+
+
+def when(condition: Callable[[], object], act: Callable[[], object]) -> None:
+    """Do something as soon as a condition holds, from a thread of its own."""
+
+    def wait() -> None:
+        until(condition)
+        act()
+
+    threading.Thread(target=wait).start()
 
 
 def gone(pid: int) -> bool:

@@ -67,7 +67,7 @@ class System:
         (core,) = [process for process in self.server(service).children() if "EngineCore" in process.name()]
         return core
 
-    def ask(self, service: str, method: str, path: str, body: object = None, timeout_s: float = 10.0) -> Any:
+    def ask(self, service: str, method: str, path: str, body: object = None, timeout_s: float = 60.0) -> Any:
         """Ask a server past the system."""
         words = self.server(service).cmdline()
         socket = words[words.index("--uds") + 1]
@@ -88,7 +88,7 @@ class System:
         with ThreadPoolExecutor(len(calls)) as pool:
             futures = [pool.submit(call) for call in calls]
             # As many as the service takes at a time wait for a process that does not move.
-            until(lambda: self.live.rows("SELECT count(*) FROM actions WHERE status = 'running'")[0][0] >= 4, 30.0)
+            until(lambda: self.live.rows("SELECT count(*) FROM actions WHERE status = 'running'")[0][0] >= 4)
             process.send_signal(signal.SIGKILL)
             return [future.result() for future in futures]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until
+from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until, when
 from workers.gpu.control import Control
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm import guard
@@ -28,7 +28,10 @@ ITEMS = [{"prompt": "a", "response": "b"}]
 
 
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
-def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_why(fake: Fake, path: str) -> None:
+def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_why(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)
     engine = fake.engine()
     engine.start(CUDA[:1])
     if path == "/wake_up":
@@ -74,17 +77,20 @@ def test_a_server_that_ends_as_the_last_step_of_a_change_is_not_taken_for_one_th
     assert len(engine.score(ITEMS)) == 1
 
 
-def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_half_way_can_be_cancelled(fake: Fake) -> None:
+def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_half_way_can_be_cancelled(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)
     engine = fake.engine()
     engine.start(CUDA[:1])
     fake.be("half")
     control = Control()
-    threading.Timer(0.1, control.cancelled.set).start()
+    when(lambda: fake.journal().count("half") == 1, control.cancelled.set)
     with pytest.raises(CallCancelled):
         engine.score(ITEMS, control)
     until(lambda: "closed by the caller" in fake.journal())
     assert engine.state == "resident"
-    threading.Timer(0.1, fake.no_longer, ["half"]).start()
+    when(lambda: fake.journal().count("half") == 2, lambda: fake.no_longer("half"))
     with pytest.raises(EngineDied, match="exit code 1"):
         engine.score(ITEMS)
     assert engine.state == "failed"
@@ -156,7 +162,7 @@ def test_a_storm_of_calls_and_cancellations_leaves_nothing_running(fake: Fake) -
     assert all(answer == wanted for answer in answers if answer is not None) and all(answers[::3])
     assert engine.running == 0
     # Few connections are kept for the next calls
-    until(lambda: threading.active_count() <= before and process.num_fds() <= files + 8, 30.0)
+    until(lambda: threading.active_count() <= before and process.num_fds() <= files + 8)
 
 
 def test_changes_without_end_leave_no_files_threads_or_processes(fake: Fake) -> None:
@@ -199,9 +205,9 @@ def test_a_server_quotes_its_own_log_beside_another_of_the_same_name(tmp_path: P
         return Server(tmp_path / "log", lambda socket: ["sh", "-c", f"echo 'ValueError: {words}'; exit 3"], {"PATH": "/usr/bin:/bin"})
 
     first = server("the first")
-    assert first.ended(10.0) == "exit code 3"
+    assert first.ended(60.0) == "exit code 3"
     second = server("the second")
-    assert second.ended(10.0) == "exit code 3"
+    assert second.ended(60.0) == "exit code 3"
     assert "the first" in first.tail() and "the second" in second.tail()
 
 
@@ -238,7 +244,7 @@ def test_many_calls_that_find_their_server_gone_all_say_so(fake: Fake) -> None:
         thread.start()
     os.kill(fake.servers()[0], signal.SIGKILL)
     for thread in threads:
-        thread.join(10.0)
+        thread.join(60.0)
     over.set()
     assert odd == [] and engine.state == "failed"
 

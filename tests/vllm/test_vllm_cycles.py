@@ -107,6 +107,7 @@ def _question(models: Path, task: str, weights: list[float], draws: random.Rando
     return Question("logprobs", [ids], [-sum_of(ids[:end]) for end in range(2, len(ids) + 1)])
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("room", "places", "number"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, until
+from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, until, when
 from workers.gpu.control import Control
 from workers.gpu.engines import canary
 from workers.gpu.engines.texts import Texts, Wording
@@ -143,14 +143,14 @@ def test_a_server_that_ends_before_it_answers_is_noticed_at_once_and_quoted_thou
     engine, began = fake.engine(), time.monotonic()
     with pytest.raises(EngineFailed, match="ended with exit code 0 before it answered: ValueError: head size 16 is not supported"):
         engine.start(CUDA[:1])
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < 50.0
     assert (engine.state, engine.memory_mb()) == ("failed", 0.0)
 
 
 def test_a_server_that_never_answers_is_ended_in_time(fake: Fake) -> None:
     fake.be("deaf")
-    engine = fake.engine(vllm={"start_timeout_s": 0.5})
-    with pytest.raises(EngineFailed, match=r"did not answer within 0\.5 s"):
+    engine = fake.engine(vllm={"start_timeout_s": 3.0})
+    with pytest.raises(EngineFailed, match="did not answer within 3 s"):
         engine.start(CUDA[:1])
     assert gone(fake.servers()[0]) and gone(fake.read("child"))
 
@@ -209,8 +209,8 @@ def test_a_cancelled_call_closes_its_request_at_once(fake: Fake) -> None:
     engine = fake.engine()
     engine.start(CUDA[:1])
     fake.be("hang")
-    control = Control()
-    threading.Timer(0.2, control.cancelled.set).start()
+    control, before = Control(), len(fake.journal())
+    when(lambda: len(fake.journal()) > before, control.cancelled.set)
     with pytest.raises(CallCancelled):
         engine.score(ITEMS[:1], control)
     until(lambda: "closed by the caller" in fake.journal())

@@ -137,7 +137,7 @@ def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake:
 
     def call() -> None:
         try:
-            score(host)
+            answers.append(score(host))
         except EngineDied as error:
             died.append(str(error))
             host.ensure_resident("rm", (0,))
@@ -151,8 +151,9 @@ def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake:
     os.kill(fake.servers()[0], signal.SIGKILL)
     fake.no_longer("hang")
     for thread in threads:
-        thread.join(20.0)
-    assert len(died) == len(answers) == 6 and all(answer == answers[0] for answer in answers)
+        thread.join(60.0)
+    # One of the two that waited may have come to its turn only once the next server was there.
+    assert 4 <= len(died) <= 6 == len(answers) and all(answer == answers[0] for answer in answers)
     assert len(fake.servers()) == 2 and on(host).starts == 2
 
 
@@ -166,13 +167,14 @@ def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake:
 def test_a_server_that_listens_on_though_what_computes_has_died_is_killed(
     fake: Fake, host: ServiceHost, monkeypatch: pytest.MonkeyPatch, how: str, silent_s: float, said: str
 ) -> None:
-    monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 0.1)
-    monkeypatch.setattr("workers.gpu.engines.vllm.api._WATCH_S", 0.1)
-    monkeypatch.setattr("workers.gpu.engines.vllm.api.SILENT_S", silent_s)
     host.ensure_resident("rm", (0,))
     fake.be(how)
-    with pytest.raises(EngineDied, match=said):
-        score(host)
+    # Starts keep their patience: on a busy machine a server that is well may be silent for a moment.
+    with monkeypatch.context() as impatient:
+        for name, limit_s in (("engine._END_S", 0.1), ("api._WATCH_S", 0.1), ("api.SILENT_S", silent_s)):
+            impatient.setattr(f"workers.gpu.engines.vllm.{name}", limit_s)
+        with pytest.raises(EngineDied, match=said):
+            score(host)
     assert gone(fake.servers()[0])
     fake.no_longer(how)
     host.ensure_resident("rm", (0,))

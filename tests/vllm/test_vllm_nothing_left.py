@@ -94,7 +94,8 @@ def test_what_is_left_when_all_three_are_killed_ends_with_the_next_start(tree: T
     tree.kill(*order)
     tree.wait_for_worker()
     end_leftovers(tmp_path)
-    assert tree.left() <= {"unmarked"}
+    # A process that was killed may still be dying, when nothing shows any more whose it was.
+    until(lambda: tree.left() <= {"unmarked"})
 
 
 def test_the_next_worker_says_which_processes_it_found(tree: Tree, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_folder_that_is_not_ours_has_nothing_killed(tmp_path: Path, monkeypatc
         assert end_leftovers(tmp_path) == [] and dead.exists() and inside.poll() is None
     assert end_leftovers(tmp_path) == [inside.pid]
     # Then nothing is touched through them
-    assert inside.wait(10.0) == -signal.SIGKILL and not dead.exists()
+    assert inside.wait(60.0) == -signal.SIGKILL and not dead.exists()
     assert beside.poll() is None and link.is_symlink()
     beside.kill()
     beside.wait()
@@ -143,17 +144,24 @@ def test_what_works_in_a_folder_that_somebody_removed_is_ended_too(tmp_path: Pat
     dead.rmdir()
     # When the next worker starts; then the process is found
     assert end_leftovers(tmp_path) == [left.pid]
-    assert left.wait(10.0) == -signal.SIGKILL
+    assert left.wait(60.0) == -signal.SIGKILL
 
 
 def test_processes_that_fork_while_they_are_killed_end_too(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", lambda socket: [sys.executable, "-S", "-c", _FORKING], PATH)
     until(server.processes)
     # The guard is the child of this process that works in the server's folder.
-    (guard,) = [child for child in psutil.Process().children() if child.cwd() == str(server.socket.parent)]
+    (guard,) = [child for child in psutil.Process().children() if works_in(child, server.socket.parent)]
     guard.kill()
-    assert server.ended(20.0) == "signal SIGKILL"
+    assert server.ended(60.0) == "signal SIGKILL"
     assert server.ended() == "signal SIGKILL"
+
+
+def works_in(process: psutil.Process, folder: Path) -> bool:
+    """Say whether a process works in a folder; one that has ended works nowhere."""
+    with suppress(psutil.Error):
+        return process.cwd() == str(folder)
+    return False
 
 
 def test_a_server_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
@@ -172,6 +180,6 @@ def test_a_guard_that_was_killed_has_its_server_stopped_all_the_same(tmp_path: P
     pids = json.loads((tmp_path / "pids").read_text())
     os.kill(psutil.Process(pids["parent"]).ppid(), signal.SIGKILL)
     server.stop()
-    assert {name for name, pid in pids.items() if not gone(pid)} <= {"unmarked"}
+    until(lambda: {name for name, pid in pids.items() if not gone(pid)} <= {"unmarked"})
     with suppress(ProcessLookupError):
         os.kill(pids["unmarked"], signal.SIGKILL)

@@ -1,6 +1,7 @@
 """A server for environments that answers as its path says, mostly wrongly.
 
-Arguments: an address, a port, the file to write once it listens, and a word that tells it from others. Sockets alone, no HTTP.
+Arguments: an address, a port or 0, the file that gets its port once it listens, and a word that tells it from others. Sockets alone,
+no HTTP.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def main(address: str, port: str, ready: str, word: str) -> None:
         listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     listening.bind((address, int(port)))
     listening.listen()
-    Path(ready).touch()
+    draft = Path(f"{ready}.draft")
+    draft.write_text(f"{listening.getsockname()[1]}\n")
+    draft.rename(ready)
     while True:
         threading.Thread(target=answer, args=(listening.accept()[0], word.encode()), daemon=True).start()
 

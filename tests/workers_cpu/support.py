@@ -31,7 +31,7 @@ def admit(
     *,
     cores: tuple[int, ...] = (),
     session: str = "main",
-    timeout_s: float | None = 20.0,
+    timeout_s: float | None = 60.0,
     output_timeout_s: float | None = None,
     output_limit_bytes: int = 1_048_576,
     variables: dict[str, str] | None = None,
@@ -100,12 +100,12 @@ class Followed:
 
     def prints(self, text: str, stream: str = "stdout") -> bool:
         """Wait until it has printed something; return whether it did in time."""
-        return until(lambda: text.encode() in self.seen[stream], 20)
+        return until(lambda: text.encode() in self.seen[stream])
 
     def outcome(self) -> ExecOutcome:
         """Wait for its end."""
         assert self.thread is not None
-        self.thread.join(30)
+        self.thread.join(90)
         (outcome,) = self.outcomes
         return outcome
 
@@ -115,7 +115,7 @@ def followed(environment: Environment, command: str, **more: Any) -> Iterator[Fo
     """Have a command run as long as the block lasts."""
     found: list[Followed] = []
     take: Callable[[str, bytes], None] = lambda name, data: found[0].take(name, data)  # noqa: E731
-    request = ExecRequest(action_id="a", command=command, on_output=take, timeout_s=20, **more)
+    request = ExecRequest(action_id="a", command=command, on_output=take, timeout_s=60, **more)
     one = Followed(environment.start(request))
     found.append(one)
     one.thread = threading.Thread(target=lambda: one.outcomes.append(one.execution.wait()))

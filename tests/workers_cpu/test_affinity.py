@@ -73,12 +73,13 @@ def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment)
 @needs_two_cores
 def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironment) -> None:
     # Given a command that starts processes without end
-    with running(env, "while :; do setsid sleep 0.28125 & sleep 0.002; done", Holding((HERE[0],))) as (execution, _):
-        assert until(lambda: len(processes_with("0.28125")) > 5)
+    nap = f"1.28125{RUN}"
+    with running(env, f"while :; do setsid sleep {nap} & sleep 0.002; done", Holding((HERE[0],))) as (execution, _):
+        assert until(lambda: len(processes_with(nap)) > 5)
         # When it is resized; then no process is left behind on the old core, nor starts there
         execution.resize(Holding((HERE[1],)))
         for _ in range(5):
-            for pid in processes_with("0.28125"):
+            for pid in processes_with(nap):
                 try:
                     assert os.sched_getaffinity(pid) == {HERE[1]}
                 except ProcessLookupError:

@@ -217,7 +217,7 @@ def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foregr
         # When it is killed; then it has ended all the same
         monkeypatch.setattr(ProcessBackend, "hold", fail)
         execution.kill("enough")
-        assert until(lambda: bool(outcomes), 20)
+        assert until(lambda: bool(outcomes))
     assert outcomes[0].status == "cancelled"
     assert not processes_with(f"sleep\x00301.9375{RUN}\x00")
 
@@ -328,7 +328,7 @@ def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnv
     (outcome,) = outcomes
     assert outcome.status == "succeeded", outcome
     assert outcome.waited_s > 0.5
-    assert outcome.execution_s == pytest.approx(outcome.cpu_s, abs=0.1)
+    assert outcome.execution_s == pytest.approx(outcome.cpu_s, abs=0.4)
 
 
 @on_one_core
@@ -359,11 +359,11 @@ def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
 
 @on_one_core
 def test_a_command_in_the_background_is_out_of_time_once_it_has_used_it(env: ProcessEnvironment) -> None:
-    # Given commands in the background that use all they can get; when one may run for half a second; then that is its end
-    with running(env, "while :; do :; done", BACK, timeout_s=0.5) as (_, outcomes):
+    # Given commands in the background that use all they can get; when one may run for a second; then that is its end
+    with running(env, "while :; do :; done", BACK, timeout_s=1.0) as (_, outcomes):
         assert until(lambda: bool(outcomes))
     assert outcomes[0].status == "timed_out"
-    assert outcomes[0].cpu_s > 0.4
+    assert outcomes[0].cpu_s > 0.7
 
 
 def test_a_killed_worker_leaves_nothing_in_the_background(tmp_path: Path) -> None:

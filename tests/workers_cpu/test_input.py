@@ -82,15 +82,21 @@ def test_a_trap_of_the_command_line_gets_its_signal(shell_env: ProcessEnvironmen
         assert one.prints("caught\n") and one.outcome().exit_code == 0
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an interrupt follow a process from fork to exec for as long as that takes on a busy machine."""
+    monkeypatch.setattr("workers.cpu.shell.backend.COPIES_S", 20.0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_signal_ends_a_whole_command_line(env: ProcessEnvironment, number: int) -> None:
+def test_a_signal_ends_a_whole_command_line(env: ProcessEnvironment, patient: None, number: int) -> None:
     with followed(env, "echo ready; sleep 300; echo after") as one:
         assert one.prints("ready\n")
         one.execution.give(Signal(number))
         assert (one.outcome().stdout, one.outcome().exit_code) == (b"ready\n", 128 + number)
 
 
-def test_an_interrupt_ends_a_command_line_that_has_just_started_a_process(env: ProcessEnvironment) -> None:
+def test_an_interrupt_ends_a_command_line_that_has_just_started_a_process(env: ProcessEnvironment, patient: None) -> None:
     for _ in range(40):
         with followed(env, "echo ready; sleep 300; echo after") as one:
             assert one.prints("ready\n")

@@ -13,7 +13,7 @@ from workers.cpu.process.backend import ProcessBackend, ProcessBackends
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.shell.execution import ShellExecution
 
-from .support import admit, printed, sleepers
+from .support import RUN, admit, printed, sleepers
 
 
 def kill_supervisor(execution: object) -> None:
@@ -34,10 +34,10 @@ def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
     env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     # Given a command that runs, one that waits for its turn, and one that is cancelled while it waits
-    first, second, third = (admit(env, command) for command in ("sleep 305.125", "echo second", "echo third"))
+    first, second, third = (admit(env, command) for command in (f"sleep 305.125{RUN}", "echo second", "echo third"))
     with ThreadPoolExecutor(3) as threads:
         outcomes = [threads.submit(first.wait)]
-        sleepers("305.125")
+        sleepers(f"305.125{RUN}")
         outcomes += [threads.submit(second.wait), threads.submit(third.wait)]
         third.kill("not wanted")
         # When its session ends, be it alone or with the whole environment
@@ -45,7 +45,7 @@ def test_what_runs_and_waits_in_an_environment_that_ends_by_itself_is_lost(
         if loss:
             monkeypatch.setattr(ProcessBackends, "backend", refuse)
         kill_supervisor(first)
-        ended = [outcome.result(20) for outcome in outcomes]
+        ended = [outcome.result(60) for outcome in outcomes]
     # Then what ran is lost with the environment, and has failed without; what was cancelled stays cancelled
     if loss:
         assert [(outcome.status, outcome.reason) for outcome in ended] == [("lost", loss), ("lost", loss), ("cancelled", "not wanted")]

@@ -50,8 +50,8 @@ def test_a_command_of_too_much_memory_is_killed_and_says_so(bounded: ProcessSand
 
 def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_kernel_has_killed(bounded: ProcessSandbox) -> None:
     # Given an environment of less memory than any shell needs; when a command is to run there, again and again; then each is killed
-    env = bounded.open(EnvironmentSpec(id="tiny", memory_mb=1))
-    (folder,) = groups_like("tangram-*-tiny")
+    env = bounded.open(EnvironmentSpec(id=f"tiny-{RUN}", memory_mb=1))
+    (folder,) = groups_like(f"tangram-*-tiny-{RUN}")
     bound = next(folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
     bound.write_text("8192")
     for session in ("one", "one", "two"):
@@ -72,11 +72,11 @@ def test_the_sessions_of_an_environment_share_its_memory(bounded: ProcessSandbox
 
 def test_nothing_is_left_of_the_group_of_a_closed_environment(bounded: ProcessSandbox) -> None:
     # Given an environment with a bound; when it is closed; then its group is gone
-    env = bounded.open(EnvironmentSpec(id="gone", memory_mb=64))
+    env = bounded.open(EnvironmentSpec(id=f"gone-{RUN}", memory_mb=64))
     printed(env, f"sleep 311.5{RUN} >/dev/null 2>&1 &")
-    assert groups_like("tangram-*-gone")
+    assert groups_like(f"tangram-*-gone-{RUN}")
     env.close()
-    assert not groups_like("tangram-*-gone")
+    assert not groups_like(f"tangram-*-gone-{RUN}")
     assert not processes_with(f"sleep\x00311.5{RUN}\x00")
 
 

@@ -23,7 +23,7 @@ from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import environment_in, make
-from .support import in_background, open_one, printed, processes_with, until
+from .support import RUN, in_background, open_one, printed, processes_with, until
 
 HERE = sorted(os.sched_getaffinity(0))
 SERVER = Path(__file__).with_name("ports_server.py").read_bytes()
@@ -38,12 +38,11 @@ def free_port() -> int:
 
 
 def serve(env: ProcessEnvironment, port: int = 0, *, address: str = "127.0.0.1", session: str = "main", word: str = "here") -> int:
-    """Have a command of a session leave a server running; return its port."""
-    port, ready = port or free_port(), f"ready{next(numbers)}"
+    """Have a command of a session leave a server running; return its port, by default one that the kernel chooses."""
+    ready = f"ready{next(numbers)}"
     env.write_file("server.py", SERVER)
     begin = f"cd; python3 server.py {address} {port} $PWD/{ready} {word} >/dev/null 2>&1 &"
-    printed(env, f"{begin} until [ -e $HOME/{ready} ]; do sleep 0.02; done", session)
-    return port
+    return int(printed(env, f"{begin} until [ -e $HOME/{ready} ]; do sleep 0.02; done; cat $HOME/{ready}", session))
 
 
 def ask(
@@ -245,8 +244,9 @@ def test_a_server_in_the_background_has_the_core_of_the_request(tmp_path: Path, 
     # Given servers that commands of two sessions left: they are in the background
     box = make(tmp_path / "box", isolation)
     env = open_one(box)
-    ports = [serve(env, session=session) for session in ("one", "two")]
-    pids = [pid for port in ports for pid in processes_with(f"\x00{port}\x00")]
+    words = [f"{session}-{RUN}" for session in ("one", "two")]
+    ports = [serve(env, session=word, word=word) for word in words]
+    pids = [pid for word in words for pid in processes_with(f"\x00{word}\x00")]
     assert len(pids) == 2 and all(in_background(pid, box.background) for pid in pids)
     # When one of them is asked; then they are not, and are on the core of the request
     ended: list[str] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.freezing import freeze
+from tests.freezing import held
 from workers.cpu.abstract import ExecRequest
 from workers.cpu.errors import ProcessesLeft
 from workers.cpu.process import tree
@@ -313,16 +313,15 @@ def test_a_kill_while_a_successor_starts_leaves_the_state(tmp_path: Path, monkey
         env = open_one(box)
         supervisor = int(printed(env, "export Y=2; echo $PPID"))
         run(env, "kill -9 $$")
-        freeze(supervisor)
         asked, spawn = threading.Event(), ProcessBackend.spawn
         monkeypatch.setattr(ProcessBackend, "spawn", lambda *asking: (spawn(*asking), asked.set()))
         # When the next command is killed meanwhile
         execution = admit(env, "true")
         thread = threading.Thread(target=execution.wait)
-        thread.start()
-        assert asked.wait(20)
-        execution.kill("enough")
-        os.kill(supervisor, signal.SIGCONT)
+        with held(supervisor):  # also against the SIGCONT that comes before each request to it
+            thread.start()
+            assert asked.wait(30)
+            execution.kill("enough")
         thread.join()
         # Then it is cancelled, and the one after it finds the export
         assert execution.wait().status == "cancelled"

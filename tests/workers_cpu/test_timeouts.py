@@ -110,8 +110,9 @@ def test_a_shell_that_loops_by_itself_is_ended(shell_env: ProcessEnvironment) ->
     assert printed(shell_env, "echo alive") == "alive\n"
 
 
-def test_a_program_has_a_moment_to_end_by_itself(env: ProcessEnvironment) -> None:
-    # Given a program that says goodbye on SIGTERM
+def test_a_program_has_a_moment_to_end_by_itself(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a program that says goodbye on SIGTERM, and a moment that a busy machine does not use up
+    monkeypatch.setattr("workers.cpu.shell.run.GRACE_S", 10.0)
     command = "sh -c 'trap \"echo goodbye; exit\" TERM; echo hello; while :; do sleep 0.01; done'"
     # When it runs out of time; then what it says is part of the output
     assert admit(env, command, timeout_s=2).wait().stdout == b"hello\ngoodbye\n"
@@ -213,10 +214,10 @@ def test_a_kill_or_resize_after_the_end_changes_nothing(env: ProcessEnvironment)
 
 def test_waiting_for_the_session_does_not_eat_the_timeout(env: ProcessEnvironment) -> None:
     # Given a command with a timeout behind one that takes longer than it
-    first, second = admit(env, "sleep 2.75"), admit(env, "echo ran", timeout_s=2.5)
+    first, second = admit(env, f"sleep 2.75{RUN}"), admit(env, "echo ran", timeout_s=2.5)
     threads = [threading.Thread(target=execution.wait) for execution in (first, second)]
     threads[0].start()
-    assert until(lambda: bool(processes_with("sleep\x002.75")))
+    assert until(lambda: bool(processes_with(f"sleep\x002.75{RUN}")))
     threads[1].start()
     for thread in threads:
         thread.join(10)

@@ -219,7 +219,7 @@ def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path:
         for _ in range(10):
             host.ensure_resident("rm-small", (0,), evict=[InstanceName("teacher-0", (0,))])
             host.ensure_resident("teacher-0", (0,), evict=[InstanceName("rm-small", (0,))])
-        answers = [call.result(timeout=30) for call in asked]
+        answers = [call.result(timeout=120) for call in asked]
 
     # Calls that were computed together may differ in their last bits; one by itself does not.
     close = [pytest.approx(row, abs=1e-5) for row in expected]

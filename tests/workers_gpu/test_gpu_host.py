@@ -266,7 +266,7 @@ def test_many_threads_wanting_one_service_start_it_once(cells: list[Device]) -> 
     together = threading.Barrier(8)
 
     def want(_: int) -> None:
-        together.wait(10)
+        together.wait(60)
         host.ensure_resident("a", (0,))
         host.run("a", (0,), lambda engine: engine.score([ITEM]))
 
@@ -290,7 +290,7 @@ def test_services_that_evict_each_other_from_two_threads_do_not_lock_up(cells: l
 
     with ThreadPoolExecutor(2) as pool:
         for swapping in [pool.submit(swap, "a", "b"), pool.submit(swap, "b", "a")]:
-            swapping.result(timeout=30)
+            swapping.result(timeout=120)
 
     assert [entry.state for entry in host.status()].count("resident") == 1
     assert len(over) < 400

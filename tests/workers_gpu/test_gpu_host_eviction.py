@@ -64,16 +64,16 @@ def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_ne
     def hold() -> None:
         with host.serving("a", (0,)):
             entered.set()
-            leave.wait(10)
+            leave.wait(60)
 
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(hold)
-        entered.wait(10)
+        assert entered.wait(60)
         newcomer = pool.submit(host.ensure_resident, "b", (0,), [at("a", 0)])
         engine.die()
         leave.set()
-        newcomer.result(timeout=10)
-        call.result(timeout=10)
+        newcomer.result(timeout=60)
+        call.result(timeout=60)
 
     assert (of(host, "a").state, of(host, "a").reserved, of(host, "b").state) == ("failed", False, "resident")
     assert heard[-3:] == [("a", "failed"), ("b", "starting"), ("b", "resident")]
