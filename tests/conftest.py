@@ -71,7 +71,7 @@ class RedisServer(RedisUrls):
         """Stop; connections break."""
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(60)
             self.process = None
 
 

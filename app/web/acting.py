@@ -28,6 +28,9 @@ router = APIRouter()
 
 NAME = "live page"
 
+PAUSES_S = 2.0
+"""How much later than `connect_timeout_s` a broker that is away may be noticed: there are pauses between the tries to reach it."""
+
 
 class Actor:
     """Sends what a person asks for. The session begins with the first request."""
@@ -107,7 +110,7 @@ def _connect(settings: Settings) -> Session:
 def _close(session: Session, place: Place) -> None:
     """Ask for the end of an environment. A close may take long, so this waits no longer than it takes to notice a broker that is away."""
     closing = session.submit(close_environment(place)).future
-    wait([closing], session.start_limit_s)
+    wait([closing], session.start_limit_s + PAUSES_S)
     if closing.done():
         closing.result()
 

@@ -50,10 +50,10 @@ def test_a_check_that_fails_stops_no_other_and_the_end_is_1(monkeypatch: pytest.
 
 def test_a_check_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(gpu_check, "CHECKS", [*checks("endless", most_s=3.0), *checks("good")])
+    monkeypatch.setattr(gpu_check, "CHECKS", [*checks("endless", most_s=8.0), *checks("good")])
     assert gpu_check.main(["--stand-ins"]) == 1
     said = marks(capsys.readouterr().out)
-    assert (said["endless"], said["good"]) == (("not over after 3 s", "NO"), ("1 of 1", "yes"))
+    assert (said["endless"], said["good"]) == (("not over after 8 s", "NO"), ("1 of 1", "yes"))
     assert not psutil.pid_exists(int((tmp_path / "endless").read_text()))
 
 

@@ -213,7 +213,7 @@ def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: py
 def test_ray_replays_the_rollouts_without_a_failure() -> None:
     # Given one rollout without thinking; when Ray replays it
     argv = [sys.executable, "-m", "bench.ray_replay", "2", "--trajectories", "1", "--spread", "0", "--speed", "1000"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     # Then every command ended as it was recorded, and standard output is one document
     document = json.loads(done.stdout)
@@ -227,7 +227,7 @@ def test_ray_burns_what_was_recorded(recorded: Path) -> None:
     # Given a trace without commands; when Ray replays one of its rollouts
     workload = replace(OF_FILE, file=recorded, trajectories=1, spread_s=0.0, scale=1.0)
     argv = [sys.executable, "-m", "bench.ray_replay", "1", *words(workload)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     # Then each command took as long, and used as much of its core, as was recorded
     document = json.loads(done.stdout)

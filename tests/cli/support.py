@@ -45,7 +45,7 @@ def started(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.
         process.terminate()
         process.send_signal(signal.SIGCONT)  # a test that failed may have left it stopped
         try:
-            process.wait(60)
+            process.wait(200)
         finally:
             process.kill()
             process.wait()

@@ -54,7 +54,7 @@ class Up:
         return pid
 
     def until_restarted(self, name: str, before: int) -> None:
-        assert wait_until(lambda: self.pid(name) != before, 30)
+        assert wait_until(lambda: self.pid(name) != before, RESULT_S)
 
     def in_journal(self, column: str, handle: Handle[object]) -> object:
         with closing(sqlite3.connect(f"file:{self.state / 'tangram.sqlite'}?mode=ro", uri=True)) as connection:
@@ -64,8 +64,12 @@ class Up:
     def until_running(self, handle: Handle[object]) -> None:
         assert wait_until(lambda: self.in_journal("status", handle) == "running", RESULT_S)
 
-    def client(self) -> Client:
-        return Client(job="restarts", settings=Settings(state_dir=self.state, broker_url=None, result_url=None))
+    def client(self, **settings: float) -> Client:
+        return Client(job="restarts", settings=Settings(state_dir=self.state, broker_url=None, result_url=None, **settings))
+
+    def work(self, environment: str) -> Path:
+        """Return the folder in which the commands of an environment begin."""
+        return self.state / "environments" / "cpu-0" / "environments" / environment / "work"
 
     def said(self) -> str:
         assert self.process.stderr is not None
@@ -123,13 +127,15 @@ def test_what_ends_or_is_asked_for_while_redis_is_away_for_seconds_has_its_resul
     with up.client() as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
         env.write_file("large", large)
         # Given commands that will end in the outage: one prints little, one prints what is kept beside the messages
-        little = env.submit("sleep 1; echo little", session="little")
-        much = env.submit(f"sleep 1; head -c {LARGE} /dev/zero | tr '\\0' x", session="much")
+        waits = "until [ -e go ]; do sleep 0.02; done"
+        little = env.submit(f"{waits}; echo little", session="little")
+        much = env.submit(f"{waits}; head -c {LARGE} /dev/zero | tr '\\0' x", session="much")
         up.until_running(little)
         up.until_running(much)
         # When Redis is killed, and away for longer than they take
         freeze(up.process.pid)
         before = up.kill("redis")
+        (up.work(env.id) / "go").touch()
         written = client.submit(writing(env.id, large))
         time.sleep(2.5)  # the outage itself; there is nothing to wait for in it
         up.process.send_signal(signal.SIGCONT)
@@ -150,10 +156,10 @@ def writing(environment_id: str, data: bytes) -> Action:
 def test_a_client_that_connects_while_redis_is_away_waits_for_it(up: Up) -> None:
     freeze(up.process.pid)
     before = up.kill("redis")
-    assert wait_until(lambda: not listens(up.state / "redis.sock"), 10)
+    assert wait_until(lambda: not listens(up.state / "redis.sock"), 60)
     go_on = threading.Timer(1.0, up.process.send_signal, (signal.SIGCONT,))
     go_on.start()
-    with up.client() as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
+    with up.client(connect_timeout_s=40.0) as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
         assert env.exec("echo fine").stdout == "fine\n"
     go_on.join()
     up.until_restarted("redis", before)
@@ -232,11 +238,11 @@ def test_a_signal_in_the_pause_before_a_restart_ends_the_stack(own_up: Up) -> No
     for _ in range(4):
         before = own_up.pid("gpu-0")
         assert "started again" in own_up.said()
-    own_up.until_restarted("gpu-0", before)
+        own_up.until_restarted("gpu-0", before)
     last = own_up.pid("gpu-0")
     assert wait_until(lambda: has_ended(last), 60)
     own_up.process.send_signal(signal.SIGTERM)
-    assert (own_up.process.communicate(timeout=60), own_up.process.returncode) == (("", ""), 0)
+    assert (own_up.process.communicate(timeout=200), own_up.process.returncode) == (("", ""), 0)
     assert not leftovers(own_up.folder)
 
 
@@ -245,5 +251,5 @@ def test_what_ends_with_the_stack_is_not_started_again(up: Up) -> None:
     pid = up.pid("api-0")
     os.kill(pid, signal.SIGTERM)
     up.process.send_signal(signal.SIGINT)
-    assert (up.process.communicate(timeout=60), up.process.returncode) == (("", ""), 0)
+    assert (up.process.communicate(timeout=200), up.process.returncode) == (("", ""), 0)
     assert not leftovers(up.folder)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,11 @@ def test_the_status_is_one_json_document(ran: Callable[..., subprocess.Completed
     assert "cpu-0" in ran("status").stdout
 
 
+def listed(ran: Callable[..., subprocess.CompletedProcess[str]]) -> list[dict[str, Any]]:
+    """Return the environments of the job `mine` that have not ended."""
+    return list(json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"])
+
+
 def test_environments_are_listed_with_their_owner(
     up: subprocess.Popen[str], ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path
 ) -> None:
@@ -135,13 +141,14 @@ def test_environments_are_listed_with_their_owner(
     )
     with holding(folder, code) as (held, (environment_id,)):
         assert held.stdin is not None
-        # When environments are listed, then it says whose it is
-        (one,) = json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"]
+        # When environments are listed, then it says whose it is, once the journal has it as open
+        assert wait_until(lambda: [(one["state"], one["running"]) for one in listed(ran)] == [("open", [])], 60)
+        (one,) = listed(ran)
         assert (one["id"], one["trajectory"], one["state"], one["running"], one["orphan"]) == (environment_id, "t", "open", [], "")
         assert one["owner"].endswith(f":{held.pid}") and 0 < one["lease_left_s"] <= 600
         assert json.loads(ran("envs", "--job", "mine", "--orphans", "--json").stdout) == {"environments": []}
         held.stdin.close()
-    assert json.loads(ran("envs", "--job", "mine", "--json").stdout) == {"environments": []}
+    assert wait_until(lambda: listed(ran) == [], 60)
 
 
 def test_a_node_is_drained_and_put_back(
@@ -154,9 +161,7 @@ def test_a_node_is_drained_and_put_back(
     )
     with holding(folder, code) as (held, (environment_id, action_id)):
         assert held.stdin is not None
-        assert wait_until(
-            lambda: json.loads(ran("envs", "--job", "mine", "--json").stdout)["environments"][0]["running"] == [action_id], 60
-        )
+        assert wait_until(lambda: [(one["state"], one["running"]) for one in listed(ran)] == [("open", [action_id])], 60)
         # When its node is drained, what is left is listed, and after the time given the command has failed
         drained = tangram(folder, "drain", "cpu-0", "--wait", "0.2", "--json")
         assert drained.returncode == 1, drained.stderr
@@ -217,9 +222,9 @@ def test_top_shows_the_state_until_it_is_interrupted(up: subprocess.Popen[str], 
     process = subprocess.Popen(argv, cwd=folder, env=environment(folder), stdout=its_end, stderr=subprocess.PIPE, text=True)
     try:
         os.close(its_end)
-        seen = ""
-        while "cpu-0" not in seen:
-            seen += os.read(terminal, 65536).decode()
+        seen = b""
+        while b"cpu-0" not in seen:
+            seen += os.read(terminal, 65536)
         process.send_signal(signal.SIGINT)
         while process.poll() is None:
             if select.select([terminal], [], [], 0.1)[0]:
@@ -249,9 +254,9 @@ def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: 
         client.kill()
         client.wait()
     # Then
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 150
     assert (up.returncode, out, err) == (0, "", "")
-    assert wait_until(lambda: not leftovers(folder), 30), leftovers(folder)
+    assert wait_until(lambda: not leftovers(folder), 60), leftovers(folder)
     assert not (folder / "state" / "stack.json").exists()
 
 
@@ -265,7 +270,7 @@ def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "tangram: interrupted"
     assert "Traceback" not in err
-    assert wait_until(lambda: not leftovers(tmp_path), 30), leftovers(tmp_path)
+    assert wait_until(lambda: not leftovers(tmp_path), 60), leftovers(tmp_path)
 
 
 def running(journal: Path) -> list[object]:

@@ -61,7 +61,7 @@ def test_the_same_words_awaited(peer: Any, settings: Settings) -> None:
                 await env.write_file("a", b"1")
                 assert (await env.exec("ls")).stdout == "ls"
                 handle = await env.submit("pwd")
-                assert (await handle.result(timeout_s=10)).stdout == (await handle).stdout == "pwd"
+                assert (await handle.result(timeout_s=30)).stdout == (await handle).stdout == "pwd"
                 assert handle.done()
             await client.cancel(trajectory="t")
 

@@ -73,7 +73,7 @@ def test_a_reference_never_reads_other_keys(redis_urls: Any) -> None:
 
 
 def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: Any) -> None:
-    store = open_store(own_redis.result, 0.1)
+    store = open_store(own_redis.result, 1.0)
     data = os.urandom(2 * BLOB_THRESHOLD_BYTES)
     reference = Blobs(store).put(data)
     with ThreadPoolExecutor() as pool:
@@ -85,15 +85,15 @@ def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: A
         patient = Blobs(store, patience_s=60)
         back, kept = pool.submit(patient.get, reference), pool.submit(patient.put, data)
         # Then both wait until it answers again
-        assert not wait([back, kept], 0.5).done
+        assert not wait([back, kept], 2.5).done
         own_redis.process.send_signal(signal.SIGCONT)
-        assert back.result(10) == data
-        assert patient.get(kept.result(10)) == data
+        assert back.result(60) == data
+        assert patient.get(kept.result(60)) == data
     store.connection_pool.disconnect()
 
 
 def test_a_store_that_is_away_is_not_waited_for_once_blobs_are_closed(own_redis: Any) -> None:
-    patient = Blobs(open_store(own_redis.result, 0.1), patience_s=60)
+    patient = Blobs(open_store(own_redis.result, 5.0), patience_s=60)
     reference = patient.put(os.urandom(2 * BLOB_THRESHOLD_BYTES))
     own_redis.stop()
     with ThreadPoolExecutor() as pool:
@@ -101,4 +101,4 @@ def test_a_store_that_is_away_is_not_waited_for_once_blobs_are_closed(own_redis:
         assert not wait([asked], 0.3).done
         patient.close()
         with pytest.raises(RedisError):
-            asked.result(10)
+            asked.result(30)

@@ -132,7 +132,7 @@ def test_a_program_that_just_ends_has_sent_what_it_submitted(redis_urls: Any, tm
 def test_a_forgotten_client_leaves_no_threads(peer: Any, settings: Settings) -> None:
     before = set(threading.enumerate())
     client = Client(settings=settings)
-    client.submit(Action(kind="my.task")).result(10)
+    client.submit(Action(kind="my.task")).result(30)
     session = weakref.ref(client._session)
     # When nobody knows it any more
     del client
@@ -148,7 +148,7 @@ def test_a_handle_keeps_its_client_alive(peer: Any, settings: Settings) -> None:
     gc.collect()
     peer.until(lambda: peer.seen)
     peer.store(handle.id, 3)
-    assert handle.result(10) == 3
+    assert handle.result(30) == 3
 
 
 def test_a_command_of_several_amounts_is_hoped_to_be_parallel_until_something_else_is_said() -> None:

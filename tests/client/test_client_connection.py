@@ -20,7 +20,10 @@ from tangram.connection import Addresses, find_addresses, redis_url, show
 from tangram.wire import RESULT_KEY_PREFIX
 
 TOLD_S = 4.5
-"""Nine times the waiting that is allowed below, and less than is waited where that is not kept to: 5 s, or without end."""
+"""Three times the waiting that is allowed, and less than is waited where that is not kept to: 5 s, or without end."""
+
+ALLOWED_S = 1.5
+"""What a client is allowed to wait. What is there has to answer within this time, too, on a busy machine as well."""
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +108,7 @@ def test_an_unreachable_part_is_told_in_time(redis_urls: Any, tmp_path: Path, br
         urls = {"broker_url": redis_urls.broker, "result_url": redis_urls.result, f"{broken}_url": bad}
         started = time.monotonic()
         with pytest.raises(StackUnreachable, match="broker" if broken == "broker" else "result store") as caught:
-            Client(settings=Settings(**urls, connect_timeout_s=0.5))
+            Client(settings=Settings(**urls, connect_timeout_s=ALLOWED_S))
     assert time.monotonic() - started < TOLD_S
     assert "\n" not in str(caught.value)
 
@@ -116,7 +119,7 @@ def test_an_unreachable_amqp_broker_is_told_in_time(redis_urls: Any, how: str) -
         url = f"amqp://guest:geheim@127.0.0.1:{1 if how == 'refused' else port}//"
         started = time.monotonic()
         with pytest.raises(StackUnreachable, match="broker") as caught:
-            Client(settings=Settings(broker_url=url, result_url=redis_urls.result, connect_timeout_s=0.5))
+            Client(settings=Settings(broker_url=url, result_url=redis_urls.result, connect_timeout_s=ALLOWED_S))
     assert time.monotonic() - started < TOLD_S
     assert "geheim" not in str(caught.value)
 
@@ -134,7 +137,7 @@ def test_an_unreachable_stack_does_not_hold_up_the_event_loop() -> None:
         ticking = asyncio.ensure_future(tick())
         with mute_server() as port, pytest.raises(StackUnreachable):
             url = f"redis://127.0.0.1:{port}/0"
-            async with AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=1.0)):
+            async with AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=3.0)):
                 pass
         done = True
         await ticking
@@ -145,7 +148,7 @@ def test_an_unreachable_stack_does_not_hold_up_the_event_loop() -> None:
 
 
 def test_a_broker_that_goes_away_fails_what_cannot_be_sent(redis_urls: Any, own_redis: Any) -> None:
-    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=0.5)
+    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=ALLOWED_S)
     with Client(settings=given) as client:
         # When
         own_redis.stop()
@@ -153,7 +156,7 @@ def test_a_broker_that_goes_away_fails_what_cannot_be_sent(redis_urls: Any, own_
         # Then
         started = time.monotonic()
         with pytest.raises(StackUnreachable, match="broker"):
-            handle.result(10)
+            handle.result(60)
         assert time.monotonic() - started < TOLD_S
         # And once it is back, the client works again
         own_redis.start()
@@ -165,7 +168,7 @@ def test_a_broker_that_goes_away_fails_what_cannot_be_sent(redis_urls: Any, own_
 
 def test_a_cancel_that_cannot_be_sent_is_told(redis_urls: Any, own_redis: Any) -> None:
     # Given an action under way, and a broker that goes away
-    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=0.5)
+    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=ALLOWED_S)
     with Client(settings=given) as client:
         handle = client.submit(Action(kind="my.task"))
         with own_redis.client() as redis:
@@ -177,7 +180,7 @@ def test_a_cancel_that_cannot_be_sent_is_told(redis_urls: Any, own_redis: Any) -
             client.cancel(trajectory="t")
         handle.cancel()
         with pytest.raises(StackUnreachable, match="its cancel could not be sent"):
-            handle.result(10)
+            handle.result(60)
         # And once the broker is back, the next one is there when the call returns
         own_redis.start()
         client.cancel(trajectory="t")
@@ -187,7 +190,7 @@ def test_a_cancel_that_cannot_be_sent_is_told(redis_urls: Any, own_redis: Any) -
 
 @pytest.mark.parametrize("away", ["a moment", "too long"])
 def test_giving_up_on_a_cancel_that_is_not_sent_yet_costs_nothing_else(redis_urls: Any, own_redis: Any, away: str) -> None:
-    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=0.5 if away == "too long" else 20.0)
+    given = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=ALLOWED_S if away == "too long" else 60.0)
 
     async def scenario() -> None:
         async with AsyncClient(settings=given) as client:
@@ -209,7 +212,7 @@ def test_giving_up_on_a_cancel_that_is_not_sent_yet_costs_nothing_else(redis_url
                 assert (redis.llen("scheduler.control"), redis.llen("actions")) == ((2, 2) if away == "a moment" else (1, 1))
             assert first.done() == (away == "too long") and not last.done()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 200))
 
 
 def test_giving_up_on_a_connection_ends_no_thread_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,13 +221,13 @@ def test_giving_up_on_a_connection_ends_no_thread_by_an_error(monkeypatch: pytes
 
     async def scenario(url: str) -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1), AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=0.5)):
+            async with asyncio.timeout(0.1), AsyncClient(settings=Settings(broker_url=url, result_url=url, connect_timeout_s=3.0)):
                 pass
 
     with mute_server() as port:
         asyncio.run(scenario(f"redis://127.0.0.1:{port}/0"))
         for thread in {*threading.enumerate()} - {*before}:
-            thread.join(10)
+            thread.join(60)
     assert not broken
 
 
@@ -239,7 +242,7 @@ def test_a_result_store_that_comes_back_costs_nothing(redis_urls: Any, own_redis
             key, meta = RESULT_KEY_PREFIX + handle.id, '{"status": "SUCCESS", "result": 5}'
             redis.pipeline().set(key, meta).publish(key, meta).execute()
         # Then
-        assert handle.result(10) == 5
+        assert handle.result(60) == 5
 
 
 def test_a_result_store_that_stays_away_ends_the_wait(redis_urls: Any, own_redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,11 +252,11 @@ def test_a_result_store_that_stays_away_ends_the_wait(redis_urls: Any, own_redis
         handle = client.submit(Action(kind="my.task"))
         own_redis.stop()
         with pytest.raises(StackUnreachable, match="result store"):
-            handle.result(10)
+            handle.result(60)
 
 
 def test_closing_is_prompt_without_a_stack(own_redis: Any) -> None:
-    client = Client(settings=Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=0.5))
+    client = Client(settings=Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=ALLOWED_S))
     own_redis.stop()
     waiting = client.submit(Action(kind="my.task"))
     started = time.monotonic()

@@ -70,7 +70,7 @@ def test_actions_go_over_rabbitmq(rabbit_peer: Any, settings: Settings) -> None:
 def test_errors_come_back(rabbit_peer: Any, settings: Settings) -> None:
     rabbit_peer.behave = lambda seen: ActionLost("node n1 is lost")
     with Client(settings=settings) as client, pytest.raises(ActionLost, match="n1"):
-        client.submit(Action(kind="my.task")).result(10)
+        client.submit(Action(kind="my.task")).result(30)
 
 
 def test_submissions_wait_for_a_consumer(amqp_url: str, settings: Settings, redis_urls: Any, make_peer: Any) -> None:
@@ -90,7 +90,7 @@ def test_broken_connections_lose_no_submission(rabbit_peer: Any, settings: Setti
         missing("no rabbitmqctl to cut connections with")
     rabbit_peer.behave = lambda seen: seen.id
     with Client(settings=settings) as client:
-        client.submit(Action(kind="my.task")).result(10)
+        client.submit(Action(kind="my.task")).result(30)
         # When the broker cuts all connections while the client sends
         cut = subprocess.Popen(
             [str(control), "close_all_connections", "--vhost", amqp_url.rpartition("/")[2], "test"],

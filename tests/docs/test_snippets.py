@@ -73,7 +73,7 @@ def test_python_runs(snippet: Snippet, variables: dict[str, str], tmp_path: Path
     if snippet.test == "with a client":
         before = "import signal\nfrom tangram import Client\nwith Client(job='pages') as client:\n    env = client.open(trajectory='t')\n"
         code = before + textwrap.indent(code, "    ")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
 
     assert done.returncode == 0, f"{snippet}\n{done.stdout}\n{done.stderr}"
 

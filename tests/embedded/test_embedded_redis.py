@@ -27,7 +27,7 @@ def test_it_serves_celery_as_broker_and_result_store(tmp_path: Path) -> None:
         # When a message and a result go over it
         with Connection(server.url) as connection, connection.SimpleQueue("q") as queue:
             queue.put({"n": 1})
-            assert queue.get(timeout=5).payload == {"n": 1}
+            assert queue.get(timeout=30).payload == {"n": 1}
         app.backend.store_result("task-1", {"n": 2}, "SUCCESS")
         # Then they arrive
         assert app.AsyncResult("task-1").result == {"n": 2}
@@ -66,18 +66,19 @@ def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
     try:
         # Given a server that is killed while one writes to it as fast as it answers
         acknowledged = 0
-        threading.Timer(0.3, os.kill, (server.identity.pid, signal.SIGKILL)).start()
+        kill = threading.Timer(0.3, os.kill, (server.identity.pid, signal.SIGKILL))
         with client_of(server) as client, pytest.raises(redis.ConnectionError):
             while True:
                 client.rpush("list", acknowledged)
                 acknowledged += 1
-        assert wait_until(lambda: server.process.ended() == "signal SIGKILL", 10)
+                if acknowledged == 1:
+                    kill.start()
+        assert wait_until(lambda: server.process.ended() == "signal SIGKILL", 60)
         # When it is started again; then nothing is missing, but for the answer to the last command
         server.process.restart()
         with client_of(server) as client:
-            assert wait_until(lambda: answers(client), 10)
+            assert wait_until(lambda: answers(client), 60)
             kept = [int(word) for word in client.lrange("list", 0, -1)]
-        assert acknowledged > 0
         assert kept in (list(range(acknowledged)), list(range(acknowledged + 1)))
     finally:
         server.stop()
@@ -196,6 +197,6 @@ def test_a_server_that_never_answers_is_ended(monkeypatch: pytest.MonkeyPatch, t
     mute.write_text("#!/bin/sh\necho $$\nexec sleep 60\n")
     mute.chmod(0o755)
     monkeypatch.setenv("PATH", f"{mute.parent}:{os.environ['PATH']}")
-    with pytest.raises(RedisUnavailable, match=r"did not answer within 0.3 s"):
-        RedisServer(tmp_path, log=tmp_path / "redis.log", timeout_s=0.3)
+    with pytest.raises(RedisUnavailable, match=r"did not answer within 2 s"):
+        RedisServer(tmp_path, log=tmp_path / "redis.log", timeout_s=2.0)
     assert not psutil.pid_exists(int((tmp_path / "redis.log").read_text()))

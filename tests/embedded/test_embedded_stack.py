@@ -40,7 +40,7 @@ def test_a_stack_is_redis_a_migrated_database_and_processes(state_dir: Path, pyt
     # When a stack with it is up
     with EmbeddedStack(state_dir, [python("worker", *print_environment(*names), EXTRA="1")]) as stack:
         log = state_dir / "logs" / "worker.log"
-        stack.wait_ready(lambda: bool(log.read_text().strip()), 20)
+        stack.wait_ready(lambda: bool(log.read_text().strip()), 60)
         # Then the process knows where all is
         assert json.loads(log.read_text()) == {**stack.environment, "EXTRA": "1"}
         assert stack.broker_url == stack.result_url == f"redis+socket://{state_dir}/redis.sock?virtual_host=0"
@@ -75,7 +75,7 @@ def test_processes_end_in_reverse_order_and_before_redis(state_dir: Path, python
         "sleep(60)",
     )
     with EmbeddedStack(state_dir, [python("first", *lines, NAME="first"), python("second", *lines, NAME="second")]) as stack:
-        stack.wait_ready(lambda: all((state_dir / name).exists() for name in ("first", "second")), 20)
+        stack.wait_ready(lambda: all((state_dir / name).exists() for name in ("first", "second")), 60)
     assert (state_dir / "ends").read_text().splitlines() == ["second True", "first True"]
 
 
@@ -90,7 +90,7 @@ def test_a_process_that_will_not_end_is_killed_with_all_its_descendants(state_di
         *SLEEP,
     )
     with EmbeddedStack(state_dir, [python("deaf", *lines)], stop_timeout_s=0.2) as stack:
-        stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 20)
+        stack.wait_ready(lambda: "ready" in (state_dir / "logs" / "deaf.log").read_text(), 60)
         assert len(leftovers()) >= 3
     assert leftovers() == []
 
@@ -110,7 +110,7 @@ def test_a_second_stack_in_the_same_folder_is_told_about_the_first(state_dir: Pa
 def test_a_process_that_dies_while_one_waits_is_reported_with_its_last_lines(state_dir: Path, python: Python, leftovers: Leftovers) -> None:
     dying = python("dying", "print('loading')", "raise SystemExit('no such model: x')")
     with pytest.raises(StackError, match="dying ended with exit code 1") as caught, EmbeddedStack(state_dir, [dying]) as stack:
-        stack.wait_ready(lambda: False, 20)
+        stack.wait_ready(lambda: False, 60)
     assert str(caught.value).splitlines()[-2:] == ["loading", "no such model: x"]
     assert leftovers() == []
 
@@ -142,9 +142,9 @@ def test_a_process_that_dies_is_noticed_and_started_again(state_dir: Path, pytho
     with EmbeddedStack(state_dir, [python("worker", "print('up')", *SLEEP)]) as stack:
         pid = started()
         os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: stack.dead() == [name], 10)
+        assert wait_until(lambda: stack.dead() == [name], 60)
         with supervised(stack) as said:
-            assert wait_until(lambda: started() != pid, 10)
+            assert wait_until(lambda: started() != pid, 60)
         assert stack.dead() == []
         assert said == [f"{name} ended with signal SIGKILL and is started again: see {state_dir / 'logs' / name}.log"]
 
@@ -162,11 +162,11 @@ def test_processes_end_in_reverse_order_after_restarts_too(state_dir: Path, pyth
     )
     names = ("first", "second")
     with EmbeddedStack(state_dir, [python(name, *lines, NAME=name) for name in names]) as stack:
-        stack.wait_ready(lambda: all((state_dir / name).exists() for name in names), 20)
+        stack.wait_ready(lambda: all((state_dir / name).exists() for name in names), 60)
         (state_dir / "first").unlink()
         os.kill(json.loads(stack.stack_file.read_text())["pids"]["first"], signal.SIGKILL)
         with supervised(stack):
-            assert wait_until(lambda: (state_dir / "first").exists(), 20)
+            assert wait_until(lambda: (state_dir / "first").exists(), 60)
     assert (state_dir / "ends").read_text().split() == ["second", "first"]
 
 

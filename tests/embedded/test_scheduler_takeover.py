@@ -40,23 +40,23 @@ def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_
         broker_url=own_redis.broker,
         result_url=own_redis.result,
         database_url=url,
-        connect_timeout_s=1.0,
+        connect_timeout_s=3.0,
         takeover_s=0.5,
         services_file=None,
     )
     scheduler = threading.Thread(target=scheduler_process.run, args=(settings, stop), daemon=True)
     scheduler.start()
-    assert wait_until(lambda: epoch() == 1 and shown(), 30)
+    assert wait_until(lambda: epoch() == 1 and shown(), 60)
     other = Lease(engine, SCHEDULER_LEASE, "other", 3600.0)
     assert other.acquire(time.time() + 3600.0) == 2
     # When that one is gone, and the broker with it
     own_redis.stop()
     other.release()
     # Then the scheduler tries, more than once
-    assert wait_until(lambda: epoch() >= 4, 30)
+    assert wait_until(lambda: epoch() >= 4, 60)
     # And leads when the broker is back
     own_redis.start()
-    assert wait_until(shown, 30)
+    assert wait_until(shown, 60)
     stop.set()
     scheduler.join(30)
     assert not scheduler.is_alive()
@@ -85,7 +85,7 @@ def test_a_scheduler_that_leads_removes_what_is_too_old(redis_urls: RedisUrls, t
             return int(connection.exec_driver_sql(query).scalar_one())
 
     # Then its row goes, and it is still counted
-    assert wait_until(lambda: count("select count(*) from actions") == 0, 30)
+    assert wait_until(lambda: count("select count(*) from actions") == 0, 60)
     assert count("select sum(actions) from action_hours") == 1
     stop.set()
     scheduler.join(30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from tangram import Action, ActionFailed, ActionRejected, Client, Cost
 from tangram.wire import INGRESS_QUEUE
 from tests.live import live_tasks
 from tests.live.support import Live
+from tests.metrics.prometheus import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,9 +159,7 @@ def test_celery_worker_helps(live: Live) -> None:
 
 
 def test_flower_shows_the_workers(live: Live) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(1)
     argv = [sys.executable, "-m", "celery", "-A", "app", "flower", f"--port={port}", "--address=127.0.0.1"]
     env = {**os.environ, **live.environment, "FLOWER_UNAUTHENTICATED_API": "true"}
     flower = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -178,7 +176,7 @@ def test_flower_shows_the_workers(live: Live) -> None:
         live.until(lambda: "cpu-0" in ask("/api/workers?refresh=1"))
     finally:
         flower.terminate()
-        flower.wait(20)
+        flower.wait(60)
 
 
 def test_a_full_queue_refuses_at_once(own_stack: object, services_file: Path) -> None:

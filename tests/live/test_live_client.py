@@ -87,9 +87,9 @@ def test_a_session_is_closed_once_its_commands_have_ended(client: Client) -> Non
 
 def test_a_timeout_returns_what_was_printed_and_kills_the_group(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        done = env.exec("echo before; (sleep 300 & echo $! > pid; wait); echo after", timeout_s=2)
+        done = env.exec("echo before; (sleep 300 & echo $! > pid; wait); echo after", timeout_s=3)
         assert (done.status, done.exit_code, done.stdout) == ("timed_out", None, "before\n")
-        assert "2 s" in done.reason
+        assert "3 s" in done.reason
         # And its processes are gone
         pid = int(env.read_file("pid"))
         assert env.exec(f"kill -0 {pid}").exit_code == 1
@@ -97,7 +97,7 @@ def test_a_timeout_returns_what_was_printed_and_kills_the_group(client: Client) 
 
 def test_a_command_that_prints_nothing_times_out(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        done = env.exec("echo once; sleep 60", output_timeout_s=2, timeout_s=30)
+        done = env.exec("echo once; sleep 300", output_timeout_s=3, timeout_s=60)
         assert (done.status, done.stdout) == ("timed_out", "once\n")
 
 
@@ -172,18 +172,18 @@ def test_the_program_is_told_its_dop_and_held_to_it(client: Client) -> None:
             assert (done.dop, done.stdout) == (units, f"{units} {units} {units}\n")
 
 
-def test_a_program_is_told_what_it_may_grow_to(client: Client) -> None:
-    # Given a node of as many cores as there are, and a command that could use more than there ever will be
-    available = len(os.sched_getaffinity(0))
-    amounts = [1, available] if available > 1 else [1]
+def test_a_program_is_told_what_it_may_grow_to(client: Client, live: Live) -> None:
+    # Given a node of some cores, and a command that could use more than these
+    cores = live.plan.cores
+    assert cores > 1
 
     # When it runs
     with client.open(trajectory="t") as env:
-        done = env.exec("echo $TANGRAM_DOP_MAX", units=[*amounts, available + 1])
+        done = env.exec("echo $TANGRAM_DOP_MAX", units=[1, cores, cores + 1])
         fixed = env.exec("echo $TANGRAM_DOP_MAX", units=[1])
 
     # Then it is told the largest of its amounts that the node has
-    assert (done.stdout, fixed.stdout) == (f"{available}\n", "1\n")
+    assert (done.stdout, fixed.stdout) == (f"{cores}\n", "1\n")
 
 
 def test_an_environment_that_is_closed_is_gone(client: Client) -> None:
@@ -303,7 +303,7 @@ def test_a_call_can_be_cancelled(client: Client, outside: OutsideApi) -> None:
     time.sleep(0)
     handle.cancel()
     with pytest.raises(ActionCancelled):
-        handle.result(10)
+        handle.result(25)
 
 
 async def test_coroutines_share_one_client(live: Live) -> None:
@@ -328,7 +328,7 @@ async def test_cancelling_a_coroutine_cancels_its_action(live: Live) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         # The session is free again long before the command would have ended.
-        assert (await asyncio.wait_for(env.exec("ls"), 10)).stdout == "running\n"
+        assert (await asyncio.wait_for(env.exec("ls"), 40)).stdout == "running\n"
 
 
 def test_leaving_the_client_closes_its_environments(live: Live) -> None:

@@ -53,7 +53,9 @@ def test_a_node_is_drained_under_load_over_a_restart_of_the_scheduler_and_put_ba
         after = [rollouts.submit(_rollout, client, f"after-{number}") for number in range(8)]
         # Then every rollout comes to its end, and none opens there any more
         assert {rollout.result(120) for rollout in [*before, *after]} == {"3"}
-        assert stand_on(live, "cpu-0") == {standing["cpu-0"].id} <= left
+        # The journal has the last close a moment after its trainer.
+        live.until(lambda: stand_on(live, "cpu-0") == {standing["cpu-0"].id})
+        assert standing["cpu-0"].id in left
         assert _opened_on(live, "after-%") == {"cpu-1"}
         # When the scheduler is killed, and the next one goes on
         live.process("scheduler").kill()
@@ -97,7 +99,7 @@ def _opened_on(live: Live, trajectory: str) -> set[str]:
 
 def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(own_stack: Callable[..., Live]) -> None:
     # Given a stack whose scheduler has died
-    live = own_stack(variables={"TANGRAM_CONNECT_TIMEOUT_S": "1"})
+    live = own_stack()
     live.process("scheduler").kill()
     live.until(lambda: "scheduler" in live.stack.dead())
     # When a node is drained
@@ -106,7 +108,7 @@ def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
     # Then that is said in one line
     assert (done.returncode, done.stdout) == (2, "")
-    said = "tangram: no scheduler has taken the request up in 2.5 s; the next one that is active will (`tangram status`)\n"
+    said = "tangram: no scheduler has taken the request up in 6.5 s; the next one that is active will (`tangram status`)\n"
     assert done.stderr == said
     # And the next scheduler drains it
     live.stack.restart("scheduler")

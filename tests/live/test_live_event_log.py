@@ -126,6 +126,7 @@ def test_workers_say_what_commands_get_in_the_background(own_stack: Callable[...
             with pytest.raises(ActionCancelled):
                 handle.result(20)
     # And the end says no less
+    live.until(lambda: live.rows(f"select 1 from actions where id = '{busy.id}' and ended_at is not null"))
     [(cpu_s,)] = live.rows(f"select cpu_s from actions where id = '{busy.id}'")
     assert cpu_s >= got[-1]
 

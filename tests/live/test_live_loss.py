@@ -137,8 +137,9 @@ def test_grants_of_a_scheduler_that_was_replaced_are_refused(live: Live, tmp_pat
         client.submit(mark(path, "first")).result(20)
         app.send_task("live.mark", (str(path), "old"), task_id="old-epoch", queue=node_queue("cpu-0"), headers={GRANT_HEADER: grant})
         client.submit(mark(path, "last")).result(20)
+    # The two run in threads of their own, and either may come first.
+    live.until(lambda: "grant of action old-epoch is out of date" in live.log("cpu-0"))
     assert words(path) == {"first": 1, "last": 1}
-    assert "grant of action old-epoch is out of date" in live.log("cpu-0")
 
 
 def test_a_scheduler_killed_in_the_middle_loses_and_repeats_nothing(own_stack: Callable[..., Live]) -> None:
@@ -168,8 +169,9 @@ def test_a_scheduler_killed_in_the_middle_loses_and_repeats_nothing(own_stack: C
         for env in environments:
             env.close()
     assert Counter(marks) == {f"w{n} 0": 1 for n in range(count)}
-    assert live.rows("select count(*) from actions where kind = 'cpu.exec' and status = 'succeeded'") == [(count,)]
+    # Trainers learn of ends a moment before the journal.
     live.until(lambda: live.rows("select count(*) from actions where ended_at is null") == [(0,)])
+    assert live.rows("select count(*) from actions where kind = 'cpu.exec' and status = 'succeeded'") == [(count,)]
 
 
 def test_large_arguments_outlive_a_scheduler(own_stack: Callable[..., Live]) -> None:
@@ -181,7 +183,7 @@ def test_large_arguments_outlive_a_scheduler(own_stack: Callable[..., Live]) -> 
         large = env.submit(f"echo done #{'x' * 2 * BLOB_THRESHOLD_BYTES}")
         live.until(lambda: store.keys(f"{BLOB_KEY_PREFIX}*") and large.id in str(live.rows("SELECT id FROM actions")))
         (key,) = store.keys(f"{BLOB_KEY_PREFIX}*")
-        store.expire(key, 30)
+        store.expire(key, 300)
         # When another scheduler takes over
         live.process("scheduler").kill()
         live.until(lambda: "scheduler" in live.stack.dead())
@@ -307,7 +309,7 @@ def test_tries_are_counted_over_a_restart_of_the_scheduler(own_stack: Callable[.
         live.until(lambda: "scheduler" in live.stack.dead())
         live.stack.restart("scheduler")
         live.stack.restart("cpu-0")
-        live.until(lambda: words(path) == {"word": 2}, 30)
+        live.until(lambda: words(path) == {"word": 2})
         live.process("cpu-0").kill()
         # Then it is not tried a third time
         with pytest.raises(ActionLost, match="2nd node that this action lost"):
@@ -332,7 +334,7 @@ def suspend_between_transactions(live: Live, scheduler: psutil.Process) -> None:
 
 def test_a_standby_takes_over(own_stack: Callable[..., Live], tmp_path: Path) -> None:
     # Given a scheduler that leads, and one that stands by
-    live = own_stack(include=INCLUDE)
+    live = own_stack(include=INCLUDE, variables={"TANGRAM_TAKEOVER_S": "4"})
     spare = live.command("scheduler")
     live.stack.spawn(type(spare)("standby", spare.argv, spare.env))
     path, go = tmp_path / "marks", tmp_path / "go"
@@ -346,7 +348,7 @@ def test_a_standby_takes_over(own_stack: Callable[..., Live], tmp_path: Path) ->
         suspend_between_transactions(live, first)
         waiting = env.submit("cat file")
         # Then the other goes on with what runs and what waits
-        assert waiting.result(30).stdout == "kept\n"
+        assert waiting.result(60).stdout == "kept\n"
         # And the first, awake again, does no harm and stands by
         first.resume()
         live.until(lambda: "standing by" in live.log("scheduler"))
@@ -372,7 +374,7 @@ def test_redis_may_go_away_and_come_back(own_stack: Callable[..., Live]) -> None
         busy = {name: sum(live.process(name).cpu_times()[:2]) - used for name, used in before.items()}
         live.stack.restart("redis")
         # Then all go on, the environment still stands, and nobody was busy waiting
-        assert sent.result(30).stdout == "kept\n"
+        assert sent.result(60).stdout == "kept\n"
         assert max(busy.values()) < 1.0
         assert live.rows("select distinct state from nodes") == [("up",)]
         for name in ("scheduler", "cpu-0"):
@@ -392,7 +394,7 @@ def test_a_worker_outlives_redis_with_a_message_that_is_not_acknowledged(own_sta
     live.until(lambda: "redis" in live.stack.dead())
     live.stack.restart("redis")
     # Then the worker works on
-    with live.client() as client, client.open(trajectory="t", queue_timeout_s=30) as env:
+    with live.client() as client, client.open(trajectory="t", queue_timeout_s=100) as env:
         assert env.exec("echo fine").stdout == "fine\n"
     assert live.stack.dead() == []
     store.connection_pool.disconnect()

@@ -54,7 +54,7 @@ def vhost() -> Iterator[str]:
 def database_url() -> Iterator[str]:
     """Return the URL of an empty, migrated database."""
     name = f"tangram_live_{uuid4().hex[:8]}"
-    server = create_engine(make_url(POSTGRES).set(database="postgres"), isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
+    server = create_engine(make_url(POSTGRES).set(database="postgres"), isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 60})
     try:
         with server.connect() as connection:
             connection.exec_driver_sql(f"CREATE DATABASE {name}")

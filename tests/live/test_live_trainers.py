@@ -19,7 +19,7 @@ from tangram.wire import INGRESS_QUEUE
 from tests.freezing import freeze
 from tests.live.support import Live
 
-ORPHAN_S = 6.0
+ORPHAN_S = 8.0
 QUICKLY = {"TANGRAM_ORPHAN_S": str(ORPHAN_S)}
 
 

@@ -48,7 +48,7 @@ def loaded(live: Live) -> Iterator[None]:
         finally:
             stop.set()
             for thread in threads:
-                thread.join(120)
+                thread.join(600)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -72,7 +72,7 @@ def _one(client: Client, trajectory: str, api: OutsideApi) -> None:
         client.logprobs("teacher", [[5, 17, 33]])
         client.call("search", method="GET", url=f"{api.base_url}/search?q=x")
         for handle in burning:
-            handle.result(timeout_s=100)
+            handle.result(timeout_s=600)
     finally:
         with contextlib.suppress(TangramError):
             env.close()

@@ -20,7 +20,8 @@ import yaml
 from app.local.processes import wait_until
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
-SCRAPE_S = 1
+SCRAPE_S = 3
+"""Time between two scrapes, and the longest that one may take; seconds."""
 
 
 def tool(name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from tangram.action import Action
 from tangram.errors import ActionError
 from tangram.shown import LONGEST, shown, with_grant
 from tests.live.support import Live, running
+from tests.metrics.prometheus import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "do-not-show-9d1f"
@@ -34,10 +34,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(scope="module")
 def tasks(live: Live) -> Iterator[Callable[[], dict[str, Any]]]:
     """Run Flower, and return what asks it for its tasks, by id."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    argv = [sys.executable, "-m", "celery", "-A", "app", "flower", f"--port={url.rpartition(':')[2]}", "--address=127.0.0.1"]
+    port = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    argv = [sys.executable, "-m", "celery", "-A", "app", "flower", f"--port={port}", "--address=127.0.0.1"]
     env = {**os.environ, **live.environment, "FLOWER_BASIC_AUTH": "me:word"}
     flower = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -60,7 +59,7 @@ def tasks(live: Live) -> Iterator[Callable[[], dict[str, Any]]]:
         yield lambda: ask("/api/tasks?limit=1000")
     finally:
         flower.terminate()
-        flower.wait(20)
+        flower.wait(60)
 
 
 def test_flower_shows_trajectory_command_node_and_units(live: Live, tasks: Callable[[], dict[str, Any]]) -> None:
@@ -89,7 +88,7 @@ def test_flower_shows_no_secrets(live: Live, tasks: Callable[[], dict[str, Any]]
         reading.send_input(SECRET.encode())
         reading.close_input()
         assert reading.result(60).stdout == SECRET
-        timed_out = env.submit("cat key; sleep 100", timeout_s=1)
+        timed_out = env.submit("cat key; sleep 100", timeout_s=5)
         assert timed_out.result(60).stdout == SECRET
         with pytest.raises(ActionError):
             env.read_file("nowhere")

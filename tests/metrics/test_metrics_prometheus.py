@@ -19,7 +19,9 @@ from app.metrics.families import FAMILIES
 from tangram.action import Action, Cost
 from tests.live.support import FAST_BEATS, Live, running
 from tests.metrics.load import SERVICES, loaded
-from tests.metrics.prometheus import MONITORING, Prometheus, free_ports, running_prometheus, tool
+from tests.metrics.prometheus import MONITORING, SCRAPE_S, Prometheus, free_ports, running_prometheus, tool
+
+pytestmark = pytest.mark.timeout(900)
 
 DASHBOARD = MONITORING / "grafana" / "tangram.json"
 RUNNING_ON_IT = "select kind from actions where node = 'cpu-1' and status = 'running'"
@@ -62,15 +64,15 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             # What waits for this file may be run again, so it is what is queued anew.
             marks = [client.submit(_mark(folder / "marks", go)) for _ in range(3)]
             # Prometheus must have seen all well, or nothing has grown since; and a command is lost with its environment.
-            live.until(lambda: prometheus.values("tangram_nodes == 4"), 120)
+            live.until(lambda: prometheus.values("tangram_nodes == 4"), 300)
             lost = "tangram_actions_total{kind='cpu.exec', status='lost', fault='infrastructure'}"
-            live.until(lambda: prometheus.values(f"count({lost}) == 2"), 120)  # of both jobs
-            live.until(lambda: {"live.mark", "cpu.exec"} <= {kind for (kind,) in live.rows(RUNNING_ON_IT)}, 120)
+            live.until(lambda: prometheus.values(f"count({lost}) == 2"), 300)  # of both jobs
+            live.until(lambda: {"live.mark", "cpu.exec"} <= {kind for (kind,) in live.rows(RUNNING_ON_IT)}, 300)
             live.process("cpu-1").kill()
-            live.until(lambda: prometheus.values("sum(tangram_requeues_total{kind='live.mark'}) > 0"), 120)
+            live.until(lambda: prometheus.values("sum(tangram_requeues_total{kind='live.mark'}) > 0"), 300)
             go.touch()
             for mark in marks:
-                mark.result(120)
+                mark.result(300)
             yield watched
 
 
@@ -109,7 +111,7 @@ def test_every_query_is_answered_with_figures(watched: Watched) -> None:
         return not unanswered
 
     try:
-        watched.live.until(all_answered, 200)
+        watched.live.until(all_answered, 400)
     except AssertionError as error:
         raise AssertionError(f"no figures for {list(unanswered)}") from error
 
@@ -119,17 +121,21 @@ def test_what_went_wrong_raises_its_alert(watched: Watched, alert: str) -> None:
     def raised() -> bool:
         return any(one["labels"]["alertname"] == alert for one in watched.prometheus.get("alerts")["alerts"])
 
-    watched.live.until(raised, 120)
+    watched.live.until(raised, 400)
 
 
 def test_a_scrape_under_load_is_quick_and_whole(watched: Watched) -> None:
     # Given the processes that were not killed
     alive = [name for name in watched.live.stack.metrics if name != "cpu-1"]
-    # Then each was read each time, in a fraction of a second
+
+    # Then each was read each time, and soon, for a minute that begins when all of them serve
+    def each_time() -> bool:
+        return all(watched.prometheus.values(f'min_over_time(up{{process_name="{name}"}}[1m])') == [1.0] for name in alive)
+
+    watched.live.until(each_time, 200)
     for name in alive:
-        assert watched.prometheus.values(f'min_over_time(up{{process_name="{name}"}}[1m])') == [1.0], name
         (slowest,) = watched.prometheus.values(f'max_over_time(scrape_duration_seconds{{process_name="{name}"}}[1m])')
-        assert slowest < 5, name
+        assert slowest < SCRAPE_S, name
 
 
 def test_the_page_of_every_process_follows_the_conventions_and_has_what_the_table_says(watched: Watched) -> None:
@@ -149,7 +155,7 @@ def test_the_page_of_every_process_follows_the_conventions_and_has_what_the_tabl
             assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), name
         return not any(left - {"tangram_worker_environments"} for left in missing.values())
 
-    watched.live.until(whole, 60)
+    watched.live.until(whole, 200)
     assert "tangram_worker_environments" not in missing["cpu-0"]
 
 

@@ -111,8 +111,10 @@ def test_the_span_of_a_trainer_that_has_its_own_is_the_parent(traced: Live, coll
     # Then what it submits is below that
     traced.until(lambda: any(span.name == "rollout" for span in collector.spans()), 60)
     (rollout,) = [span for span in collector.spans() if span.name == "rollout"]
-    below = [span for span in collector.spans() if span.parent == rollout.id]
-    assert {span.name for span in below} == {"action cpu.open", "action cpu.close"}
+    # Its spans and those of its client go out one after the other.
+    traced.until(
+        lambda: {span.name for span in collector.spans() if span.parent == rollout.id} == {"action cpu.open", "action cpu.close"}, 60
+    )
     traced.until(lambda: len([span for span in collector.spans() if span.trace == rollout.trace and span.name == "execute"]) == 2, 60)
 
 
@@ -153,4 +155,4 @@ def test_a_collector_that_is_away_keeps_no_process_from_ending() -> None:
     # When its work is done
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=True)
     # Then it ends soon; OpenTelemetry by itself would try for half a minute
-    assert time.monotonic() - float(done.stdout) < 15.0, done.stderr
+    assert time.monotonic() - float(done.stdout) < 25.0, done.stderr

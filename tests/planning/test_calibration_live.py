@@ -9,6 +9,8 @@ import pytest
 
 from tests.cli.support import tangram
 
+pytestmark = pytest.mark.timeout(900)
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -24,7 +26,7 @@ def two_rollouts(folder: Path) -> Path:
 def test_a_calibration_compares_live_runs_with_their_simulation_and_plans_show_it(tmp_path: Path) -> None:
     # Given rollouts that are replayed live, twice
     trace = str(two_rollouts(tmp_path))
-    done = tangram(tmp_path, "plan", trace, "--calibrate", "--json", timeout_s=300)
+    done = tangram(tmp_path, "plan", trace, "--calibrate", "--json", timeout_s=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
 

@@ -58,6 +58,7 @@ class Opened:
 def opened(browser: Browser, path: Path, *, width: int = 1440, scheme: str = "light") -> Iterator[Opened]:
     """Open a report, and wait until all of its pictures are drawn."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_default_timeout(120_000)
     found = Opened(page)
     page.on("request", lambda request: found.requests.append(request.url))
     page.on("console", lambda message: found.complaints.append(message.text) if message.type in ("error", "warning") else None)
@@ -65,7 +66,7 @@ def opened(browser: Browser, path: Path, *, width: int = 1440, scheme: str = "li
     page.on("dialog", lambda dialog: (found.complaints.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
     try:
         page.goto(path.as_uri())
-        page.wait_for_selector("html[data-drawn]", timeout=120_000)
+        page.wait_for_selector("html[data-drawn]")
         yield found
     finally:
         page.close()

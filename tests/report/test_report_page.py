@@ -209,8 +209,10 @@ def test_a_run_in_progress_counts_until_now(scene: Scene, tmp_path: Path, browse
     scene.action(at - 10, id="waiting")
     scene.run(ended=False)
     path = written(tmp_path)
-    assert area(traces(path, "run-queue")["cpu.exec"]) == pytest.approx(10, abs=3)
-    assert area(traces(path, "run-cores")["granted to actions"]) == pytest.approx(30, abs=3)
+    # What has not ended counts until the report is made, and making it takes a while.
+    took_s = now() - at
+    assert 7 <= area(traces(path, "run-queue")["cpu.exec"]) <= 13 + took_s
+    assert 27 <= area(traces(path, "run-cores")["granted to actions"]) <= 33 + took_s
     with opened(browser, path) as found:
         text = found.page.inner_text("#run")
         assert "This run has not ended, or was broken off" in text and "2 actions have not ended" in text

@@ -35,7 +35,8 @@ SERVER_URL = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://p
 def postgres_url() -> Iterator[str]:
     """Create an empty database for this test run; without a server skip, in CI fail."""
     name = f"tangram_test_{uuid.uuid4().hex[:12]}"
-    server = create_engine(make_url(SERVER_URL).set(database="postgres"), isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3})
+    url = make_url(SERVER_URL).set(database="postgres")
+    server = create_engine(url, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 60})
     try:
         with server.connect() as connection:
             connection.execute(text(f"CREATE DATABASE {name}"))

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, event, text
 from app.journal.database import open_engine, sqlite_url
 from app.journal.leader import Lease
 from app.journal.writing import JournalError, LeaseLost, SqlJournal
+from app.local.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,15 @@ for batch in range(1_000_000):
 """
 
 
+def nobody_writes(engine: Engine) -> bool:
+    """Say whether no other connection is in a transaction: a server may still carry out what a killed client has sent."""
+    if engine.dialect.name == "sqlite":
+        return True
+    clients = "backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()"
+    with engine.connect() as connection:
+        return connection.execute(text(f"SELECT count(*) FROM pg_stat_activity WHERE {clients} AND state <> 'idle'")).scalar_one() == 0
+
+
 def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> None:
     # Given a process that journals batches of 20 actions, each received and granted
     url = engine.url.render_as_string(hide_password=False)
@@ -46,7 +56,8 @@ def test_a_killed_writer_leaves_whole_batches(engine: Engine, tables: Any) -> No
         acknowledged = int(writer.stdout.readline())
     writer.send_signal(signal.SIGKILL)
     rest = writer.stdout.read().split()
-    writer.wait(10)
+    writer.wait(60)
+    assert wait_until(lambda: nobody_writes(engine), 60)
     # Then each batch is there as a whole or not at all, and all of those that were acknowledged
     acknowledged = max([acknowledged, *(int(number) for number in rest if number.isdigit())])
     actions, grants = tables.rows(engine, "actions"), tables.rows(engine, "grants")
@@ -162,7 +173,7 @@ def test_what_the_database_refuses_is_not_tried_again(postgres_engine: Engine, m
         began = time.monotonic()
         with pytest.raises(JournalError, match="out of range"):
             journal.write([make.received(), make.granted(units=2**40)])
-        assert time.monotonic() - began < 15.0
+        assert time.monotonic() - began < 25.0
     assert tables.rows(postgres_engine, "actions") == []
 
 

@@ -83,7 +83,7 @@ def test_contenders_at_the_same_instant_do_not_both_win(engine: Engine, earlier:
     gate = threading.Barrier(len(contenders))
 
     def contend(lease: Lease) -> int | None:
-        gate.wait(10)
+        gate.wait(60)
         return lease.acquire(100.0)
 
     # When eight contend for it at once

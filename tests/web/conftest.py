@@ -21,8 +21,8 @@ from app.local.stack import StackPlan
 from tangram import Client, calls
 from tangram.client import Environment
 from tangram.handles import Handle
-from tests.gateway.conftest import free_port
 from tests.live.support import FAST_BEATS, Live, running
+from tests.metrics.prometheus import free_ports
 
 TOKEN = "a-token-for-tests-0123"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
@@ -49,7 +49,7 @@ class Silent(BaseHTTPRequestHandler):
     may_answer = threading.Event()
 
     def do_GET(self) -> None:
-        self.may_answer.wait(280)
+        self.may_answer.wait(3000)
         self.send_response(200)
         self.end_headers()
 
@@ -97,8 +97,9 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trouble]:
         cells=1,
         cell_memory_mb=1200,
         services_file=folder / "services.toml",
-        web_port=free_port(),
-        variables={**FAST_BEATS, "TANGRAM_WEB_TOKEN": TOKEN},
+        web_port=free_ports(1),
+        # The other node stands for as long as there are tests, browsers beside it or not.
+        variables={**FAST_BEATS, "TANGRAM_BEAT_S": "2", "TANGRAM_WEB_TOKEN": TOKEN},
     )
     api = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
     threading.Thread(target=api.serve_forever, daemon=True).start()
@@ -128,7 +129,7 @@ def _lose_a_node(made: Trouble) -> None:
     """Job `unlucky` runs an action on each CPU node, and cpu-1 dies."""
     client = _client(made, "unlucky")
     environments = [client.open(trajectory=f"t{number}") for number in range(2)]
-    handles = [environment.submit("sleep 250") for environment in environments]
+    handles = [environment.submit("sleep 3000") for environment in environments]
     made.live.until(lambda: len(made.live.rows("SELECT id FROM actions WHERE status = 'running' AND kind = 'cpu.exec'")) == 2)
     worker = made.live.process("cpu-1")
     for process in [worker, *worker.children(recursive=True)]:
@@ -152,7 +153,7 @@ def _take_cores(made: Trouble) -> None:
     holder, waiter = _client(made, "holder"), _client(made, "waiter")
     made.environments["holder"] = holder.open(trajectory="h1")
     made.environments["waiter"] = waiter.open(trajectory="w1")
-    made.handles["holder"] = made.environments["holder"].submit("sleep 270", units=[2], preemptible=False)
+    made.handles["holder"] = made.environments["holder"].submit("sleep 3000", units=[2], preemptible=False)
     made.wait_for("holder", "running")
     made.handles["behind"] = made.environments["holder"].submit("echo after", units=[1])
     made.handles["waiter"] = made.environments["waiter"].submit("echo hello", preemptible=False)

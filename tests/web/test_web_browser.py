@@ -23,6 +23,9 @@ from app.web.watch import Look
 
 pytestmark = pytest.mark.timeout(280)
 
+# What a page shows comes with its next look, which takes longer on a busy machine.
+expect.set_options(timeout=30_000)
+
 WIDTHS = {"phone": (375, 812), "desk": (1440, 900)}
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 
@@ -192,13 +195,14 @@ def test_a_page_of_an_old_look_says_how_old_it_is(page: Page, trouble: Trouble) 
 
     page.route(f"{trouble.url}/health", late)
     page.goto("/health")
-    # Then it says so, but for the second that a date of whole seconds may lack
-    expect(page.locator("#live-text")).to_have_text(re.compile(r"as of (59|6\d) s ago"))
+    # Then it says so, but for the second that a date of whole seconds may lack, and with the age of the look
+    expect(page.locator("#live-text")).to_have_text(re.compile(r"as of (59|[67]\d) s ago"))
     assert page.locator("#live-dot.on").count() == 0
     # When it looks again
     late_s = 0
     # Then
     expect(page.locator("#live-text")).to_have_text("live")
+    page.unroute_all(behavior="wait")
 
 
 def test_tabs_in_the_background_leave_connections_for_others_and_catch_up(page: Page, trouble: Trouble) -> None:

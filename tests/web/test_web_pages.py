@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+import time
 from urllib.parse import quote
 
 import httpx
 import pytest
 
+from app.web.watch import INTERVAL_S
 from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, TOKEN, Trouble
 
 pytestmark = pytest.mark.timeout(280)
@@ -131,7 +133,8 @@ def test_a_filter_that_makes_no_sense_is_refused(trouble: Trouble) -> None:
 def test_who_has_no_token_changes_nothing(trouble: Trouble) -> None:
     # When
     path = f"{trouble.url}/actions/{trouble.handles['holder'].id}/cancel"
-    answers = [httpx.post(path), httpx.post(path, headers={"Authorization": "Bearer wrong"}), httpx.get(path)]
+    wrong = {"Authorization": "Bearer wrong"}
+    answers = [httpx.post(path, timeout=30), httpx.post(path, headers=wrong, timeout=30), httpx.get(path, timeout=30)]
     # Then
     assert [answer.status_code for answer in answers] == [401, 401, 404]
     assert trouble.status("holder") == "running"
@@ -149,13 +152,13 @@ def test_the_token_closes_an_environment_and_cancels_an_action(trouble: Trouble)
         # Then
         assert cancelled.status_code == 200, cancelled.text
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
-        assert httpx.post(f"{trouble.url}/actions/{handle.id}/cancel", headers=headers).status_code == 409
+        assert httpx.post(f"{trouble.url}/actions/{handle.id}/cancel", headers=headers, timeout=30).status_code == 409
         # When
         closed = httpx.post(f"{trouble.url}/environments/{environment.id}/close", headers=headers, timeout=30)
         # Then
         assert closed.status_code == 200, closed.text
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM environments WHERE id = '{environment.id}' AND state = 'closed'"))
-    assert httpx.post(f"{trouble.url}/actions/none/cancel", headers=headers).status_code == 404
+    assert httpx.post(f"{trouble.url}/actions/none/cancel", headers=headers, timeout=30).status_code == 404
 
 
 def test_the_token_drains_a_node_and_puts_it_back(trouble: Trouble) -> None:
@@ -168,7 +171,7 @@ def test_the_token_drains_a_node_and_puts_it_back(trouble: Trouble) -> None:
     def is_so(draining: int) -> bool:
         return bool(trouble.live.rows(f"SELECT 1 FROM nodes WHERE name = 'api-0' AND draining = {draining}"))
 
-    assert httpx.post(f"{trouble.url}/nodes/api-0/drain").status_code == 401
+    assert httpx.post(f"{trouble.url}/nodes/api-0/drain", timeout=30).status_code == 401
     assert post("none/drain") == 404
     assert post("api-0/undrain") == 409
     # When
@@ -196,10 +199,11 @@ def test_a_page_of_this_machine_answers_under_no_other_name(trouble: Trouble) ->
 
 
 def test_many_viewers_share_one_look(trouble: Trouble) -> None:
-    # When each of ten viewers asks for the overview at about the same time
+    # When each of ten viewers asks for the overview, one right after the other
+    began = time.monotonic()
     looks = {trouble.page("/api/overview").json()["at"] for _ in range(10)}
-    # Then
-    assert len(looks) <= 4
+    # Then there is one look an interval, and the one that was there before
+    assert len(looks) <= 2 + (time.monotonic() - began) / INTERVAL_S
 
 
 def test_events_tell_of_each_look(trouble: Trouble) -> None:

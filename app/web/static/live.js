@@ -116,6 +116,14 @@
     if (!paused) refresh();
   });
 
+  // What was said is shown for a while, from the latest of it on.
+  let clearing = 0;
+  function say(words) {
+    said.textContent = words;
+    clearTimeout(clearing);
+    clearing = setTimeout(() => { said.textContent = ""; }, 6000);
+  }
+
   // Acting: a POST with the token in a header, which no form of another site can send.
   const dialog = document.getElementById("act");
   const field = document.getElementById("token-text");
@@ -149,11 +157,10 @@
       const body = await answer.json();
       if (answer.status === 401) sessionStorage.removeItem("tangram-token");
       else sessionStorage.setItem("tangram-token", token);
-      said.textContent = body.done || body.error;
+      say(body.done || body.error);
     } catch (error) {
-      said.textContent = error instanceof RangeError ? error.message : "the server gave no answer";
+      say(error instanceof RangeError ? error.message : "the server gave no answer");
     }
     button.disabled = false;
-    setTimeout(() => { said.textContent = ""; }, 6000);
   });
 })();
