@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from workers.cpu.process import seccomp, tree
 
-START_LIMIT_S = 5.0
+START_LIMIT_S = 60.0
 PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_CAP_AMBIENT = 4, 23, 24, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAPABILITY_VERSION_3 = 0x20080522

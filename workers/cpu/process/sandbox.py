@@ -93,7 +93,7 @@ class ProcessSandbox(Sandbox):
         search_path: str | None = None,
         variables: Mapping[str, str] | None = None,
         limits: ProcessLimits | None = None,
-        start_timeout_s: float = 10.0,
+        start_timeout_s: float = 60.0,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
         core_map: CoreMap | None = None,
         disk_floor_mb: int = 0,
