@@ -35,7 +35,7 @@ from app.gateway.e2b_messages import (
     UpdateMessage,
 )
 from app.gateway.e2b_output import answer, end_of
-from app.gateway.e2b_table import Process, Program, Table
+from app.gateway.e2b_table import Process, Program, Table, session_name
 from app.gateway.shape import shape_router
 from tangram import giving
 from tangram.action import Action, command_class
@@ -72,11 +72,12 @@ async def start(request: Request, sandbox: SandboxOf) -> Response:
         started_at=now,
         ends_at=None if limit_s is None else now + limit_s,
     )
-    action = _action(sandbox, program, "main")  # what is wrong with it is said before anything is written
+    action = _action(sandbox, program, session_name(0))  # what is wrong with it is said before anything is written
     table = sandbox.processes
     process = await table.add(program)
     try:
-        action = _action(sandbox, program, process.session_name)
+        if process.session:
+            action = _action(sandbox, program, process.session_name)
         handle = calls.submit(sandbox.caller, await calls.put_aside(sandbox.caller, action), key=process.key)
     except TangramError:
         await table.remove(process)
@@ -213,10 +214,10 @@ def _folder(path: str) -> str:
 
 
 async def _attend(handle: Handle[Any], process: Process, table: Table, ended: asyncio.Future[None]) -> None:
-    """Wait for the end of a process, which is at its time limit at the latest, tell it, and take the number of the process back.
+    """Wait for the end of a process, which is at its time limit at the latest. Then set `ended`, and remove the process from the table.
 
-    The answer to the caller does not wait for the latter. Whatever comes next to the table does, so no call of this copy of the gateway
-    that follows the answer finds the process.
+    The answer to the caller does not wait for the removal. The next call of this copy of the gateway does, so it finds no process that has
+    ended.
     """
     settled = end_of(handle)
     try:
