@@ -111,17 +111,18 @@ class Session:
         """Whether an action has no result yet, or the output of a command is read."""
         return bool(self._inbox.waiting()) or self.streams.in_use
 
-    def submit(self, action: Action, task_id: str | None = None) -> Handle[Any]:
+    def submit(self, action: Action, task_id: str | None = None, *, is_new: bool = False) -> Handle[Any]:
         """Send `action` on its way and return a handle on it. An action that names no job gets that of the client.
 
         With a `task_id`, which must begin with the client's id and a hyphen, the action runs once however often it is submitted, by any
         process with this client id: the handle is on what was submitted first. Results are kept for `tangram.wire.RESULT_TTL_S`.
+        Whoever knows that the id `is_new` spares the store the question whether it has a result.
         """
         with self._lock:
             self._check_open()
             if action.kind == "cpu.close" and action.environment:
                 self._environments.pop(action.environment, None)
-            return self._submit(action, task_id)
+            return self._submit(action, task_id, is_new=is_new)
 
     def put_aside(self, action: Action) -> Action:
         """Put what is large among an action's arguments into the result store, and return the action with references in place of it.
@@ -229,16 +230,16 @@ class Session:
         if self._finalizer.detach():
             _shut_down(self._publisher, self._feed, self._inbox, self.streams, self._store, self._pid, wait_s)
 
-    def _submit(self, action: Action, task_id: str | None = None) -> Handle[Any]:
+    def _submit(self, action: Action, task_id: str | None = None, *, is_new: bool = False) -> Handle[Any]:
         if not action.job:
             action = replace(action, job=self.job)
         future = self._inbox.waiting_for(task_id) if task_id is not None else None
         if future is not None and task_id is not None:
             return Handle(task_id, future, self)
-        submission = Submission(task_id or next(self._ids), action, once=task_id is not None)
+        submission = Submission(task_id or next(self._ids), action, once=task_id is not None and not is_new)
         if self._tracer is not None:
             submission.span = ActionSpan(self._tracer, submission.task_id, action)
-        future = self._inbox.expect(submission.task_id, action.kind, submission.span, again=submission.once)
+        future = self._inbox.expect(submission.task_id, action.kind, submission.span, again=task_id is not None)
         self._publisher.send(submission)
         return Handle(submission.task_id, future, self)
 

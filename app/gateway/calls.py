@@ -43,12 +43,12 @@ noted_actions: ContextVar[list[str] | None] = ContextVar("noted_actions", defaul
 """The ids of the actions of the call that is being served; None outside of calls."""
 
 
-def submit(caller: Caller, action: Action, *, key: str | None = None, deadline_s: float | None = None) -> Handle[Any]:
-    """Submit an action without waiting for it; parameters as for `run`."""
+def submit(caller: Caller, action: Action, *, key: str | None = None, is_new: bool = False, deadline_s: float | None = None) -> Handle[Any]:
+    """Submit an action without waiting for it; parameters as for `run`. `is_new` says that nobody has used the key before."""
     if deadline_s is not None and (action.queue_timeout_s is None or action.queue_timeout_s > deadline_s):
         action = replace(action, queue_timeout_s=deadline_s)
     task_id = None if key is None else caller.task_id(action.kind, action.environment or "", key)
-    handle = caller.session.submit(replace(action, job=caller.job), task_id)
+    handle = caller.session.submit(replace(action, job=caller.job), task_id, is_new=is_new)
     note(handle.id)
     return handle
 

@@ -161,16 +161,29 @@ def sandbox_id_of(request: Request) -> str:
     return named or ""
 
 
+def named_sandbox(request: Request) -> str:
+    """Return the id of the sandbox that a request is for. Raises `RpcError` where it names none."""
+    if not (named := sandbox_id_of(request)):
+        raise RpcError("invalid_argument", "the header E2b-Sandbox-Id is to name the sandbox")
+    return named
+
+
+def access_token_of(request: Request) -> str:
+    """Return the token of a sandbox that a request comes with; empty where it has none."""
+    return request.headers.get("x-access-token", "")
+
+
 async def find_sandbox(request: Request) -> Sandbox:
     """Return the sandbox that a request is for, whoever asks: its token is still to be checked.
 
     Raises `SandboxGone`, and `Unauthorized` where all tokens of its job were revoked.
     """
     gateway = await gateway_of(request)
-    wanted = sandbox_id_of(request)
-    if not wanted:
-        raise RpcError("invalid_argument", "the header E2b-Sandbox-Id is to name the sandbox")
-    record = await gateway.records.read(wanted)
+    return await _with_caller(gateway, await gateway.records.read(named_sandbox(request)))
+
+
+async def _with_caller(gateway: Gateway, record: Record | None) -> Sandbox:
+    """Return the sandbox of a record. Raises as `find_sandbox`."""
     if record is None or record.state != "open":
         raise SandboxGone()
     await gateway.tokens.check(record.job)
@@ -183,8 +196,14 @@ async def find_sandbox(request: Request) -> Sandbox:
 
 async def sandbox_of(request: Request) -> Sandbox:
     """Return the sandbox that a request is for, by its token. Raises `SandboxGone` and `Unauthorized`."""
-    sandbox = await find_sandbox(request)
-    if not secrets.compare_digest(request.headers.get("x-access-token", "").encode(), sandbox.record.access_token.encode()):
+    gateway = await gateway_of(request)
+    return await checked_sandbox(request, await gateway.records.read(named_sandbox(request)))
+
+
+async def checked_sandbox(request: Request, record: Record | None) -> Sandbox:
+    """Return the sandbox of a record, if the request may use it. Raises as `sandbox_of`."""
+    sandbox = await _with_caller(await gateway_of(request), record)
+    if not secrets.compare_digest(access_token_of(request).encode(), sandbox.record.access_token.encode()):
         raise Unauthorized("X-Access-Token is not the token of this sandbox")
     admit(request, sandbox)
     return sandbox

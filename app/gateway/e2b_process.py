@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import shlex
 import signal
 import time
@@ -22,7 +23,8 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from app.gateway import calls
-from app.gateway.e2b import RpcError, Sandbox, SandboxOf, data_errors
+from app.gateway.context import gateway_of
+from app.gateway.e2b import RpcError, Sandbox, SandboxOf, access_token_of, checked_sandbox, data_errors, named_sandbox, sandbox_of
 from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, envelopes, limit_of, only_message, parsed
 from app.gateway.e2b_messages import (
     Input,
@@ -35,7 +37,7 @@ from app.gateway.e2b_messages import (
     UpdateMessage,
 )
 from app.gateway.e2b_output import answer, end_of
-from app.gateway.e2b_table import Process, Program, Table, session_name
+from app.gateway.e2b_table import Process, Program, Table
 from app.gateway.shape import shape_router
 from tangram import giving
 from tangram.action import Action, command_class
@@ -57,11 +59,12 @@ router = shape_router("e2b", data_errors, prefix="/process.Process", tags=["e2b"
 
 
 @router.post("/Start")
-async def start(request: Request, sandbox: SandboxOf) -> Response:
+async def start(request: Request) -> Response:
     """Run a program and stream what becomes of it."""
     message = parsed(StartMessage, await only_message(request))
     args = message.process.args
-    if args[-2:-1] == ["-c"] and (asked := _KILL.fullmatch(args[-1])) and await _was_sent(sandbox, asked[1], int(asked[2])):
+    asked = _KILL.fullmatch(args[-1]) if args[-2:-1] == ["-c"] else None
+    if asked and await _was_sent(await sandbox_of(request), asked[1], int(asked[2])):
         args[-1] = ":"
     limit_s, now = limit_of(request), time.time()
     program = Program(
@@ -71,16 +74,18 @@ async def start(request: Request, sandbox: SandboxOf) -> Response:
         terminal=None if message.pty is None else (message.pty.size.rows, message.pty.size.cols),
         started_at=now,
         ends_at=None if limit_s is None else now + limit_s,
+        word=secrets.token_hex(8),
     )
-    action = _action(sandbox, program, session_name(0))  # what is wrong with it is said before anything is written
-    table = sandbox.processes
-    process = await table.add(program)
+    table = (await gateway_of(request)).tables.of(named_sandbox(request))
+    record, process = await table.begin(program, access_token_of(request))
     try:
-        if process.session:
-            action = _action(sandbox, program, process.session_name)
-        handle = calls.submit(sandbox.caller, await calls.put_aside(sandbox.caller, action), key=process.key)
+        sandbox = await checked_sandbox(request, record)
+        assert process is not None, "the sandbox is open, and the token is its own"
+        action = await calls.put_aside(sandbox.caller, _action(sandbox, program, process.session_name))
+        handle = calls.submit(sandbox.caller, action, key=process.key, is_new=True)
     except TangramError:
-        await table.remove(process)
+        if process is not None:
+            await table.remove(process)
         raise
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(_attend(handle, process, table, ended))
@@ -227,8 +232,7 @@ async def _attend(handle: Handle[Any], process: Process, table: Table, ended: as
             handle.cancel()
             await settled
     finally:
-        if not ended.done():
-            ended.set_result(None)
+        ended.set_result(None)
         await table.remove(process)
 
 

@@ -18,7 +18,6 @@ result of an earlier process.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from typing import cast
@@ -27,22 +26,31 @@ from pydantic import BaseModel
 from redis import RedisError
 from redis.asyncio import Redis
 
-from app.gateway.records import KEPT_S, PROCESSES_PREFIX, record_key
+from app.gateway.records import KEPT_S, PROCESSES_PREFIX, Record, record_key
 from tangram.wire import RESULT_TTL_S
 
 _ADD = """
-redis.call('HSETNX', KEYS[1], 'last', ARGV[3])
+redis.call('HSETNX', KEYS[1], 'last', ARGV[2])
 local number = redis.call('HINCRBY', KEYS[1], 'last', 1)
 local session = 0
 while redis.call('HSETNX', KEYS[1], 'session:' .. session, number) == 0 do session = session + 1 end
-if ARGV[1] ~= '' then redis.call('HSET', KEYS[1], 'process:' .. number, session .. ' ' .. ARGV[1]) end
-redis.call('EXPIRE', KEYS[1], math.max(redis.call('TTL', KEYS[2]), tonumber(ARGV[2])))
+if ARGV[3] then redis.call('HSET', KEYS[1], 'process:' .. number, session .. ' ' .. ARGV[3]) end
+redis.call('EXPIRE', KEYS[1], math.max(redis.call('TTL', KEYS[2]), tonumber(ARGV[1])))
 return {number, session}
 """
 """KEYS: the hash, the record.
 
-ARGV: the process, empty for one that is not to be listed; the seconds to keep the hash at least; what numbers are above.
+ARGV: the seconds to keep the hash at least; what numbers are above; the process, absent for one that is not to be listed.
 """
+
+_BEGIN = """
+local raw = redis.call('GET', KEYS[2])
+if not raw then return {} end
+if redis.call('TTL', KEYS[2]) < tonumber(ARGV[1]) then redis.call('EXPIRE', KEYS[2], ARGV[1]) end
+local record = cjson.decode(raw)
+if record.state ~= 'open' or record.access_token ~= ARGV[4] then return {raw} end
+""" + _ADD.replace("return {", "return {raw, ")
+"""Reads the record, too, and adds nothing unless the sandbox is open and has the token `ARGV[4]`. Otherwise as `_ADD`."""
 
 PIDS = 1 << 22
 """The most that the kernel numbers processes. Numbers here are above it, so that none is that of another process inside the sandbox."""
@@ -70,7 +78,7 @@ class Program(BaseModel):
     terminal: tuple[int, int] | None = None
     started_at: float
     ends_at: float | None = None
-    word: str = ""
+    word: str
 
     @property
     def is_interactive(self) -> bool:
@@ -108,6 +116,7 @@ class Tables:
         """Keep them in `store`."""
         self.store = store
         self.add = store.register_script(_ADD)
+        self.begin_listed = store.register_script(_BEGIN)
         self.remove = store.register_script(_REMOVE)
         self.leaving: dict[asyncio.Future[None], str] = {}
         """Done once a process is removed, with the key of its sandbox: calls of this copy of the gateway find no process that has ended."""
@@ -122,17 +131,22 @@ class Table:
 
     def __init__(self, tables: Tables, sandbox: str) -> None:
         """Be a part of `tables`."""
-        self._store, self._add, self._remove, self._leaving = tables.store, tables.add, tables.remove, tables.leaving
+        self._store, self._leaving = tables.store, tables.leaving
+        self._add, self._begin, self._remove = tables.add, tables.begin_listed, tables.remove
         self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox)]
         self._key = self._keys[0]
         self._killed = f"tangram-gw-e2b-killed-{sandbox}-"
 
-    async def add(self, program: Program) -> Process:
-        """Give a number and a session to what is to run."""
+    async def begin(self, program: Program, access_token: str) -> tuple[Record | None, Process | None]:
+        """Read the record of the sandbox, and give a number and a session to what is to run there, in one step.
+
+        There is no process where there is no record, the sandbox is not open, or the token is not that of the sandbox.
+        """
         await self._settled()
-        program = program.model_copy(update={"word": secrets.token_hex(8)})
-        pid, session = await self._add(keys=self._keys, args=[program.model_dump_json(exclude_defaults=True), KEPT_S, PIDS])
-        return Process(pid=pid, session=session, program=program)
+        listed = program.model_dump_json(exclude_defaults=True)
+        raw, *given = await self._begin(keys=self._keys, args=[KEPT_S, PIDS, listed, access_token]) or [None]
+        record = None if raw is None else Record.model_validate_json(raw)
+        return record, Process(pid=given[0], session=given[1], program=program) if given else None
 
     async def remove(self, process: Process) -> None:
         """Take the number and the session of a process back; what this copy of the gateway asks meanwhile waits for that."""
@@ -147,7 +161,7 @@ class Table:
     @asynccontextmanager
     async def unlisted_session(self, family: str = "") -> AsyncIterator[str]:
         """Hold a session for something that is no process; its name, which begins with `family` where that is not E2B's."""
-        number, session = await self._add(keys=self._keys, args=["", KEPT_S, PIDS])
+        number, session = await self._add(keys=self._keys, args=[KEPT_S, PIDS])
         try:
             yield f"{family}-{session}" if family else session_name(session)
         finally:

@@ -11,17 +11,46 @@ pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
 
 from redis.asyncio import Redis
 
-from app.gateway.e2b_table import Program, Tables
+from app.gateway.e2b_table import Process, Program, Table, Tables
+from app.gateway.records import Record, Records
 from tests.conftest import RedisUrls
 
-PROGRAM = Program(cmd="/bin/sh", started_at=1.0)
+PROGRAM = Program(cmd="/bin/sh", started_at=1.0, word="w")
+
+
+def sandbox(name: str, **fields: Any) -> Record:
+    base = {"state": "open", "job": "j", "trajectory": "t", "open_id": "o", "created_at": 1.0, "access_token": "key"}
+    return Record.model_validate({"id": name, **base, **fields})
+
+
+async def begin(table: Table) -> Process:
+    _, process = await table.begin(PROGRAM, "key")
+    assert process is not None
+    return process
+
+
+@pytest.mark.parametrize(("state", "token"), [("opening", "key"), ("open", "other"), ("open", "")])
+async def test_nothing_begins_for_a_wrong_token_or_before_the_sandbox_is_open(redis_urls: RedisUrls, state: str, token: str) -> None:
+    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
+        tables, record = Tables(store), sandbox("env-1", state=state)
+        await Records(store).enter(record)
+        assert await tables.of("env-1").begin(PROGRAM, token) == (record, None)
+        assert await tables.of("env-1").all() == []
+
+
+async def test_nothing_begins_in_a_sandbox_without_a_record(redis_urls: RedisUrls) -> None:
+    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
+        assert await Tables(store).of("env-1").begin(PROGRAM, "key") == (None, None)
+        assert await Tables(store).of("env-1").all() == []
 
 
 async def test_a_process_whose_end_is_known_is_found_no_more(redis_urls: RedisUrls) -> None:
     async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
         tables = Tables(store)
+        for name in ("env-1", "env-2"):
+            await Records(store).enter(sandbox(name))
         table = tables.of("env-1")
-        process = await table.add(PROGRAM)
+        process = await begin(table)
         assert await table.find(process.pid) == process
         # Given a removal that the store has not made yet
         is_made, made = asyncio.Event(), tables.remove
@@ -34,8 +63,8 @@ async def test_a_process_whose_end_is_known_is_found_no_more(redis_urls: RedisUr
         removing = asyncio.create_task(tables.of("env-1").remove(process))
         await asyncio.sleep(0)
         # When processes of its sandbox are asked for, or begun, then that waits for it; another sandbox does not
-        asked = [asyncio.ensure_future(call) for call in (table.find(process.pid), table.all(), table.add(PROGRAM))]
-        assert (await tables.of("env-2").add(PROGRAM)).session == 0
+        asked = [asyncio.ensure_future(call) for call in (table.find(process.pid), table.all(), begin(table))]
+        assert (await begin(tables.of("env-2"))).session == 0
         assert not any(call.done() for call in asked)
         is_made.set()
         await removing
