@@ -70,8 +70,8 @@ demo: $(STAMP)
 BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone'
 # The files of the others, so that not all are imported once more.
 ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
-# One more at once than there are cores, since much of it is waiting, and four at most.
-AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))')
+# Two more at once than there are cores, since much of it is waiting, and four at most.
+AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
 
 # What is built around the core: benchmarks, metrics, pages in a browser, documents, the gateway with other systems' clients, classes
 # for other frameworks, servers of vLLM as the worker sees them, what elastic is worth on few cores and GPUs, and plans.
