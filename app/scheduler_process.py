@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from app.broker.transport import KombuTransport
 from app.celery import make_app
 from app.event_log import EventLogFile, open_to_add
-from app.journal.database import DatabaseError, open_engine, require_latest
+from app.journal.database import DatabaseError, open_latest
 from app.journal.figures import observations
 from app.journal.leader import SCHEDULER_LEASE, Lease, holder_name
 from app.journal.retention import Pruning, Retention
@@ -73,8 +73,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     setup_of(settings).core()
     if settings.event_log is not None:
         open_to_add(settings.event_log).close()
-    engine = open_engine(settings.database_url, connect_timeout_s=settings.connect_timeout_s)
-    require_latest(engine)
+    engine = open_latest(settings.database_url, connect_timeout_s=settings.connect_timeout_s)
     addresses = find_addresses(settings)
     require_broker(make_app(settings), settings.connect_timeout_s)
     require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)

@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import Engine, select
 
 from app.cli.state import database_of
-from app.journal.database import DatabaseError, database_errors, open_engine, require_latest, sqlite_url
+from app.journal.database import DatabaseError, database_errors, open_latest, sqlite_url
 from app.journal.figures import Selection
 from app.journal.models import Job
 from app.journal.runs import RunRecord, load_run
@@ -53,9 +53,8 @@ def chosen(settings: Settings, words: str) -> Iterator[Chosen]:
 
     """
     url, name = _place(settings, words)
-    engine = open_engine(url, connect_timeout_s=settings.connect_timeout_s)
+    engine = open_latest(url, connect_timeout_s=settings.connect_timeout_s)
     try:
-        require_latest(engine)
         yield _find(engine, name)
     finally:
         engine.dispose()

@@ -69,12 +69,10 @@ def check_size(*, nodes: int, tile: int | None, **per_node: int | None) -> None:
 def open_journal() -> Engine:
     """Return the journal's database, which must be up to date."""
     from app.cli.state import database_of
-    from app.journal.database import open_engine, require_latest
+    from app.journal.database import open_latest
 
     settings = Settings()
-    engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
-    require_latest(engine)
-    return engine
+    return open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
 
 
 @contextmanager

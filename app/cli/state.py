@@ -8,7 +8,7 @@ from typing import Any
 
 from redis import RedisError
 
-from app.journal.database import open_engine, require_latest, snapshot, sqlite_url
+from app.journal.database import open_latest, snapshot, sqlite_url
 from app.journal.figures import observations
 from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
@@ -46,8 +46,7 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
 
     `scheduler` is null where none shows itself, or where that cannot be read.
     """
-    engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
-    require_latest(engine)
+    engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
     document = asdict(status(engine, time.time()))
     engine.dispose()
     scheduler, problem = _shown(settings)
@@ -60,8 +59,7 @@ class Overviews:
     def __init__(self, settings: Settings) -> None:
         """Open the journal. Raises as `database_of`, and `DatabaseError`."""
         self._settings = settings
-        self._engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
-        require_latest(self._engine)
+        self._engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
         self._recent = Recent()
 
     def read(self) -> tuple[Document, str]:
@@ -85,8 +83,7 @@ def _shown(settings: Settings) -> tuple[dict[str, Any] | None, str]:
 
 def read_history(settings: Settings, run: str) -> list[Observation]:
     """Return the actions of a run that succeeded. Raises `TangramError` when the journal knows no such run, or none of its actions."""
-    engine = open_engine(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
-    require_latest(engine)
+    engine = open_latest(database_of(settings), connect_timeout_s=settings.connect_timeout_s)
     found = observations(engine, of_run=load_run(engine, run))
     if not found:
         raise TangramError(f"no action of run {run!r} has succeeded, so there is nothing to learn from it")

@@ -118,7 +118,7 @@ class Tables:
         self.add = store.register_script(_ADD)
         self.begin_listed = store.register_script(_BEGIN)
         self.remove = store.register_script(_REMOVE)
-        self.leaving: dict[asyncio.Future[None], str] = {}
+        self.removing: dict[asyncio.Future[None], str] = {}
         """Done once a process is removed, with the key of its sandbox: calls of this copy of the gateway find no process that has ended."""
 
     def of(self, sandbox: str) -> Table:
@@ -131,7 +131,7 @@ class Table:
 
     def __init__(self, tables: Tables, sandbox: str) -> None:
         """Be a part of `tables`."""
-        self._store, self._leaving = tables.store, tables.leaving
+        self._store, self._removing = tables.store, tables.removing
         self._add, self._begin, self._remove = tables.add, tables.begin_listed, tables.remove
         self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox)]
         self._key = self._keys[0]
@@ -151,11 +151,11 @@ class Table:
     async def remove(self, process: Process) -> None:
         """Take the number and the session of a process back; what this copy of the gateway asks meanwhile waits for that."""
         removed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._leaving[removed] = self._key
+        self._removing[removed] = self._key
         try:
             await self._remove(keys=[self._key], args=[process.pid, process.session])
         finally:
-            del self._leaving[removed]
+            del self._removing[removed]
             removed.set_result(None)
 
     @asynccontextmanager
@@ -191,8 +191,8 @@ class Table:
 
     async def _settled(self) -> None:
         """Wait until the processes are removed whose end is known."""
-        if leaving := [removed for removed, key in self._leaving.items() if key == self._key]:
-            await asyncio.wait(leaving)
+        if removals := [removed for removed, key in self._removing.items() if key == self._key]:
+            await asyncio.wait(removals)
 
 
 def _process(pid: int, raw: bytes) -> Process:

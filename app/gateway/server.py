@@ -43,7 +43,7 @@ from app.gateway.access import Access
 from app.gateway.context import Gateway, GatewayOf
 from app.gateway.heads import BoundedHeads
 from app.gateway.shape import CAUSE_HEADER, of_http
-from app.journal.database import open_engine, require_latest
+from app.journal.database import open_latest
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 
@@ -102,8 +102,7 @@ def make_app(settings: Settings, database_url: str) -> FastAPI:
         When there is no stack to connect to.
 
     """
-    engine = open_engine(database_url, connect_timeout_s=settings.connect_timeout_s)
-    require_latest(engine)
+    engine = open_latest(database_url, connect_timeout_s=settings.connect_timeout_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

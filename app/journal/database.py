@@ -115,6 +115,17 @@ def require_latest(engine: Engine) -> None:
         raise DatabaseError(f"{shown(engine.url)}: the database is at revision {found}, {needed} is needed: run `tangram db upgrade`")
 
 
+def open_latest(url: str, *, connect_timeout_s: float = 5.0) -> Engine:
+    """Return an engine for a database that this version of the code can use. Raises as `open_engine` and `require_latest`."""
+    engine = open_engine(url, connect_timeout_s=connect_timeout_s)
+    try:
+        require_latest(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
 @contextmanager
 def database_errors(url: str | URL, kind: type[DatabaseError] = DatabaseError) -> Iterator[None]:
     """Turn errors of SQLAlchemy and of its drivers into `kind`, with one line that names the database."""

@@ -31,7 +31,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.journal.database import open_engine, require_latest
+from app.journal.database import open_latest
 from app.metrics import exposition
 from app.metrics.families import histogram
 from app.metrics.loop_lag import watch_loop
@@ -80,8 +80,7 @@ def make_app(settings: Settings, database_url: str, hosts: Sequence[str] = ("*",
         When there is no stack to connect to.
 
     """
-    engine = open_engine(database_url, connect_timeout_s=settings.connect_timeout_s)
-    require_latest(engine)
+    engine = open_latest(database_url, connect_timeout_s=settings.connect_timeout_s)
     store = open_store(find_addresses(settings).result_url, settings.connect_timeout_s)
 
     @asynccontextmanager

@@ -71,4 +71,4 @@ async def test_a_process_whose_end_is_known_is_found_no_more(redis_urls: RedisUr
         found, listed, begun = await asyncio.gather(*asked)
         assert found is None and process not in listed and begun.session == process.session
         # And nothing waits for what is removed
-        assert tables.leaving == {}
+        assert tables.removing == {}
