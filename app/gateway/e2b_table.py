@@ -36,21 +36,22 @@ local session = 0
 while redis.call('HSETNX', KEYS[1], 'session:' .. session, number) == 0 do session = session + 1 end
 if ARGV[3] then redis.call('HSET', KEYS[1], 'process:' .. number, session .. ' ' .. ARGV[3]) end
 redis.call('EXPIRE', KEYS[1], math.max(redis.call('TTL', KEYS[2]), tonumber(ARGV[1])))
-return {number, session}
 """
 """KEYS: the hash, the record.
 
 ARGV: the seconds to keep the hash at least; what numbers are above; the process, absent for one that is not to be listed.
 """
 
-_BEGIN = """
+_HOLD = f"{_ADD} return {{number, session}}"
+
+_BEGIN = f"""
 local raw = redis.call('GET', KEYS[2])
-if not raw then return {} end
+if not raw then return {{0, 0}} end
 if redis.call('TTL', KEYS[2]) < tonumber(ARGV[1]) then redis.call('EXPIRE', KEYS[2], ARGV[1]) end
 local record = cjson.decode(raw)
-if record.state ~= 'open' or record.access_token ~= ARGV[4] then return {raw} end
-""" + _ADD.replace("return {", "return {raw, ")
-"""Reads the record, too, and adds nothing unless the sandbox is open and has the token `ARGV[4]`. Otherwise as `_ADD`."""
+if record.state ~= 'open' or record.access_token ~= ARGV[4] then return {{0, 0, raw}} end
+{_ADD} return {{number, session, raw}}"""
+"""Reads the record, too, and adds nothing unless the sandbox is open and has the token `ARGV[4]`."""
 
 PIDS = 1 << 22
 """The most that the kernel numbers processes. Numbers here are above it, so that none is that of another process inside the sandbox."""
@@ -115,8 +116,8 @@ class Tables:
     def __init__(self, store: Redis) -> None:
         """Keep them in `store`."""
         self.store = store
-        self.add = store.register_script(_ADD)
-        self.begin_listed = store.register_script(_BEGIN)
+        self.hold = store.register_script(_HOLD)
+        self.begin = store.register_script(_BEGIN)
         self.remove = store.register_script(_REMOVE)
         self.removing: dict[asyncio.Future[None], str] = {}
         """Done once a process is removed, with the key of its sandbox: calls of this copy of the gateway find no process that has ended."""
@@ -132,7 +133,7 @@ class Table:
     def __init__(self, tables: Tables, sandbox: str) -> None:
         """Be a part of `tables`."""
         self._store, self._removing = tables.store, tables.removing
-        self._add, self._begin, self._remove = tables.add, tables.begin_listed, tables.remove
+        self._hold, self._begin, self._remove = tables.hold, tables.begin, tables.remove
         self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox)]
         self._key = self._keys[0]
         self._killed = f"tangram-gw-e2b-killed-{sandbox}-"
@@ -144,9 +145,9 @@ class Table:
         """
         await self._settled()
         listed = program.model_dump_json(exclude_defaults=True)
-        raw, *given = await self._begin(keys=self._keys, args=[KEPT_S, PIDS, listed, access_token]) or [None]
-        record = None if raw is None else Record.model_validate_json(raw)
-        return record, Process(pid=given[0], session=given[1], program=program) if given else None
+        pid, session, *raw = await self._begin(keys=self._keys, args=[KEPT_S, PIDS, listed, access_token])
+        record = Record.model_validate_json(raw[0]) if raw else None
+        return record, Process(pid=pid, session=session, program=program) if pid else None
 
     async def remove(self, process: Process) -> None:
         """Take the number and the session of a process back; what this copy of the gateway asks meanwhile waits for that."""
@@ -161,7 +162,7 @@ class Table:
     @asynccontextmanager
     async def unlisted_session(self, family: str = "") -> AsyncIterator[str]:
         """Hold a session for something that is no process; its name, which begins with `family` where that is not E2B's."""
-        number, session = await self._add(keys=self._keys, args=[KEPT_S, PIDS])
+        number, session = await self._hold(keys=self._keys, args=[KEPT_S, PIDS])
         try:
             yield f"{family}-{session}" if family else session_name(session)
         finally:
