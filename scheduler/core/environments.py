@@ -31,8 +31,8 @@ STARTS: Final = "starts"
 LEAST_MEMORY_MB: Final = 1
 """Memory, in MB, for which an environment without declared memory counts in the shares. So many of them count more than few."""
 
-NOTED_PART: Final = 0.1
-"""Part of a lease after which another use of an environment is written down."""
+NOTED_FRACTION: Final = 0.1
+"""Fraction of a lease after which another use of an environment is written down."""
 
 
 class Environments:
@@ -46,10 +46,10 @@ class Environments:
         self._out = out
         self.ended = GoneEnvironments()
         self.opens = OpenQueue(state.rules.pod_cores or 0)
-        self.places = Shares(state.limits.weights)
+        self.shares = Shares(state.limits.weights)
         """The memory of nodes and the start slots that jobs hold by environments. A job is active while it has any."""
-        self.places.offer(STARTS, state.limits.starting_limit)
-        self._order = OpenOrder(state, pools.cpu, self.opens, self.places)
+        self.shares.offer(STARTS, state.limits.starting_limit)
+        self._order = OpenOrder(state, pools.cpu, self.opens, self.shares)
         self._changed = False
         self._returns_seen = (0, 0)
         self.opening = 0
@@ -87,7 +87,7 @@ class Environments:
 
     def _offer(self, spec: NodeSpec, sign: int) -> None:
         if "cpu" in spec.pools:
-            self.places.offer(MEMORY_MB, sign * spec.memory_mb)
+            self.shares.offer(MEMORY_MB, sign * spec.memory_mb)
         self._changed = True
 
     def wait_again(self, waiting: Waiting, environment: Environment) -> None:
@@ -95,7 +95,7 @@ class Environments:
         self._count_opening(environment, -1)
         self._cpu.environment_gone(environment, None)
         if environment.node is not None:
-            self._count_place(environment, -1)
+            self._count_memory(environment, -1)
         environment.enter("waiting")
         environment.node, environment.pod_core_ids = None, ()
         self._note(environment)
@@ -151,16 +151,16 @@ class Environments:
 
     def _count_opening(self, environment: Environment, sign: int) -> None:
         self.opening += sign
-        self.places.hold(environment.job, STARTS, sign)
+        self.shares.hold(environment.job, STARTS, sign)
 
-    def _count_place(self, environment: Environment, sign: int) -> None:
+    def _count_memory(self, environment: Environment, sign: int) -> None:
         """Count the memory of an environment on its node, or stop counting it."""
-        self.places.hold(environment.job, MEMORY_MB, sign * max(environment.memory_mb, LEAST_MEMORY_MB))
+        self.shares.hold(environment.job, MEMORY_MB, sign * max(environment.memory_mb, LEAST_MEMORY_MB))
 
     def _keep(self, environment: Environment) -> None:
         """Take in an environment."""
         self._state.environments[environment.id] = environment
-        self.places.enter(environment.job)
+        self.shares.enter(environment.job)
 
     def next_start(self, now: float) -> float | None:
         """Return when the cap on starts per second lets the next environment begin; None if it does not delay any."""
@@ -171,7 +171,7 @@ class Environments:
         environment.enter("opening")
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
-        self._count_place(environment, 1)
+        self._count_memory(environment, 1)
         if pod_cores:
             self._cpu.take_pod(environment, node, pod_cores)
 
@@ -202,7 +202,7 @@ class Environments:
         environment.use_noted = environment.last_used
         lease_s = self._state.limits.lease_s
         if lease_s is not None:
-            environment.last_used = min(now, max(environment.last_used, now - lease_s) + lease_s * NOTED_PART)
+            environment.last_used = min(now, max(environment.last_used, now - lease_s) + lease_s * NOTED_FRACTION)
         self._occupy(environment, node)
         environment.state = "closing" if environment.close_requested else "open"
         if environment.state == "open":
@@ -227,7 +227,7 @@ class Environments:
         environment.state, environment.node = "opening", node.spec.name
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
-        self._count_place(environment, 1)
+        self._count_memory(environment, 1)
         self._cpu.resume_pod(environment, node)
 
     def not_opened(self, environment: Environment, reason: str, cause: str, now: float) -> None:
@@ -340,7 +340,7 @@ class Environments:
             environment.state == "open"
             and lease_s is not None
             and environment.ends_at is None
-            and now - environment.use_noted >= lease_s * NOTED_PART
+            and now - environment.use_noted >= lease_s * NOTED_FRACTION
         ):
             self._note(environment)
 
@@ -368,10 +368,10 @@ class Environments:
             node = None
         self._cpu.environment_gone(environment, node)
         if environment.node is not None:
-            self._count_place(environment, -1)
+            self._count_memory(environment, -1)
         environment.cut_short = environment.cut_short or environment.lost
         if self._state.environments.pop(environment.id, None) is not None:
-            self.places.leave(environment.job)
+            self.shares.leave(environment.job)
             self._cpu.ranking.trajectory_ended(environment)
         state: Literal["closed", "lost"] = "lost" if environment.lost else "closed"
         environment.enter(state)

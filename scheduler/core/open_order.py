@@ -1,33 +1,34 @@
 """Which waiting environment is opened next, and on which node.
 
 1. The job that holds least of its entitlement goes first. The larger of two parts counts: of the memory that environments can have,
-   and of the start slots (`Environments.places`). Within a job, higher priorities go first, then earlier arrivals.
+   and of the start slots (`Environments.shares`). Within a job, higher priorities go first, then earlier arrivals.
 2. An open that fits on no node lets other opens pass, even of its own job.
-3. A job whose first open has been the first for `KEPT_AFTER_S` gets a *turn* for this open: a place at the end of the line. The
-   turn is withheld while other jobs have opens waiting and the open would take the job beyond its part of the memory. A job that
-   holds nothing still gets it. While a turn is withheld, no other open of the job begins.
-4. The opens in the line go before all others. An open keeps a node if no open before it in the line could stand on the same nodes,
-   memory apart. Other opens may take the part of a kept node that will be left over once all its earlier environments are gone.
+3. A job whose first open has been the first for `KEPT_AFTER_S` gets a *position* for this open, at the end of the *front queue*. The
+   position is withheld while other jobs have opens waiting and the open would take the job beyond its part of the memory. A job that
+   holds nothing still gets it. While a position is withheld, no other open of the job begins.
+4. The opens in the front queue go before all others. An open keeps a node if no open before it in this queue could stand on the same
+   nodes, memory apart. Other opens may take the part of a kept node that will be left over once all its earlier environments are
+   gone.
 
 Under policies without shares all jobs count as one.
 
-*Claim.* An environment holds its memory for at most H seconds: while it opens, lives and closes. A start slot falls free within S
+*Bound.* An environment holds its memory for at most H seconds: while it opens, lives and closes. A start slot falls free within S
 seconds: while an environment opens, and 1 / `starts_per_s` if the rate is bounded. At most J jobs have opens that wait. An open
 that finds n - 1 opens of its job waiting begins within n · (KEPT_AFTER_S + H + J · (H + S)) seconds. A later open that goes first
-by priority counts twice. The claim holds for opens that an empty node could hold, while no node comes, goes or drains. Only
+by priority counts twice. The bound holds for opens that an empty node could hold, while no node comes, goes or drains. Only
 environments may hold memory on the nodes, and also cores if environments hold cores.
 
 *Proof.* It suffices that a job's first open begins within KEPT_AFTER_S + H + J · (H + S) after it became the first. The open is due
-for a turn after KEPT_AFTER_S. Until it has the turn, no other open of its job begins. So after another H the job holds nothing, and
-its first open has its turn. At most J - 1 turns are before this turn, since each job has one at a time, and no open enters the line
-before them. It remains to show that the first open in the line begins within H + S. It keeps a node at once, since no open before
-it could stand on the node. The earlier environments of the node are gone after H. Later environments leave enough room by rule 4.
-Then the open fits, and gets the next start slot. The line is looked at before anything begins, so events between two looks change
-nothing. ∎
+for a position after KEPT_AFTER_S. Until it has the position, no other open of its job begins. So after another H the job holds
+nothing, and its first open has its position. At most J - 1 positions are before this one, since each job has one at a time, and no
+open enters the front queue before them. It remains to show that the first open in the front queue begins within H + S. It keeps a
+node at once, since no open before it could stand on the node. The earlier environments of the node are gone after H. Later
+environments leave enough room by rule 4. Then the open fits, and gets the next start slot. The front queue is looked at before
+anything begins, so events between two looks change nothing. ∎
 
-*Between jobs.* An open overtakes a job that holds less of its entitlement in two cases: by a turn, or if the other open does not
-fit. In KEPT_AFTER_S at most one open of a job begins by a turn. It keeps one node, for H + S at most. When the job got the turn,
-the open was within the job's part, or the job held nothing, or no other job waited.
+*Between jobs.* An open overtakes a job that holds less of its entitlement in two cases: from the front queue, or if the other open does
+not fit. In KEPT_AFTER_S at most one open of a job begins from the front queue. It keeps one node, for H + S at most. When the job got
+the position, the open was within the job's part, or the job held nothing, or no other job waited.
 
 A node is kept only from other environments. Actions that hold memory while they run give it back soon. A standing environment may
 need them before it can end.
@@ -53,8 +54,8 @@ node empties."""
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    """A place in the line. `stood` are the environments that were on the node when the turn first kept it."""
+class _QueuePosition:
+    """A position in the front queue. `stood` are the environments that were on the node when the position first kept it."""
 
     waiting: Waiting
     needs: Needs
@@ -66,21 +67,21 @@ class _Turn:
 class OpenOrder:
     """Chooses among the waiting opens.
 
-    `_line` has the turns by job, in order. `_began` holds the last time at which a first open of a job began.
+    `_front` has the positions by job, in order. `_began` holds the last time at which a first open of a job began.
 
-    The other attributes hold for one decision. `_kept` has, for a kept node, its turn and the memory and cores left for other
+    The other attributes hold for one decision. `_kept` has, for a kept node, its position and the memory and cores left for other
     opens. `_able` has the nodes that meet the needs of an open when empty, memory apart. `_most_mb` has the most memory that an
-    open without a turn can have on these nodes now.
+    open without a position can have on these nodes now.
     """
 
-    def __init__(self, state: State, cpu: CpuPool, opens: OpenQueue, places: Shares) -> None:
+    def __init__(self, state: State, cpu: CpuPool, opens: OpenQueue, shares: Shares) -> None:
         self._state = state
         self._cpu = cpu
         self._opens = opens
-        self._places = places
-        self._line: dict[str, _Turn] = {}
+        self._shares = shares
+        self._front: dict[str, _QueuePosition] = {}
         self._began: dict[str, float] = {}
-        self._kept: dict[str, tuple[_Turn, int, int]] = {}
+        self._kept: dict[str, tuple[_QueuePosition, int, int]] = {}
         self._able: dict[Needs, list[Node]] = {}
         self._most_mb: dict[Needs, int] = {}
 
@@ -88,13 +89,13 @@ class OpenOrder:
         """Return the next open and its node; None if nothing fits. The open must begin now."""
         self._able, self._most_mb = {}, {}
         firsts = self._firsts()
-        held_back = self._line_up(firsts, now)
+        held_back = self._update_front(firsts, now)
         self._keep_nodes()
-        chosen = self._by_turn() or self._by_share(firsts, held_back)
+        chosen = self._from_front() or self._by_share(firsts, held_back)
         if chosen is None:
             return None
         job = self._job(chosen)
-        if chosen is firsts[job] or (job in self._line and chosen is self._line[job].waiting):
+        if chosen is firsts[job] or (job in self._front and chosen is self._front[job].waiting):
             self._began[job] = now
         return chosen, self._node_for(chosen)
 
@@ -110,60 +111,61 @@ class OpenOrder:
                 firsts[job] = head
         return firsts
 
-    def _line_up(self, firsts: dict[str, Waiting], now: float) -> list[str]:
-        """Remove begun and withdrawn opens from the line, and add new ones. Return the jobs whose turn is withheld."""
-        self._line = {job: turn for job, turn in self._line.items() if turn.waiting in self._opens}
+    def _update_front(self, firsts: dict[str, Waiting], now: float) -> list[str]:
+        """Remove begun and withdrawn opens from the front queue, and add new ones. Return the jobs whose position is withheld."""
+        self._front = {job: position for job, position in self._front.items() if position.waiting in self._opens}
         self._began = {job: at for job, at in self._began.items() if job in firsts}
         held_back: list[str] = []
         for job, first in firsts.items():
             since = max(first.received_at, self._began.get(job, -math.inf))
-            if job in self._line or since > now - KEPT_AFTER_S:
+            if job in self._front or since > now - KEPT_AFTER_S:
                 continue
-            if len(firsts) > 1 and self._places.exceeds(job, MEMORY_MB, memory_of(first.action)):
+            if len(firsts) > 1 and self._shares.exceeds(job, MEMORY_MB, memory_of(first.action)):
                 held_back.append(job)
             else:
-                self._line[job] = _Turn(first, self._opens.needs_of(first), memory_of(first.action))
+                self._front[job] = _QueuePosition(first, self._opens.needs_of(first), memory_of(first.action))
         return held_back
 
     def _keep_nodes(self) -> None:
-        """Keep a node for each open in the line that shares no possible node with an open before it."""
+        """Keep a node for each open in the front queue that shares no possible node with an open before it."""
         self._kept = {}
         taken: dict[str, None] = {}
         looked_at: dict[Needs, None] = {}
-        for turn in self._line.values():
-            if turn.needs in looked_at:
-                turn.node = None
+        for position in self._front.values():
+            if position.needs in looked_at:
+                position.node = None
                 continue
-            looked_at[turn.needs] = None
-            names = [node.spec.name for node in self._nodes(turn.needs)]
+            looked_at[position.needs] = None
+            names = [node.spec.name for node in self._nodes(position.needs)]
             if any(name in taken for name in names):
-                turn.node = None
+                position.node = None
             else:
-                self._keep_node(turn)
+                self._keep_node(position)
             taken |= dict.fromkeys(names)
 
-    def _keep_node(self, turn: _Turn) -> None:
+    def _keep_node(self, position: _QueuePosition) -> None:
         """Keep the node with the least missing room, also in later rounds."""
-        nodes = [node for node in self._nodes(turn.needs) if node.spec.memory_mb >= turn.memory_mb]
+        nodes = [node for node in self._nodes(position.needs) if node.spec.memory_mb >= position.memory_mb]
         if not nodes:
-            turn.node = None
+            position.node = None
             return
-        environments, pod_cores = self._state.environments, turn.needs.pod_cores
-        if turn.node not in nodes:
-            turn.node = min(nodes, key=lambda node: (max(0, turn.memory_mb - node.memory_free), max(0, pod_cores - self._free_cores(node))))
-            turn.stood = tuple(environments[name] for name in turn.node.environments)
-        turn.stood = tuple(one for one in turn.stood if environments.get(one.id) is one)
-        over_mb = sum(one.memory_mb for one in turn.stood) - turn.memory_mb
-        cores_over = sum(len(one.pod_core_ids) for one in turn.stood) - pod_cores
-        memory_mb, cores = turn.node.memory_free + min(0, over_mb), self._free_cores(turn.node) + min(0, cores_over)
-        self._kept[turn.node.spec.name] = (turn, max(0, memory_mb), max(0, cores))
+        environments, pod_cores = self._state.environments, position.needs.pod_cores
+        if position.node not in nodes:
+            memory_mb = position.memory_mb
+            position.node = min(nodes, key=lambda node: (max(0, memory_mb - node.memory_free), max(0, pod_cores - self._free_cores(node))))
+            position.stood = tuple(environments[name] for name in position.node.environments)
+        position.stood = tuple(one for one in position.stood if environments.get(one.id) is one)
+        over_mb = sum(one.memory_mb for one in position.stood) - position.memory_mb
+        cores_over = sum(len(one.pod_core_ids) for one in position.stood) - pod_cores
+        room_mb, cores = position.node.memory_free + min(0, over_mb), self._free_cores(position.node) + min(0, cores_over)
+        self._kept[position.node.spec.name] = (position, max(0, room_mb), max(0, cores))
 
-    def _by_turn(self) -> Waiting | None:
-        """Return the first in the line that fits."""
-        for turn in self._line.values():
-            own_mb = self._room(turn.node, turn.needs, turn.waiting) if turn.node is not None else -1
-            if turn.memory_mb <= max(own_mb, self._most_memory(turn.needs)):
-                return turn.waiting
+    def _from_front(self) -> Waiting | None:
+        """Return the first in the front queue that fits."""
+        for position in self._front.values():
+            own_mb = self._room(position.node, position.needs, position.waiting) if position.node is not None else -1
+            if position.memory_mb <= max(own_mb, self._most_memory(position.needs)):
+                return position.waiting
         return None
 
     def _by_share(self, firsts: dict[str, Waiting], held_back: list[str]) -> Waiting | None:
@@ -174,7 +176,7 @@ class OpenOrder:
 
     def _rank(self, waiting: Waiting) -> tuple[float, tuple[float, ...]]:
         job = waiting.action.job
-        share = self._places.dominant(job) / self._places.entitlement(job) if self._state.rules.shares else 0.0
+        share = self._shares.dominant(job) / self._shares.entitlement(job) if self._state.rules.shares else 0.0
         return share, waiting.key
 
     def _nodes(self, needs: Needs) -> list[Node]:
@@ -188,8 +190,8 @@ class OpenOrder:
         """Return the memory that an open can have on a node now; -1 if cores are missing."""
         memory_mb, cores = node.memory_free, self._free_cores(node)
         if node.spec.name in self._kept:
-            turn, memory_over_mb, cores_over = self._kept[node.spec.name]
-            if turn.waiting is not waiting:
+            position, memory_over_mb, cores_over = self._kept[node.spec.name]
+            if position.waiting is not waiting:
                 memory_mb, cores = memory_over_mb, cores_over
         return memory_mb if cores >= needs.pod_cores else -1
 

@@ -1,7 +1,7 @@
-"""The `cpu.open` actions that wait for a place, indexed so that the next is found quickly.
+"""The `cpu.open` actions that wait for a node, indexed so that the next is found quickly.
 
-Opens of a job with the same needs, apart from memory, stand in one line. Each size of memory has its own queue within the line. So
-the first open that fits into a given memory is found among the heads of the sizes.
+Opens of a job with the same needs, apart from memory, stand in one queue. Each size of memory has its own queue beside it. So the
+first open that fits into a given memory is found among the heads of the sizes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class _Alike:
     """The waiting opens of one job with the same needs, in order."""
 
     def __init__(self) -> None:
-        self.line = JobQueue()
+        self.queue = JobQueue()
         self._sizes: list[int] = []
         self._by_size: dict[int, JobQueue] = {}
 
     def add(self, waiting: Waiting) -> None:
-        self.line.add(waiting)
+        self.queue.add(waiting)
         size = waiting.action.cost.least(MEMORY_MB)
         if size not in self._by_size:
             self._sizes.insert(bisect_left(self._sizes, size), size)
@@ -41,7 +41,7 @@ class _Alike:
         self._by_size[size].add(waiting)
 
     def remove(self, waiting: Waiting) -> bool:
-        if not self.line.remove(waiting):
+        if not self.queue.remove(waiting):
             return False
         size = waiting.action.cost.least(MEMORY_MB)
         self._by_size[size].remove(waiting)
@@ -53,7 +53,7 @@ class _Alike:
     def first_within(self, memory_mb: int) -> Waiting | None:
         if self._sizes[0] > memory_mb:
             return None
-        head = self.line.items[0]
+        head = self.queue.items[0]
         if head.action.cost.least(MEMORY_MB) <= memory_mb:
             return head
         sizes = self._sizes[: bisect_right(self._sizes, memory_mb)]
@@ -72,12 +72,12 @@ class OpenQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Walk all opens, line by line."""
-        return (waiting for jobs in self._by_needs.values() for alike in jobs.values() for waiting in alike.line.items)
+        """Walk all opens, queue by queue."""
+        return (waiting for jobs in self._by_needs.values() for alike in jobs.values() for waiting in alike.queue.items)
 
     def __contains__(self, waiting: Waiting) -> bool:
         alike = self._by_needs.get(self.needs_of(waiting), {}).get(waiting.action.job)
-        return alike is not None and waiting in alike.line
+        return alike is not None and waiting in alike.queue
 
     def needs_of(self, waiting: Waiting) -> Needs:
         """Return an open's needs of a node. A pod has at least the cores of the largest action of its trajectory."""
@@ -99,18 +99,18 @@ class OpenQueue:
         if alike is None or not alike.remove(waiting):
             return False
         self._count -= 1
-        if not alike.line.items:
+        if not alike.queue.items:
             del jobs[job]
         if not jobs:
             del self._by_needs[needs]
         return True
 
     def heads(self) -> Iterator[Waiting]:
-        """Return the first open of each line."""
-        return (alike.line.items[0] for jobs in self._by_needs.values() for alike in jobs.values())
+        """Return the first open of each queue."""
+        return (alike.queue.items[0] for jobs in self._by_needs.values() for alike in jobs.values())
 
     def fitting(self, memory_of: Callable[[Needs], int]) -> Iterator[Waiting]:
-        """Return the first fitting open of each line. `memory_of` gives the most memory of a node that meets the needs."""
+        """Return the first fitting open of each queue. `memory_of` gives the most memory of a node that meets the needs."""
         for needs, jobs in self._by_needs.items():
             memory_mb = memory_of(needs)
             for alike in jobs.values():

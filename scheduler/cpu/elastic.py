@@ -106,10 +106,10 @@ class ElasticCores:
         The walk includes actions that have had cores for less than a turn. Such an action only has to keep its cores.
         """
         now, after_s = round_.now, TUNING.turn_after_s
-        lines = [queue.starving(now, after_s) for queue in self._pool.queues_of(round_.group)]
+        starving = [queue.starving(now, after_s) for queue in self._pool.queues_of(round_.group)]
         recent = [running.waiting for running in round_.group.occupants.recent(now, TUNING.turn_s)]
-        lines.append(iter(sorted((one for one in recent if now >= one.contends_since + after_s), key=_contends_since)))
-        return heapq.merge(*lines, key=_contends_since)
+        starving.append(iter(sorted((one for one in recent if now >= one.contends_since + after_s), key=_contends_since)))
+        return heapq.merge(*starving, key=_contends_since)
 
     def _reserves(self, round_: Round, waiting: Waiting) -> bool:
         """Say whether a group is reserved for an action. An action that can run on any node has one node reserved at a time."""

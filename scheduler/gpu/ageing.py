@@ -1,30 +1,30 @@
-"""Ageing: how a line gets an instance in time, though other lines are preferred.
+"""Ageing: how a service queue gets an instance in time, though other queues are preferred.
 
-The other rules prefer actions whose service is resident, lines with more waiting, and jobs within their share. Such preferred work
-could arrive without end. So the preference ends once a line is old enough:
+The other rules prefer actions whose service is resident, queues with more waiting actions, and jobs within their share. Such
+preferred work could arrive without end. So the preference ends once a queue is old enough:
 
-1. *Age.* A line has *aged* once its first action has waited for `Tuning.aged_s`. An aged line needs an instance however soon a place
-   should fall free, and does not wait for a cheaper eviction.
-2. *Starving.* An aged line is starving while it is shut out: no instance that it could use is resident, or each is idle while
-   others compute on its cells. Starving lines are served before all others, in the order of their turns. A turn begins when the
-   first action came in, or when the line was last brought an instance, whichever is later.
-3. *Reservation.* A starving line that finds no room reserves a node. It chooses the node on which the turns of the instances in its
+1. *Age.* A queue has *aged* once its first action has waited for `Tuning.aged_s`. An aged queue needs an instance however soon a
+   place should fall free, and does not wait for a cheaper eviction.
+2. *Starving.* An aged queue is starving while it is shut out: no instance that it could use is resident, or each is idle while
+   others compute on its cells. Starving queues are served before all others, longest wait first. The wait counts from the arrival of
+   the first action, or from the time when the queue was last brought an instance, whichever is later.
+3. *Reservation.* A starving queue that finds no room reserves a node. It chooses the node on which the turns of the instances in its
    way end first. A busy instance has had its turn `Tuning.turn_s` after it was brought; an idle one is not protected. Nothing else
    is brought onto a reserved node. When all turns have ended, the instances in the way take no more actions, and are evicted once
-   idle. The line may have an instance on the node, and wait only for the cells. Then the other instances on these cells are not
-   evicted. They take no actions until the line has started.
+   idle. The queue may have an instance on the node, and wait only for the cells. Then the other instances on these cells are not
+   evicted. They take no actions until the queue has started.
 4. *Release.* Reservations are made anew in each round. An instance takes actions again when no reservation needs it to go.
 
-*Claim.* Let no action hold cells for longer than L seconds, its restore included. Let p be the number of starving lines up to and
+*Bound.* Let no action hold cells for longer than L seconds, its restore included. Let p be the number of starving queues up to and
 including an action's own. If its service is resident nowhere, the action waits at most `bound_s(p, L)` = `aged_s` + p · (`turn_s` +
 L) seconds.
 
-*Proof.* The line is starving after at most `aged_s`, since a round is held when it ages. Consider the first of the starving lines.
-Nothing is brought onto the node that this line reserves, so all turns on the node end within `turn_s`. Then the instances in the
-way take no more actions, and are idle within L. Now the line is brought an instance. Its next turn comes after the turns of all
-lines that are starving by then. So each of the p lines takes at most `turn_s` + L. ∎
+*Proof.* The queue is starving after at most `aged_s`, since a round is held when it ages. Consider the first of the starving queues.
+Nothing is brought onto the node that this queue reserves, so all turns on the node end within `turn_s`. Then the instances in the
+way take no more actions, and are idle within L. Now the queue is brought an instance. From then on it comes after all queues that
+are starving by then. So each of the p queues takes at most `turn_s` + L. ∎
 
-The bound does not hold while a quota, the memory of the node, `instances_per_node` or a pinned instance keeps the line back. Where its
+The bound does not hold while a quota, the memory of the node, `instances_per_node` or a pinned instance keeps the queue back. Where its
 service is resident, an action waits as in any queue.
 """
 
@@ -36,13 +36,16 @@ from dataclasses import dataclass
 
 from scheduler.gpu.cells import CellGroup, Instance
 from scheduler.gpu.eviction import candidates
-from scheduler.gpu.round import Line, Round
+from scheduler.gpu.round import Round, ServiceQueue
 from scheduler.gpu.tuning import TUNING, Tuning
 
 
-def bound_s(place: int, longest_s: float, tuning: Tuning = TUNING) -> float:
-    """Return how long an action of the `place`-th starving line waits at most. No action holds cells for longer than `longest_s`."""
-    return tuning.aged_s + place * (tuning.turn_s + longest_s)
+def bound_s(position: int, longest_s: float, tuning: Tuning = TUNING) -> float:
+    """Return how long an action of the `position`-th starving queue waits at most.
+
+    No action holds cells for longer than `longest_s`.
+    """
+    return tuning.aged_s + position * (tuning.turn_s + longest_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Reservation:
 
 
 class Ageing:
-    """Says which lines have aged and which are starving, and keeps the reservations of one round."""
+    """Says which queues have aged and which are starving, and keeps the reservations of one round."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -67,52 +70,52 @@ class Ageing:
         """Whether the last round made any reservation."""
         return bool(self._reserved)
 
-    def turn(self, line: Line) -> tuple[float, float]:
-        """Return the place of a starving line among the others: smaller goes first."""
-        brought = self._brought.get((line.service, line.units), -math.inf)
-        return max(line.since, brought), brought
+    def precedence(self, queue: ServiceQueue) -> tuple[float, float]:
+        """Return where a starving queue stands among the others: smaller goes first."""
+        brought = self._brought.get((queue.service, queue.units), -math.inf)
+        return max(queue.since, brought), brought
 
-    def aged(self, line: Line, now: float) -> bool:
-        """Say whether a line has waited for long."""
-        return line.since + self._tuning.aged_s <= now
+    def aged(self, queue: ServiceQueue, now: float) -> bool:
+        """Say whether a queue has waited for long."""
+        return queue.since + self._tuning.aged_s <= now
 
-    def starving(self, line: Line, round_: Round) -> bool:
-        """Say whether a line has aged and is shut out."""
-        return self.aged(line, round_.now) and round_.shut_out(line)
+    def starving(self, queue: ServiceQueue, round_: Round) -> bool:
+        """Say whether a queue has aged and is shut out."""
+        return self.aged(queue, round_.now) and round_.shut_out(queue)
 
-    def note_brought(self, line: Line, now: float) -> None:
-        """Take note that a line has been brought an instance."""
-        self._brought[line.service, line.units] = now
+    def note_brought(self, queue: ServiceQueue, now: float) -> None:
+        """Take note that a queue has been brought an instance."""
+        self._brought[queue.service, queue.units] = now
 
     def begin(self) -> None:
         """Forget the reservations of the last round."""
         self._reserved = {}
 
-    def may_use(self, group: CellGroup, line: Line) -> bool:
-        """Say whether a node is reserved for no other service than the line's."""
-        return group not in self._reserved or self._reserved[group].service == line.service
+    def may_use(self, group: CellGroup, queue: ServiceQueue) -> bool:
+        """Say whether a node is reserved for no other service than the queue's."""
+        return group not in self._reserved or self._reserved[group].service == queue.service
 
-    def reserve(self, line: Line, round_: Round) -> None:
-        """Reserve the node where a starving line will have room soonest.
+    def reserve(self, queue: ServiceQueue, round_: Round) -> None:
+        """Reserve the node where a starving queue will have room soonest.
 
-        A node on which instances already make way for the line comes first.
+        A node on which instances already make way for the queue comes first.
         """
         found: list[tuple[bool, float, CellGroup, Reservation]] = []
-        for group in line.groups:
-            evicted = _in_the_way(group, line, round_) if group.node.memory_free >= line.memory_mb else None
+        for group in queue.groups:
+            evicted = _in_the_way(group, queue, round_) if group.node.memory_free >= queue.memory_mb else None
             if evicted is not None:
                 ready_at = max((one.since + self._tuning.turn_s for one in evicted if one.busy), default=round_.now)
-                elsewhere = all(one.evicting_for != line.service for one in group.instances)
-                found.append((elsewhere, ready_at, group, Reservation(line.service, evicted, ready_at)))
+                elsewhere = all(one.evicting_for != queue.service for one in group.instances)
+                found.append((elsewhere, ready_at, group, Reservation(queue.service, evicted, ready_at)))
         if not found:
             return
         _, ready_at, group, reservation = min(found, key=lambda each: each[:2])
-        if group in self._reserved:  # for another line of the service
+        if group in self._reserved:  # for another queue of the service
             reservation.evicted.extend(self._reserved[group].evicted)
         self._reserved[group] = reservation
         if ready_at <= round_.now:
             for instance in reservation.evicted:
-                instance.evicting_for = line.service
+                instance.evicting_for = queue.service
             round_.refresh()
 
     def release(self, round_: Round) -> bool:
@@ -128,17 +131,17 @@ class Ageing:
             instance.evicting_for = None
         return bool(released)
 
-    def next_round(self, lines: Iterable[Line], now: float) -> float | None:
-        """Return when time alone changes something: a line has aged, or the turns on a reserved node have ended."""
-        times = [line.since + self._tuning.aged_s for line in lines if line.waiting]
+    def next_round(self, queues: Iterable[ServiceQueue], now: float) -> float | None:
+        """Return when time alone changes something: a queue has aged, or the turns on a reserved node have ended."""
+        times = [queue.since + self._tuning.aged_s for queue in queues if queue.waiting]
         times += [reservation.ready_at for reservation in self._reserved.values()]
         return min((at for at in times if at > now), default=None)
 
 
-def _in_the_way(group: CellGroup, line: Line, round_: Round) -> list[Instance] | None:
-    """Return the instances that must be idle for a line to have room on a node; None if the node cannot have room."""
+def _in_the_way(group: CellGroup, queue: ServiceQueue, round_: Round) -> list[Instance] | None:
+    """Return the instances that must be idle for a queue to have room on a node; None if the node cannot have room."""
     for instance in group.instances:
-        if instance.service == line.service and instance.size in line.units and instance.evicting_for is None:
+        if instance.service == queue.service and instance.size in queue.units and instance.evicting_for is None:
             return group.others_on(instance)
-    plan = group.plan(line.spec, line.units[0], candidates(group, line, round_))
+    plan = group.plan(queue.spec, queue.units[0], candidates(group, queue, round_))
     return None if plan is None else list(plan.evicted)

@@ -13,8 +13,8 @@ whole cells on a node that does not declare the memory of its cells.
 | busy | its last action ended | idle |
 | idle | an action of its service | busy |
 | idle | another instance needs its cells | evicted |
-| busy, idle | a line of another service has aged (ageing.py) | evicting: takes no more actions, evicted once idle |
-| evicting | the aged line is served elsewhere, or is gone | busy or idle |
+| busy, idle | a queue of another service has aged (ageing.py) | evicting: takes no more actions, evicted once idle |
+| evicting | the aged queue is served elsewhere, or is gone | busy or idle |
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CellGroup(Group):
         """Whether any action could start here: on free cells, or at a free place of a resident instance."""
         return self.free > 0 or any(instance.takes for instance in self.instances)
 
-    def place_on(self, service: str, units: tuple[int, ...]) -> Instance | None:
+    def instance_for(self, service: str, units: tuple[int, ...]) -> Instance | None:
         """Return a resident instance with a free place for the action: first a busy instance, then the last used."""
         fitting = [i for i in self.instances if i.service == service and i.size in units and i.takes]
         return max(fitting, key=lambda i: (bool(i.active), i.last_used), default=None)

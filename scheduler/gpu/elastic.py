@@ -3,21 +3,21 @@
 *Example.* Two GPUs hold `math` and `code`. A restore takes 0.5 s, and so does an action. An action for `math` starts at once on the
 resident instance. A second one waits for this instance, since that takes no longer than a restore. When three more come, they would
 wait for long: a second instance of `math` is brought onto the GPU of `code`, which is idle. An action for `code` then waits until a
-GPU falls idle. If no GPU does, the action's line ages, and an instance of `math` makes way.
+GPU falls idle. If no GPU does, the action's queue ages, and an instance of `math` makes way.
 
-Waiting actions that can take each other's place form a *line* (round.py). A round is held when cells have changed, when a line ages,
-and when a turn ends. It has four steps:
+Waiting actions that are interchangeable form a *service queue* (round.py). A round is held when cells have changed, when such a queue
+ages, and when a turn ends. It has four steps:
 
-1. *Start on what is resident.* Actions start in the order of the queue on any instance of their service with a free place. The
+1. *Start on what is resident.* Actions start in the order of the pool's queue on any instance of their service with a free place. The
    largest instance comes first, then a busy one, then the last used. Two rules keep actions off idle instances, so that these can
    make way. A job beyond its share starts on no idle instance while a job within its share waits for a service that is resident
-   nowhere. An overloaded line starts on no idle instance larger than its best size. Instances that have not made way by the end of
+   nowhere. An overloaded queue starts on no idle instance larger than its best size. Instances that have not made way by the end of
    the round are used after all.
-2. *Rank services.* The lines that need an instance are ranked: starving lines first, then jobs within their share (ranking.py).
+2. *Rank services.* The queues that need an instance are ranked: starving queues first, then jobs within their share (ranking.py).
 3. *Choose size and place.* An instance is as large as the backlog allows (sizing.py), or smaller where fewer cells are idle. It
    goes to the node where it can be largest. Among equal nodes, the fewest evictions decide (placement.py).
 4. *Choose what to evict.* Idle instances make way, those with least demand first, unless waiting for a busy instance is cheaper
-   (eviction.py). For a starving line, busy instances take no more actions and make way once they are idle (ageing.py).
+   (eviction.py). For a starving queue, busy instances take no more actions and make way once they are idle (ageing.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scheduler.gpu.eviction import better_later, candidates
 from scheduler.gpu.placement import PlacementPlan
 from scheduler.gpu.pool import GpuPool
 from scheduler.gpu.ranking import rank, starts_soon
-from scheduler.gpu.round import Line, Round
+from scheduler.gpu.round import Round, ServiceQueue
 from scheduler.gpu.sizing import Backlog, best_size
 from scheduler.gpu.tuning import TUNING, Tuning
 from scheduler.model import Waiting
@@ -56,7 +56,7 @@ class ElasticCells(CellDispatcher):
             self._demands.arrived(waiting, now)
 
     def next_round(self) -> float | None:
-        """Return when a line ages, or when a turn ends for which a line waits."""
+        """Return when a queue ages, or when a turn ends for which a queue waits."""
         return self._wake
 
     def node_gone(self) -> None:
@@ -77,140 +77,140 @@ class ElasticCells(CellDispatcher):
         round_ = Round(self._pool, self._demands, self._tuning, groups, now)
         kept_idle = self._start_on_resident(round_, self._overloaded)
         self._bring_instances(round_)
-        overloaded = {alike: line.best for alike, line in round_.lines.items() if line.waiting and line.largest == line.best}
+        overloaded = {alike: queue.best for alike, queue in round_.queues.items() if queue.waiting and queue.largest == queue.best}
         if self._ageing.release(round_) or kept_idle:
             round_ = Round(self._pool, self._demands, self._tuning, groups, now)
             self._start_on_resident(round_, {})
-        self._overloaded = {alike: best for alike, best in overloaded.items() if alike in round_.lines and round_.lines[alike].waiting}
-        self._wake = self._ageing.next_round(round_.lines.values(), now)
+        self._overloaded = {alike: best for alike, best in overloaded.items() if alike in round_.queues and round_.queues[alike].waiting}
+        self._wake = self._ageing.next_round(round_.queues.values(), now)
 
     def _start_on_resident(self, round_: Round, overloaded: dict[tuple[object, ...], int]) -> bool:
-        """Start the actions that have a place, and form lines of all others. Say whether idle instances were kept from any action.
+        """Start the actions that have a place, and form service queues of all others. Say whether idle instances were kept from any action.
 
-        `overloaded` gives overloaded lines the largest size of an idle instance on which they may start.
+        `overloaded` gives overloaded queues the largest size of an idle instance on which they may start.
         """
-        state, lines, now = self._state, round_.lines, round_.now
+        state, queues, now = self._state, round_.queues, round_.now
         contended, closed = state.shares.contended, False
-        # Thousands of actions may wait, and most only join their line. So this loop does little for each.
+        # Thousands of actions may wait, and most only join their queue. So this loop does little for each.
         for waiting in state.in_order([self._pool.queue], now):
-            line = lines.get(waiting.alike)
-            if line is None:
-                line = round_.line_of(waiting)
-                line.largest = overloaded.get(waiting.alike, line.largest)
-            if line.open and not line.stuck:
+            queue = queues.get(waiting.alike)
+            if queue is None:
+                queue = round_.queue_of(waiting)
+                queue.largest = overloaded.get(waiting.alike, queue.largest)
+            if queue.open and not queue.stuck:
                 if contended and state.deprioritised(waiting, now):
                     contended = False
-                    if any(self._is_starved_of_cells(each, round_) for each in lines.values()):
+                    if any(self._is_starved_of_cells(each, round_) for each in queues.values()):
                         round_.close_idle()
                         closed = True
-                if self._start_one(waiting, line, now):
+                if self._start_one(waiting, queue, now):
                     continue
-            line.waiting.append(waiting)
-            if waiting.received_at < line.since:
-                line.since = waiting.received_at
+            queue.waiting.append(waiting)
+            if waiting.received_at < queue.since:
+                queue.since = waiting.received_at
         self._take_out_started()
-        return closed or any(line.kept_off for line in lines.values())
+        return closed or any(queue.kept_off for queue in queues.values())
 
-    def _is_starved_of_cells(self, line: Line, round_: Round) -> bool:
-        """Say whether idle cells are kept for a line: its service is resident nowhere but could be, and the line has not aged."""
-        if not line.waiting or self._ageing.aged(line, round_.now):
+    def _is_starved_of_cells(self, queue: ServiceQueue, round_: Round) -> bool:
+        """Say whether idle cells are kept for a queue: its service is resident nowhere but could be, and the queue has not aged."""
+        if not queue.waiting or self._ageing.aged(queue, round_.now):
             return False
         instances = (instance for group in self._pool.groups.values() if not group.node.draining for instance in group.instances)
-        if any(instance.service == line.service and instance.size in line.units for instance in instances):
+        if any(instance.service == queue.service and instance.size in queue.units for instance in instances):
             return False
-        return any(group.plan(line.spec, line.units[0], candidates(group, line, round_)) is not None for group in line.groups)
+        return any(group.plan(queue.spec, queue.units[0], candidates(group, queue, round_)) is not None for group in queue.groups)
 
-    def _start_one(self, waiting: Waiting, line: Line, now: float) -> bool:
+    def _start_one(self, waiting: Waiting, queue: ServiceQueue, now: float) -> bool:
         """Start an action on the best of the open instances of its service."""
         fitting = [
             (instance, group)
-            for instance, group in line.open
-            if instance.size in line.units
-            and group in line.groups
-            and group.node.memory_free >= line.memory_mb
+            for instance, group in queue.open
+            if instance.size in queue.units
+            and group in queue.groups
+            and group.node.memory_free >= queue.memory_mb
             and not group.blocked(instance)
         ]
-        allowed = [place for place in fitting if place[0].active or place[0].size <= line.largest]
+        allowed = [resident for resident in fitting if resident[0].active or resident[0].size <= queue.largest]
         if not allowed:
-            line.stuck, line.kept_off = True, bool(fitting)
+            queue.stuck, queue.kept_off = True, bool(fitting)
             return False
-        best = max(allowed, key=lambda place: (place[0].size, bool(place[0].active), place[0].last_used))
+        best = max(allowed, key=lambda each: (each[0].size, bool(each[0].active), each[0].last_used))
         instance, group = best
         if self._pool.quotas.keeps_back(waiting, group, now):
             return False
         self._start(waiting, group, instance, now)
         if not instance.takes:
-            line.open.remove(best)
+            queue.open.remove(best)
         return True
 
     def _bring_instances(self, round_: Round) -> None:
-        """Bring instances for the lines that need them, and reserve nodes for the starving lines that found no room."""
+        """Bring instances for the queues that need them, and reserve nodes for the starving queues that found no room."""
         self._ageing.begin()
         backlog: Backlog | None = None
-        for line in rank(round_, self._ageing):
-            line.groups = [group for group in line.groups if self._ageing.may_use(group, line)]
-            soon, aged = starts_soon(line, round_), self._ageing.aged(line, round_.now)
-            if not aged and len(line.waiting) <= soon:
+        for queue in rank(round_, self._ageing):
+            queue.groups = [group for group in queue.groups if self._ageing.may_use(group, queue)]
+            soon, aged = starts_soon(queue, round_), self._ageing.aged(queue, round_.now)
+            if not aged and len(queue.waiting) <= soon:
                 continue
             backlog = backlog or self._backlog(round_)
-            self._size(line, backlog, overloaded=len(line.waiting) > self._tuning.overload * max(1, soon))
-            while (chosen := self._choose_place(line, round_)) is not None and self._bring_for(line, *chosen, round_):
-                if not line.waiting or not (aged or len(line.waiting) > starts_soon(line, round_)):
+            self._size(queue, backlog, overloaded=len(queue.waiting) > self._tuning.overload * max(1, soon))
+            while (chosen := self._choose_placement(queue, round_)) is not None and self._bring_for(queue, *chosen, round_):
+                if not queue.waiting or not (aged or len(queue.waiting) > starts_soon(queue, round_)):
                     break
-            if line.waiting and line.groups and self._ageing.starving(line, round_) and not self._held(line, line.groups[0], round_):
-                self._ageing.reserve(line, round_)
+            if queue.waiting and queue.groups and self._ageing.starving(queue, round_) and not self._held(queue, queue.groups[0], round_):
+                self._ageing.reserve(queue, round_)
         self._take_out_started()
 
-    def _held(self, line: Line, group: CellGroup, round_: Round) -> bool:
+    def _held(self, queue: ServiceQueue, group: CellGroup, round_: Round) -> bool:
         """Say whether a quota keeps back the action that is next."""
-        return self._pool.quotas.keeps_back(line.first, group, round_.now)
+        return self._pool.quotas.keeps_back(queue.first, group, round_.now)
 
     def _backlog(self, round_: Round) -> Backlog:
         """Count running and waiting actions, and the actions that should come within `ahead_durations` of their durations."""
         backlog = Backlog(self._pool.groups.values())
-        for line in round_.lines.values():
-            if line.waiting:
-                backlog.spread(len(line.waiting), line.able)
+        for queue in round_.queues.values():
+            if queue.waiting:
+                backlog.spread(len(queue.waiting), queue.able)
         for service, load in self._demands.loads(round_.now).items():
             nodes = [group for group in self._pool.groups.values() if group.node.heard and not group.node.draining]
             able = [group for group in nodes if group.node.serves(service)]
             backlog.spread(self._tuning.ahead_durations * load, able)
         return backlog
 
-    def _size(self, line: Line, backlog: Backlog, *, overloaded: bool) -> None:
-        """Choose the best size for a line. If the line is overloaded, its larger instances make way."""
-        per_cell = backlog.per_cell(line.able) / line.spec.max_concurrency
-        restore_s = self._tuning.restored_share * line.spec.restore_s
-        line.best = best_size(line.units, line.first.durations_s, restore_s, per_cell)
-        line.largest = line.best if overloaded else math.inf
+    def _size(self, queue: ServiceQueue, backlog: Backlog, *, overloaded: bool) -> None:
+        """Choose the best size for a queue. If the queue is overloaded, its larger instances make way."""
+        per_cell = backlog.per_cell(queue.able) / queue.spec.max_concurrency
+        restore_s = self._tuning.restored_share * queue.spec.restore_s
+        queue.best = best_size(queue.units, queue.first.durations_s, restore_s, per_cell)
+        queue.largest = queue.best if overloaded else math.inf
 
-    def _choose_place(self, line: Line, round_: Round) -> tuple[CellGroup, PlacementPlan] | None:
+    def _choose_placement(self, queue: ServiceQueue, round_: Round) -> tuple[CellGroup, PlacementPlan] | None:
         """Return where the largest instance up to the best size can go now, with the fewest evictions."""
         plans = []
-        for group in line.groups:
-            if group.node.memory_free < line.memory_mb or group.idle < line.units[0]:
+        for group in queue.groups:
+            if group.node.memory_free < queue.memory_mb or group.idle < queue.units[0]:
                 continue
-            could_go = candidates(group, line, round_)
-            plan = self._largest_plan(group, line, [instance for instance in could_go if not instance.busy])
-            if plan is not None and (self._ageing.aged(line, round_.now) or not better_later(plan, could_go, line, round_)):
+            could_go = candidates(group, queue, round_)
+            plan = self._largest_plan(group, queue, [instance for instance in could_go if not instance.busy])
+            if plan is not None and (self._ageing.aged(queue, round_.now) or not better_later(plan, could_go, queue, round_)):
                 plans.append((group, plan))
         return max(plans, key=lambda each: (len(each[1].cell_ids), -len(each[1].evicted)), default=None)
 
     @staticmethod
-    def _largest_plan(group: CellGroup, line: Line, idle: Sequence[Instance]) -> PlacementPlan | None:
-        sizes = (size for size in reversed(line.units) if size <= min(line.best, group.idle))
-        return next((plan for size in sizes if (plan := group.plan(line.spec, size, idle)) is not None), None)
+    def _largest_plan(group: CellGroup, queue: ServiceQueue, idle: Sequence[Instance]) -> PlacementPlan | None:
+        sizes = (size for size in reversed(queue.units) if size <= min(queue.best, group.idle))
+        return next((plan for size in sizes if (plan := group.plan(queue.spec, size, idle)) is not None), None)
 
-    def _bring_for(self, line: Line, group: CellGroup, plan: PlacementPlan, round_: Round) -> bool:
-        """Bring an instance, and start an action of the line on each of its places.
+    def _bring_for(self, queue: ServiceQueue, group: CellGroup, plan: PlacementPlan, round_: Round) -> bool:
+        """Bring an instance, and start an action of the queue on each of its places.
 
         Return False if a quota keeps the first action back.
         """
-        if self._held(line, group, round_):
+        if self._held(queue, group, round_):
             return False
-        instance = self._bring(line.waiting.pop(0), group, plan, round_.now)
-        self._ageing.note_brought(line, round_.now)
-        while line.waiting and instance.takes and group.node.memory_free >= line.memory_mb and not self._held(line, group, round_):
-            self._start(line.waiting.pop(0), group, instance, round_.now)
+        instance = self._bring(queue.waiting.pop(0), group, plan, round_.now)
+        self._ageing.note_brought(queue, round_.now)
+        while queue.waiting and instance.takes and group.node.memory_free >= queue.memory_mb and not self._held(queue, group, round_):
+            self._start(queue.waiting.pop(0), group, instance, round_.now)
         round_.refresh()
         return True

@@ -25,7 +25,7 @@ class OnDemandCells(CellDispatcher):
         bringing: list[Waiting] = []
         reserved = 0
         for waiting in self._candidates(group, now):
-            instance = group.place_on(waiting.action.service or "", waiting.units)
+            instance = group.instance_for(waiting.action.service or "", waiting.units)
             if instance is not None and _leaves(group, instance, reserved):
                 self._start(waiting, group, instance, now)
                 continue
@@ -48,7 +48,7 @@ class OnDemandCells(CellDispatcher):
         if own_memory(waiting.action) > group.node.memory_free or self._pool.quotas.keeps_back(waiting, group, now):
             return
         spec = self._state.services[waiting.action.service or ""]
-        instance = group.place_on(spec.name, waiting.units)
+        instance = group.instance_for(spec.name, waiting.units)
         if instance is not None:
             self._start(waiting, group, instance, now)
             return

@@ -9,7 +9,7 @@ differs, the node is right:
 | `resident` | nothing that would be in its way | it is adopted |
 | `starting`, `restoring` | nothing that would be in its way | it is adopted, and takes no actions yet |
 | `absent`, `host`, `failed` | the instance, idle | it is forgotten |
-| `failed` | the instance, being restored | it is forgotten; a line that waits for it has another one brought |
+| `failed` | the instance, being restored | it is forgotten; a queue that waits for it has another one brought |
 
 Everything else changes nothing. A report may be late. An instance with actions is not forgotten, since its actions report their own
 ends. A report that an instance is gone may be older than its present restore.

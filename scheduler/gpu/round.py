@@ -1,4 +1,4 @@
-"""One round of the elastic dispatcher: the waiting actions in lines, and the instances that they could use.
+"""One round of the elastic dispatcher: the waiting actions in service queues, and the instances that they could use.
 
 A round is made when cells have changed, and dropped at its end. It changes nothing itself.
 """
@@ -16,20 +16,20 @@ from scheduler.gpu.tuning import Tuning
 from scheduler.model import ServiceSpec, Waiting
 from scheduler.model.state import own_memory
 
-Place = tuple[Instance, CellGroup]
+Resident = tuple[Instance, CellGroup]
 """An instance, and the cells of its node."""
 
 
 @dataclass(slots=True, eq=False)
-class Line:
-    """Waiting actions with the same service, amounts, labels and memory, in order. They can take each other's place.
+class ServiceQueue:
+    """Waiting actions with the same service, amounts, labels and memory, in order. They are interchangeable.
 
     Attributes
     ----------
     able, groups
         The nodes' cells that could run the actions: all, and those of the round.
     open
-        Instances of the service with a free place. All lines of a service share this list.
+        Instances of the service with a free place. All queues of a service share this list.
     since
         The arrival of the first action.
     stuck
@@ -49,7 +49,7 @@ class Line:
     memory_mb: int
     able: list[CellGroup]
     groups: list[CellGroup]
-    open: list[Place]
+    open: list[Resident]
     waiting: list[Waiting] = field(default_factory=list)
     since: float = math.inf
     stuck: bool = False
@@ -73,12 +73,12 @@ class Round:
         self.tuning = tuning
         self.groups = groups
         self.now = now
-        self.lines: dict[tuple[object, ...], Line] = {}
-        self._open: dict[str, list[Place]] = {}
-        self._residents: dict[str, list[Place]] = {}
-        for place in _places(groups):
-            if place[0].takes:
-                self._open.setdefault(place[0].service, []).append(place)
+        self.queues: dict[tuple[object, ...], ServiceQueue] = {}
+        self._open: dict[str, list[Resident]] = {}
+        self._residents: dict[str, list[Resident]] = {}
+        for resident in _instances(groups):
+            if resident[0].takes:
+                self._open.setdefault(resident[0].service, []).append(resident)
         self.refresh()
 
     def refresh(self) -> None:
@@ -87,45 +87,45 @@ class Round:
         Instances that make way, or whose node is draining, count as gone.
         """
         self._residents = {}
-        for place in _places(self.all_groups.values()):
-            if place[0].evicting_for is None and not place[1].node.draining:
-                self._residents.setdefault(place[0].service, []).append(place)
+        for resident in _instances(self.all_groups.values()):
+            if resident[0].evicting_for is None and not resident[1].node.draining:
+                self._residents.setdefault(resident[0].service, []).append(resident)
 
-    def line_of(self, waiting: Waiting) -> Line:
-        """Return the line that an action belongs to."""
+    def queue_of(self, waiting: Waiting) -> ServiceQueue:
+        """Return the service queue that an action belongs to."""
         action = waiting.action
         waiting.alike = waiting.alike or (action.service, waiting.units, action.requires, own_memory(action))
-        line = self.lines.get(waiting.alike)
-        if line is None:
+        queue = self.queues.get(waiting.alike)
+        if queue is None:
             service = action.service or ""
             spec = self.state.services.get(service, ServiceSpec(name=service))
             able = [group for group in self.all_groups.values() if can_run(waiting, group, self.state)]
             groups = [group for group in self.groups if group in able]
-            line = Line(service, waiting.units, spec, own_memory(action), able, groups, self._open.get(service, []))
-            self.lines[waiting.alike] = line
-        return line
+            queue = ServiceQueue(service, waiting.units, spec, own_memory(action), able, groups, self._open.get(service, []))
+            self.queues[waiting.alike] = queue
+        return queue
 
     def close_idle(self) -> None:
         """Let no more actions start on idle instances, except on pinned instances, which cannot be evicted."""
-        for places in self._open.values():
-            places[:] = [(instance, group) for instance, group in places if instance.active or instance.pinned]
+        for residents in self._open.values():
+            residents[:] = [(instance, group) for instance, group in residents if instance.active or instance.pinned]
 
-    def residents(self, service: str) -> list[Place]:
+    def residents(self, service: str) -> list[Resident]:
         """Return the instances of a service."""
         return self._residents.get(service, [])
 
-    def usable(self, line: Line) -> list[Place]:
-        """Return the instances, busy or not, on which a line could run."""
-        return [place for place in self.residents(line.service) if place[0].size in line.units]
+    def usable(self, queue: ServiceQueue) -> list[Resident]:
+        """Return the instances, busy or not, on which a queue could run."""
+        return [resident for resident in self.residents(queue.service) if resident[0].size in queue.units]
 
-    def shut_out(self, line: Line) -> bool:
-        """Say whether no usable instance is resident for a line, or each is idle while others compute on its cells."""
-        return all(not instance.busy and group.blocked(instance) for instance, group in self.usable(line))
+    def shut_out(self, queue: ServiceQueue) -> bool:
+        """Say whether no usable instance is resident for a queue, or each is idle while others compute on its cells."""
+        return all(not instance.busy and group.blocked(instance) for instance, group in self.usable(queue))
 
     def asked(self, instance: Instance) -> float:
         """Return the demand for an instance, in actions a second."""
         return self.demands.rate(instance.service) / max(1, len(self.residents(instance.service)))
 
 
-def _places(groups: Iterable[CellGroup]) -> Iterator[Place]:
+def _instances(groups: Iterable[CellGroup]) -> Iterator[Resident]:
     return ((instance, group) for group in groups for instance in group.instances)

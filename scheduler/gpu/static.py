@@ -20,7 +20,7 @@ class StaticCells(CellDispatcher):
             owned[own.service] += own.size
         for waiting in self._candidates(group, now):
             service = waiting.action.service or ""
-            instance = group.place_on(service, waiting.units)
+            instance = group.instance_for(service, waiting.units)
             if instance is None:
                 size = self._size(waiting, min(share - owned[service], group.free))
                 plan = group.plan_by_last_use(self._state.services[service], size) if size else None

@@ -139,9 +139,9 @@ class Distribution:
         """Return the mean work; there must be an observation."""
         return self.total / (self.scale * self.count)
 
-    def quantile(self, part: float) -> float:
+    def quantile(self, fraction: float) -> float:
         """Return the mean of the bin in which the quantile lies."""
-        wanted, seen = part * self.scale * self.count, 0.0
+        wanted, seen = fraction * self.scale * self.count, 0.0
         last = 0.0
         for weight, amount in zip(self.weights, self.sums, strict=True):
             if weight:

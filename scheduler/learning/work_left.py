@@ -24,8 +24,8 @@ from typing import Final
 from scheduler.learning.durations import MEASURED, Observation, speed_on
 from scheduler.learning.life_table import LifeTable, bin_ends_at, bin_of
 
-ACTION_PART: Final = 0.1
-"""Part of the action's expected work left that is added to its trajectory's. The trajectory's already includes it once.
+ACTION_FRACTION: Final = 0.1
+"""Fraction of the action's expected work left that is added to its trajectory's. The trajectory's already includes it once.
 
 A trajectory with a long present action is longer than other trajectories of its age. So part of the action must count. Counted in
 full, the action weighs twice. Where each trajectory ends in one long action, all of the long actions then pile up.
@@ -74,7 +74,7 @@ class WorkLeft:
         of_action_s = _table(self._actions, job).left_s(max(0, action.bin))
         if trajectory is None:
             return of_action_s
-        return _table(self._trajectories, job).left_s(max(0, trajectory.bin)) + ACTION_PART * of_action_s
+        return _table(self._trajectories, job).left_s(max(0, trajectory.bin)) + ACTION_FRACTION * of_action_s
 
     def note(self, job: str, action: Life, work_s: float, trajectory: Life | None, trajectory_work_s: float) -> None:
         """Take in an action's work so far, and the work of its trajectory, including this action."""

@@ -173,7 +173,7 @@ class Waiting:
     contends_since: float = 0.0
     reserved_on: str = ""
     alike: tuple[object, ...] = ()
-    """The properties that actions of one line share (gpu/elastic.py). Empty until a round needs them."""
+    """The properties that actions of one service queue share (gpu/elastic.py). Empty until a round needs them."""
     least: int = field(init=False)
     """The smallest amount that it can use."""
     best: int = field(init=False)

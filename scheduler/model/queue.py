@@ -44,7 +44,7 @@ class WaitQueue:
     """Queues by job, in the order in which the jobs came."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, JobQueue] = {}
+        self.by_job: dict[str, JobQueue] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -54,25 +54,25 @@ class WaitQueue:
         return merged([self])
 
     def __contains__(self, waiting: Waiting) -> bool:
-        line = self.lines.get(waiting.action.job)
-        return line is not None and waiting in line
+        queue = self.by_job.get(waiting.action.job)
+        return queue is not None and waiting in queue
 
     def add(self, waiting: Waiting) -> None:
         """Insert in order."""
-        line = self.lines.get(waiting.action.job)
-        if line is None:
-            line = self.lines[waiting.action.job] = JobQueue()
-        line.add(waiting)
+        queue = self.by_job.get(waiting.action.job)
+        if queue is None:
+            queue = self.by_job[waiting.action.job] = JobQueue()
+        queue.add(waiting)
         self._count += 1
 
     def remove(self, waiting: Waiting) -> bool:
         """Take out; False where it is not in this queue."""
-        line = self.lines.get(waiting.action.job)
-        if line is None or not line.remove(waiting):
+        queue = self.by_job.get(waiting.action.job)
+        if queue is None or not queue.remove(waiting):
             return False
         self._count -= 1
-        if not line.items:
-            del self.lines[waiting.action.job]
+        if not queue.items:
+            del self.by_job[waiting.action.job]
         return True
 
 
@@ -122,10 +122,10 @@ class Contenders(WaitQueue):
 
 def merged(queues: Sequence[WaitQueue]) -> Iterator[Waiting]:
     """Walk queues in one order. No queue may change before the walk is over."""
-    lines = [line.items for queue in queues for line in queue.lines.values()]
-    if len(lines) == 1:
-        return iter(lines[0])
-    return heapq.merge(*lines, key=lambda waiting: waiting.key)
+    sorted_items = [of_job.items for queue in queues for of_job in queue.by_job.values()]
+    if len(sorted_items) == 1:
+        return iter(sorted_items[0])
+    return heapq.merge(*sorted_items, key=lambda waiting: waiting.key)
 
 
 class Walk:
@@ -137,12 +137,12 @@ class Walk:
 
     def __init__(self, queues: Sequence[WaitQueue], last: Callable[[Waiting], bool]) -> None:
         self._last = last
-        self._lines: dict[str, Iterator[Waiting]] = {}
-        jobs = dict.fromkeys(job for queue in queues for job in queue.lines)
+        self._rest: dict[str, Iterator[Waiting]] = {}
+        jobs = dict.fromkeys(job for queue in queues for job in queue.by_job)
         for job in jobs:
-            lines = [queue.lines[job].items for queue in queues if job in queue.lines]
-            self._lines[job] = iter(lines[0]) if len(lines) == 1 else heapq.merge(*lines, key=lambda waiting: waiting.key)
-        self._heads = [self._entry(job, next(line)) for job, line in self._lines.items()]
+            items = [queue.by_job[job].items for queue in queues if job in queue.by_job]
+            self._rest[job] = iter(items[0]) if len(items) == 1 else heapq.merge(*items, key=lambda waiting: waiting.key)
+        self._heads = [self._entry(job, next(rest)) for job, rest in self._rest.items()]
         heapq.heapify(self._heads)
 
     def __iter__(self) -> Iterator[Waiting]:
@@ -152,7 +152,7 @@ class Walk:
         """Return the next action."""
         while self._heads:
             _, _, job, head = self._heads[0]
-            if job not in self._lines:
+            if job not in self._rest:
                 heapq.heappop(self._heads)
                 continue
             # Taking cores may move another job beyond its share, or back. So the first action of a job is looked at again when it
@@ -161,10 +161,10 @@ class Walk:
             if entry[0] != self._heads[0][0]:
                 heapq.heapreplace(self._heads, entry)
                 continue
-            following = next(self._lines[job], None)
+            following = next(self._rest[job], None)
             if following is None:
                 heapq.heappop(self._heads)
-                del self._lines[job]
+                del self._rest[job]
             else:
                 heapq.heapreplace(self._heads, self._entry(job, following))
             return head
@@ -175,4 +175,4 @@ class Walk:
 
     def skip(self, job: str) -> None:
         """Leave the rest of a job's actions out."""
-        self._lines.pop(job, None)
+        self._rest.pop(job, None)

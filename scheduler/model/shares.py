@@ -6,7 +6,7 @@ other job wants the resource. Once another job does, the actions of jobs within 
 
 Units that a job holds beyond its share are the first to be taken from running actions (`cpu/fairness.py`).
 
-Memory and start slots of environments follow the same rule, in their own books (`Environments.places`). An environment holds its
+Memory and start slots of environments follow the same rule, in their own books (`Environments.shares`). An environment holds its
 memory for as long as it stands, and never loses any of it. So memory decides which job opens the next environment, and not which
 job gets cores.
 """
@@ -23,7 +23,7 @@ nothing."""
 
 
 class Shares:
-    """The active jobs, and how much each holds of the offered resources: `cores`, `cells` and `quota:<name>`, or places.
+    """The active jobs, and how much each holds of the offered resources: `cores`, `cells` and `quota:<name>`, or memory and start slots.
 
     Integer amounts stay exact. They must, since nodes with bounded and with unlimited memory are added up.
     """

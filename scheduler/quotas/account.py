@@ -134,18 +134,18 @@ class Account(Changeable):
         return self.spec.account or self.spec.name
 
     def opens_at(self, now: float, requests: int = 1, lead_s: float = 0.0) -> float | None:
-        """Return when `requests` may start at once: `now` or later; None while all places are taken."""
-        places = self._places()
-        if places is not None and self.running and self.running + requests > places:
+        """Return when `requests` may start at once: `now` or later; None while as many run as may."""
+        concurrency = self._concurrency()
+        if concurrency is not None and self.running and self.running + requests > concurrency:
             return None
         earliest = max(self._due(requests) - lead_s, self.throttle.until_s)
         return now if earliest <= now + _ROUNDING_S else earliest
 
-    def _places(self) -> int | None:
-        places, factor = self.spec.concurrency, self.throttle.factor
-        if places is None or factor == 1.0 or self._requests is not None:
-            return places
-        return max(1, int(places * factor))
+    def _concurrency(self) -> int | None:
+        concurrency, factor = self.spec.concurrency, self.throttle.factor
+        if concurrency is None or factor == 1.0 or self._requests is not None:
+            return concurrency
+        return max(1, int(concurrency * factor))
 
     def _due(self, requests: int) -> float:
         """Return when the rates allow `requests`."""

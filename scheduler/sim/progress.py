@@ -1,11 +1,11 @@
 """How far the actions of a simulation are: the duration model behind virtual time.
 
-An action runs at the speed-up of its units, on cores of its own. It keeps them busy for a part of its time: `cpu_s / work_s` of the
+An action runs at the speed-up of its units, on cores of its own. It keeps them busy for a fraction of its time: `cpu_s / work_s` of the
 recording, or all of it if the recording does not say.
 
 An action in the background gets the idle time of its node: cores that no action holds, and the time in which a holder leaves its
-cores idle. The kernel divides this time evenly. So each action gets the same part f of a core while it needs a core. Its waits for
-a network or a timer take as long as before. An action that needs a core for a part r of its time takes `(1 - r) + r / f` times as
+cores idle. The kernel divides this time evenly. So each action gets the same fraction f of a core while it needs a core. Its waits for
+a network or a timer take as long as before. An action that needs a core for a fraction r of its time takes `(1 - r) + r / f` times as
 long. This is a mean over independent moments, not a model of single time slices. An action uses one core at most.
 
 Actions with equal needs (to a sixteenth) share a clock. So a change of the idle time costs the same for any number of actions.
@@ -24,13 +24,13 @@ from scheduler.model import Grant
 from scheduler.sim.trace import TraceAction
 from tangram.elasticity import Table
 
-PARTS: Final = 16
+NEED_STEPS: Final = 16
 """Steps in which needs of a core are distinguished in the background."""
 
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """An action that has been submitted and has no result yet. `turn` counts its planned ends."""
+    """An action that has been submitted and has no result yet. `version` counts its planned ends; an earlier one is void."""
 
     id: str
     recorded: TraceAction
@@ -45,7 +45,7 @@ class Live:
     began_at: float = 0.0
     done_s: float = 0.0
     since: float = 0.0
-    turn: int = 0
+    version: int = 0
     unit_seconds: float = 0.0
     cpu_s: float = 0.0
     waited_s: float = 0.0
@@ -55,7 +55,7 @@ class Live:
 
     @property
     def busy(self) -> float:
-        """The part of its time in which the action needs its core."""
+        """The fraction of its time in which the action needs its core."""
         return self.recorded.busy
 
     @property
@@ -103,22 +103,25 @@ class Live:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """Background actions that need a core for the same part `need` of their time. `clock_s` is the work of each since the start."""
+class _Clock:
+    """The clock of background actions that need a core for the same fraction `need` of their time.
+
+    `elapsed_s` is the work of each since the start.
+    """
 
     need: float
-    clock_s: float = 0.0
+    elapsed_s: float = 0.0
     speed: float = 0.0
     count: int = 0
     ends: list[tuple[float, int, int, Live]] = field(default_factory=list)
 
     def next_end_s(self) -> float:
         """Return the seconds until the first action ends."""
-        while self.ends and self.ends[0][2] != self.ends[0][3].turn:
+        while self.ends and self.ends[0][2] != self.ends[0][3].version:
             heapq.heappop(self.ends)
         if not self.ends:
             return math.inf
-        left_s = max(0.0, self.ends[0][0] - self.clock_s)
+        left_s = max(0.0, self.ends[0][0] - self.elapsed_s)
         if left_s <= 1e-12:
             return 0.0
         return left_s / self.speed if self.speed > 0 else math.inf
@@ -132,7 +135,7 @@ class NodeCores:
 
     def __init__(self, capacity: int, ended: Callable[[Live, float], None], plan: Callable[[float, Callable[[float], None]], None]) -> None:
         self._capacity, self._ended, self._plan = capacity, ended, plan
-        self._lines: dict[int, _Line] = {}
+        self._clocks: dict[int, _Clock] = {}
         self._busy = 0.0
         self._since = 0.0
         self._order = 0
@@ -141,7 +144,7 @@ class NodeCores:
 
     def enter(self, live: Live, now: float) -> None:
         """Let an action go on under its present grant."""
-        live.turn += 1
+        live.version += 1
         if live.background:
             self._advance(now)
             self._join(live, now)
@@ -152,14 +155,14 @@ class NodeCores:
 
     def leave(self, live: Live, now: float) -> None:
         """Settle an action that ends or changes its grant."""
-        live.turn += 1
+        live.version += 1
         if live.background:
             self._advance(now)
-            line = self._lines[round(live.busy * PARTS)]
-            line.count -= 1
+            clock = self._clocks[round(live.busy * NEED_STEPS)]
+            clock.count -= 1
             del self.background[live.id]
-            live.got_on(line.clock_s - live.clock_s, now)
-            live.clock_s = line.clock_s
+            live.got_on(clock.elapsed_s - live.clock_s, now)
+            live.clock_s = clock.elapsed_s
         else:
             live.settle(now)
             self._busy -= live.burning
@@ -169,32 +172,32 @@ class NodeCores:
         """Count the work of background actions until now."""
         self._advance(now)
         for live in self.background.values():
-            clock_s = self._lines[round(live.busy * PARTS)].clock_s
-            live.got_on(clock_s - live.clock_s, now)
-            live.clock_s = clock_s
+            clock = self._clocks[round(live.busy * NEED_STEPS)]
+            live.got_on(clock.elapsed_s - live.clock_s, now)
+            live.clock_s = clock.elapsed_s
 
     def _at_end_of(self, live: Live) -> Callable[[float], None]:
-        turn = live.turn
+        version = live.version
 
         def end(now: float) -> None:
-            if live.turn == turn:
+            if live.version == version:
                 self._ended(live, now)
 
         return end
 
     def _join(self, live: Live, now: float) -> None:
-        parts = round(live.busy * PARTS)
-        line = self._lines.setdefault(parts, _Line(parts / PARTS))
-        line.count += 1
-        live.clock_s, live.since = line.clock_s, now
+        steps = round(live.busy * NEED_STEPS)
+        clock = self._clocks.setdefault(steps, _Clock(steps / NEED_STEPS))
+        clock.count += 1
+        live.clock_s, live.since = clock.elapsed_s, now
         self._order += 1
-        heapq.heappush(line.ends, (line.clock_s + live.left_s, self._order, live.turn, live))
+        heapq.heappush(clock.ends, (clock.elapsed_s + live.left_s, self._order, live.version, live))
         self.background[live.id] = live
 
     def _advance(self, now: float) -> None:
         """Move the clocks on to now."""
-        for line in self._lines.values():
-            line.clock_s += line.speed * (now - self._since)
+        for clock in self._clocks.values():
+            clock.elapsed_s += clock.speed * (now - self._since)
         self._since = now
 
     def _pace(self, now: float) -> None:
@@ -202,10 +205,10 @@ class NodeCores:
         if not self.background:
             return
         self._advance(now)
-        part = self._part_of_a_core(max(0.0, self._capacity - self._busy))
-        for line in self._lines.values():
-            line.speed = _speed(line.need, part)
-        next_s = min(line.next_end_s() for line in self._lines.values())
+        fraction = self._core_fraction(max(0.0, self._capacity - self._busy))
+        for clock in self._clocks.values():
+            clock.speed = _speed(clock.need, fraction)
+        next_s = min(clock.next_end_s() for clock in self._clocks.values())
         self._planned += 1
         if next_s < math.inf:
             planned = self._planned
@@ -216,19 +219,19 @@ class NodeCores:
 
             self._plan(now + next_s, end)
 
-    def _part_of_a_core(self, idle: float) -> float:
-        """Return the part of a core for each action that needs a core, so that all actions use up the idle time."""
-        needy = [line for line in self._lines.values() if line.count and line.need]
+    def _core_fraction(self, idle: float) -> float:
+        """Return the fraction of a core for each action that needs a core, so that all actions use up the idle time."""
+        needy = [clock for clock in self._clocks.values() if clock.count and clock.need]
         if idle <= 1e-9:
             return 0.0
-        if sum(line.count * line.need for line in needy) <= idle:
+        if sum(clock.count * clock.need for clock in needy) <= idle:
             return 1.0
         if len(needy) == 1 and needy[0].need == 1.0:
             return idle / needy[0].count
         low, high = 0.0, 1.0
         for _ in range(16):
             middle = (low + high) / 2
-            if sum(line.count * line.need * _speed(line.need, middle) for line in needy) > idle:
+            if sum(clock.count * clock.need * _speed(clock.need, middle) for clock in needy) > idle:
                 high = middle
             else:
                 low = middle
@@ -236,16 +239,16 @@ class NodeCores:
 
     def _end_first(self, now: float) -> None:
         self._advance(now)
-        line = min(self._lines.values(), key=lambda line: line.next_end_s())
-        if line.next_end_s() > 1e-9:  # rounding
+        clock = min(self._clocks.values(), key=lambda clock: clock.next_end_s())
+        if clock.next_end_s() > 1e-9:  # rounding
             self._pace(now)
             return
-        live = line.ends[0][3]
+        live = clock.ends[0][3]
         self._ended(live, now)
 
 
-def _speed(need: float, part: float) -> float:
-    """Return the work a second of an action that needs a core for `need` of its time, and then gets `part` of a core."""
-    if part <= 0.0:
+def _speed(need: float, fraction: float) -> float:
+    """Return the work a second of an action that needs a core for `need` of its time, and then gets `fraction` of a core."""
+    if fraction <= 0.0:
         return 0.0 if need else 1.0
-    return part / ((1.0 - need) * part + need)
+    return fraction / ((1.0 - need) * fraction + need)

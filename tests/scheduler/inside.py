@@ -30,7 +30,7 @@ def check_inside(core: Core, ledger: Ledger) -> None:
     assert core._environments.opening == sum(e.state == "opening" for e in state.environments.values())
     check_places(core)
     check_shares(state, ledger)
-    check_shares_of_places(core, ledger)
+    check_shares_of_environments(core, ledger)
     for node in state.nodes.values():
         check_node(core, node, ledger)
     for name, quota in core.pools.quotas.accounts.items():
@@ -44,7 +44,7 @@ def check_places(core: Core) -> None:
     queues: list[WaitQueue | OpenQueue] = [pools.gpu.queue, pools.cpu.floating, opens, pools.cpu.unplaced]
     queues += [group.queue for group in groups] + [quota.queue for quota in pools.quotas.accounts.values()]
     places = [waiting.id for queue in queues for waiting in queue]
-    assert all(len(queue) == sum(len(line.items) for line in queue.lines.values()) for queue in queues if isinstance(queue, WaitQueue))
+    assert all(len(queue) == sum(len(jobs.items) for jobs in queue.by_job.values()) for queue in queues if isinstance(queue, WaitQueue))
     assert len(opens) == len(list(opens))
     for environment in state.environments.values():
         places += [waiting.id for waiting in environment.parked]
@@ -71,18 +71,18 @@ def check_shares(state: State, ledger: Ledger) -> None:
         assert {name: amount for name, amount in shares._held.get(job, {}).items() if amount} == held.get(job, {})
 
 
-def check_shares_of_places(core: Core, ledger: Ledger) -> None:
+def check_shares_of_environments(core: Core, ledger: Ledger) -> None:
     """Jobs are active as long as they have environments, and hold the memory of those that have a node."""
-    places, environments = core._environments.places, ledger.environments.values()
-    assert places._actions == Counter(environment.job for environment in environments)
-    assert places._offered.get(MEMORY_MB, 0) == sum(spec.memory_mb for spec in ledger.nodes.values() if "cpu" in spec.pools)
+    shares, environments = core._environments.shares, ledger.environments.values()
+    assert shares._actions == Counter(environment.job for environment in environments)
+    assert shares._offered.get(MEMORY_MB, 0) == sum(spec.memory_mb for spec in ledger.nodes.values() if "cpu" in spec.pools)
     memory_mb: Counter[str] = Counter()
     starts: Counter[str] = Counter()
     for environment in environments:
         memory_mb[environment.job] += max(1, environment.memory_mb) if environment.node is not None else 0
         starts[environment.job] += environment.state == "opening"
-    for job in places._actions:
-        held = places._held.get(job, {})
+    for job in shares._actions:
+        held = shares._held.get(job, {})
         assert (held.get(MEMORY_MB, 0), held.get(STARTS, 0)) == (memory_mb[job], starts[job])
 
 

@@ -162,7 +162,7 @@ def test_a_node_that_was_kept_for_a_large_environment_is_kept_no_longer(world: A
     w.open("small1", memory_mb=600, job="other")
     w.open("large", memory_mb=1000, finish=False)
     w.tick(KEPT_AFTER_S + 1.0)
-    kept = w.core._environments._order._line["default"].node
+    kept = w.core._environments._order._front["default"].node
     assert kept is not None
     # When that node is drained, and the other one falls empty
     drain(w, kept.spec.name)

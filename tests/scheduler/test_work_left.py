@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.learning.durations import Observation
 from scheduler.learning.life_table import EDGES, FIRST_S, bin_of
-from scheduler.learning.work_left import ACTION_PART, Life, WorkLeft, next_bin_s
+from scheduler.learning.work_left import ACTION_FRACTION, Life, WorkLeft, next_bin_s
 from tangram.elasticity import FLAT, Amdahl
 
 
@@ -40,7 +40,7 @@ def test_of_an_action_in_an_environment_that_of_its_trajectory_counts_and_a_part
     work = WorkLeft()
 
     expected_s = work.expected_s("a", at(EDGES[5]), at(EDGES[10]))
-    assert expected_s == pytest.approx(EDGES[10] + ACTION_PART * EDGES[5])
+    assert expected_s == pytest.approx(EDGES[10] + ACTION_FRACTION * EDGES[5])
 
 
 def test_of_alike_actions_less_is_expected_the_longer_they_have_run() -> None:
@@ -114,7 +114,7 @@ def test_a_trajectory_that_never_began_says_nothing() -> None:
     for _ in range(50):
         work.trajectory_ended("a", Life())
 
-    assert work.expected_s("a", Life(), Life()) == pytest.approx((1 + ACTION_PART) * FIRST_S)
+    assert work.expected_s("a", Life(), Life()) == pytest.approx((1 + ACTION_FRACTION) * FIRST_S)
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.05, 0.1, 3.0, 1000.0])
