@@ -127,7 +127,7 @@ def test_a_function_named_like_a_builtin_of_the_driver_changes_nothing(env: Proc
 
 def test_a_command_whose_shell_ends_before_taking_it_runs_in_the_next(shell_env: ProcessEnvironment) -> None:
     # Given a command after whose report the shell can take no other: the driver's own variable is read-only
-    run(shell_env, "readonly __tangram_turn")
+    run(shell_env, "readonly __tangram_run")
     # When the next command runs; then it runs, once, in a fresh shell
     assert printed(shell_env, "echo alive | tee -a file; cat file") == "alive\nalive\n"
 

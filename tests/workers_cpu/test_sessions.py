@@ -155,7 +155,7 @@ def test_a_command_that_hands_in_its_turn_again_is_killed_as_soon_as_any_other(
     monkeypatch.setattr("workers.cpu.shell.session.SAVE_LIMIT_S", 60.0)
     # When a command writes its own turn where the shell reads the next one, and times out
     began = time.monotonic()
-    outcome = admit(env, 'd=$(readlink /proc/$$/fd/1); echo "$__tangram_turn" >"${d%/*}/go" & sleep 60', timeout_s=0.5).wait()
+    outcome = admit(env, 'd=$(readlink /proc/$$/fd/1); echo "$__tangram_run" >"${d%/*}/go" & sleep 60', timeout_s=0.5).wait()
     # Then it is not waited for
     assert outcome.status == "timed_out"
     assert time.monotonic() - began < 40.0

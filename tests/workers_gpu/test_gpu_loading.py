@@ -122,7 +122,7 @@ def test_a_tensor_in_another_ones_place_is_moved_and_not_lost() -> None:
     module = torch.nn.ParameterList([torch.ones(300), torch.zeros(300)]).requires_grad_(False)
     layout = Layout.of(module)
     block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    first, second = layout.places(block).values()
+    first, second = layout.views(block).values()
     # Given two tensors, each in the other's place
     first.fill_(2.0)
     second.fill_(1.0)

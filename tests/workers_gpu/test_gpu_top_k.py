@@ -75,7 +75,7 @@ def test_without_top_k_nothing_is_ranked_and_the_log_probs_are_the_same(teacher:
 
 
 def test_logits_that_are_read_in_parts_give_the_same(teacher: TorchEngine, known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "_PART_LOGITS", 3 * 512)
+    monkeypatch.setattr(compute, "_LOGITS_AT_ONCE", 3 * 512)
 
     for said, ids in zip(teacher.ranked(SEQUENCES, 5), SEQUENCES, strict=True):
         must_be_those(said, ids, known(ids), 5)

@@ -26,7 +26,7 @@ SYSTEM = Path("/sys/devices/system")
 PhysicalCore = tuple[int, ...]
 """The ids of the SMT siblings on one physical core, ascending."""
 
-Part = TypeVar("Part")
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +85,18 @@ def read_topology(cores: Iterable[int], system: Path = SYSTEM) -> Topology:
     wanted = frozenset(cores)
     usable = sorted(wanted & (_cores_in(system / "cpu" / "online") or wanted)) or sorted(wanted)
     nodes = _nodes(system)
-    places = {core: (*_place(core, nodes, system), _siblings(core, usable, system)) for core in usable}
-    domains = _grouped(usable, lambda core: places[core][:2])
-    return Topology(tuple(_domain(domain, {core: places[core][2:] for core in domain}) for domain in domains))
+    locations = {core: (*_location(core, nodes, system), _siblings(core, usable, system)) for core in usable}
+    domains = _grouped(usable, lambda core: locations[core][:2])
+    return Topology(tuple(_domain(domain, {core: locations[core][2:] for core in domain}) for domain in domains))
 
 
-def _domain(cores: list[int], places: dict[int, tuple[tuple[int, ...], PhysicalCore]]) -> Domain:
+def _domain(cores: list[int], locations: dict[int, tuple[tuple[int, ...], PhysicalCore]]) -> Domain:
     """Return a domain of these cores, each with the cores of its cache and those of its physical core."""
-    caches = _grouped(cores, lambda core: places[core][0])
-    return Domain(tuple(tuple(one) for cache in caches for one in _grouped(cache, lambda core: places[core][1])))
+    caches = _grouped(cores, lambda core: locations[core][0])
+    return Domain(tuple(tuple(one) for cache in caches for one in _grouped(cache, lambda core: locations[core][1])))
 
 
-def _place(core: int, nodes: dict[int, int], system: Path) -> tuple[int, int, tuple[int, ...]]:
+def _location(core: int, nodes: dict[int, int], system: Path) -> tuple[int, int, tuple[int, ...]]:
     """Return the NUMA node of a core, its socket, and the cores with which it shares the last level of cache."""
     folder = system / "cpu" / f"cpu{core}"
     levels = []
@@ -119,9 +119,9 @@ def _nodes(system: Path) -> dict[int, int]:
     return {core: int(folder.name.removeprefix("node")) for folder in folders for core in _cores_in(folder / "cpulist")}
 
 
-def _grouped(cores: Iterable[int], key: Callable[[int], Part]) -> list[list[int]]:
-    """Part cores by what they share; the groups are in the order of their first cores."""
-    groups: dict[Part, list[int]] = {}
+def _grouped(cores: Iterable[int], key: Callable[[int], Shared]) -> list[list[int]]:
+    """Group cores by what they share; the groups are in the order of their first cores."""
+    groups: dict[Shared, list[int]] = {}
     for core in cores:
         groups.setdefault(key(core), []).append(core)
     return list(groups.values())

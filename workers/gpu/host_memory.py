@@ -66,7 +66,7 @@ class HostMemory:
 
     def held_mb(self) -> float:
         """Return the MiB that copies take: as measured or, for a copy that is being made, as reserved."""
-        return sum(instance.claimed_host_mb for instance in self._instances())
+        return sum(instance.charged_host_mb for instance in self._instances())
 
     def reserve(self, instance: Instance) -> bool:
         """Make room for the copy that an instance is about to make; say whether it may. The caller holds its lock."""
@@ -137,7 +137,7 @@ class HostMemory:
         return [
             Copy(
                 name=one.name,
-                mb=one.claimed_host_mb,
+                mb=one.charged_host_mb,
                 used_at=one.used_at,
                 pinned=one.config.pinned,
                 stays=one is not reserving and (one.state != "host" or one.name in stuck),

@@ -130,7 +130,7 @@ class Instance:
         return max(self.engine.held_mb(), default=0.0) if self.engine is not None else 0.0
 
     @property
-    def claimed_host_mb(self) -> float:
+    def charged_host_mb(self) -> float:
         """The MiB that it takes of the budget of host memory: measured, or reserved for a copy that is being made."""
         return max(self.host_mb, self.copy_mb)
 

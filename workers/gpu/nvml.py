@@ -75,11 +75,11 @@ def mig_devices() -> dict[str, list[Gpu]]:
         handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
         with suppress(nvml.NVMLError):  # most kinds of GPUs have no MIG
             if nvml.nvmlDeviceGetMigMode(handle)[0]:
-                found[gpu.uuid] = list(_parts(nvml, handle))
+                found[gpu.uuid] = list(_mig_devices(nvml, handle))
     return found
 
 
-def _parts(nvml: ModuleType, handle: object) -> Iterator[Gpu]:
+def _mig_devices(nvml: ModuleType, handle: object) -> Iterator[Gpu]:
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(nvml.NVMLError):  # there may be fewer
             yield _described(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))

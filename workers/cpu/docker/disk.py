@@ -74,15 +74,15 @@ def _level(name: str, above: int | None) -> tuple[int, list[str]] | None:
         return None
 
 
-def nameless_bytes(places: Iterable[str], pids: Iterable[int]) -> int:
+def nameless_bytes(roots: Iterable[str], pids: Iterable[int]) -> int:
     """Return what files take that have no name any more and that some of these processes have open or mapped.
 
-    Files count that are on the disk of one of `places`; others are in memory.
+    Files count that are on the disk of one of `roots`; others are in memory.
     """
     devices: set[int] = set()
-    for place in places:
+    for root in roots:
         with contextlib.suppress(OSError):
-            devices.add(os.stat(place).st_dev)
+            devices.add(os.stat(root).st_dev)
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
         for path in (*_open(pid), *_mapped(pid)):

@@ -1,7 +1,7 @@
 """Containers that stand ready, and the bound on how many start at once.
 
-Starting containers is the commonest failure at scale. Each start therefore waits for its turn, in order; those that are to stand
-ready come after all that an environment waits for.
+Starting containers is the commonest failure at scale. Each start therefore waits for a start slot, in order; those that are to
+stand ready come after all that an environment waits for.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ log = logging.getLogger(__name__)
 RETRY_S = 5.0
 
 
-class Turns:
+class StartSlots:
     """Lets `limit` containers start at once, those with `warm` only while no other waits."""
 
     def __init__(self, limit: int) -> None:
         self._lock = threading.Lock()
         self._free = limit
-        self._line: deque[Future[None]] = deque()
-        self._warm_line: deque[Future[None]] = deque()
+        self._waiting: deque[Future[None]] = deque()
+        self._waiting_warm: deque[Future[None]] = deque()
 
     @contextmanager
-    def turn(self, opening: Opening, *, warm: bool) -> Iterator[None]:
-        """Wait for a turn, and hold it as long as the block lasts."""
-        turn: Future[None] = Future()
-        line = self._warm_line if warm else self._line
+    def slot(self, opening: Opening, *, warm: bool) -> Iterator[None]:
+        """Wait for a start slot, and hold it as long as the block lasts."""
+        slot: Future[None] = Future()
+        queue = self._waiting_warm if warm else self._waiting
         with self._lock:
-            line.append(turn)
+            queue.append(slot)
             self._grant()
         try:
-            opening.wait(turn)
+            opening.wait(slot)
             yield
         finally:
             with self._lock:
-                if turn.done():
+                if slot.done():
                     self._free += 1
                 else:
-                    line.remove(turn)
+                    queue.remove(slot)
                 self._grant()
 
     def _grant(self) -> None:
-        while self._free and (line := self._line or self._warm_line):
-            line.popleft().set_result(None)
+        while self._free and (queue := self._waiting or self._waiting_warm):
+            queue.popleft().set_result(None)
             self._free -= 1
 
 
@@ -72,7 +72,7 @@ class Pool:
     ) -> None:
         self._maker, self._images, self._warm, self._memory_mb = maker, images, dict(warm), memory_mb
         self._leftovers = leftovers
-        self._turns = Turns(starting_limit)
+        self._slots = StartSlots(starting_limit)
         self._changed = threading.Condition()
         self._ready: dict[str, deque[Container]] = {image: deque() for image in warm}
         self._closed = False
@@ -107,11 +107,11 @@ class Pool:
         return container
 
     def _make(self, image: str, memory_mb: int, opening: Opening, *, warm: bool) -> Container:
-        """Fetch the image if need be, then start a container when it is our turn."""
+        """Fetch the image if need be, then start a container once a start slot is free."""
         self._images.use(image, opening)
         try:
             opening.phase = "waiting for its turn to start a container"
-            with self._turns.turn(opening, warm=warm):
+            with self._slots.slot(opening, warm=warm):
                 opening.phase = "starting a container"
                 return self._maker.make(image, memory_mb, opening)
         except BaseException:

@@ -24,7 +24,7 @@ from workers.cpu.process import tree
 from workers.cpu.process.background import Background
 from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, MemoryGroup, remove_folder
-from workers.cpu.process.isolation import Apart
+from workers.cpu.process.isolation import SessionIsolation
 from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
 from workers.cpu.process.network import SessionNetwork
@@ -46,7 +46,7 @@ class ShellSetup:
     groups: Groups
     processes: int
     memory: MemoryGroup | None = None
-    apart: Apart | None = None
+    isolation: SessionIsolation | None = None
 
     def group(self) -> dict[str, object]:
         """Return what the supervisor needs to know of the control group of its session, and of the background."""
@@ -77,7 +77,7 @@ class ProcessBackend(Backend):
         # What was left behind shares its group with the shell, which would not come up in time.
         self.hold(Holding())
         setup = self._setup
-        apart = setup.apart.message(control) if setup.apart is not None else None
+        apart = setup.isolation.message(control) if setup.isolation is not None else None
         self._say(
             do="spawn",
             argv=setup.dialect.argv(control),

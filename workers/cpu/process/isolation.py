@@ -78,7 +78,7 @@ class Bubblewrap:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class SessionIsolation:
     """How the sessions of one environment, with the folders `work` and `temporary`, are set apart."""
 
     bubblewrap: Bubblewrap

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 PROGRAM_FOLDERS = ("bin", "sbin")
-PARTS = ("lib", "lib64", "libexec", "include", "pyvenv.cfg")
+PREFIX_ENTRIES = ("lib", "lib64", "libexec", "include", "pyvenv.cfg")
 LINKS = 40
 
 
@@ -32,7 +32,7 @@ def folders_of_programs(search_path: str, known: Sequence[str], private: Sequenc
         for folder in {os.path.normpath(waiting[0]), os.path.realpath(waiting.pop(0))} - seen:
             seen.add(folder)
             if os.path.isdir(folder):
-                found.update(_parts(folder))
+                found.update(_installed_in(folder))
                 waiting.extend(_linked(folder))
     shown = sorted(path for path in found.union(programs) if not any(_is_in(secret, path) for secret in private))
     shown = [path for path in shown if not any(_is_in(path, folder) for folder in (private[0], *known))]
@@ -43,14 +43,14 @@ def _is_in(path: str, folder: str) -> bool:
     return folder == "/" or path == folder or path.startswith(f"{folder}/")
 
 
-def _parts(folder: str) -> Iterator[str]:
+def _installed_in(folder: str) -> Iterator[str]:
     prefix, name = os.path.split(folder)
     if name == "shims":
         yield prefix
         return
     yield folder
     if name in PROGRAM_FOLDERS:
-        yield from (path for part in PARTS if os.path.exists(path := os.path.join(prefix, part)))
+        yield from (path for entry in PREFIX_ENTRIES if os.path.exists(path := os.path.join(prefix, entry)))
 
 
 def _linked(folder: str) -> Iterator[str]:

@@ -51,7 +51,15 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.files import Files
 from workers.cpu.process.fork_client import ForkClient
 from workers.cpu.process.groups import Groups, find_groups
-from workers.cpu.process.isolation import PROCESSES, Apart, Bubblewrap, Isolation, IsolationChoice, counts_by_namespace, find_bubblewrap
+from workers.cpu.process.isolation import (
+    PROCESSES,
+    Bubblewrap,
+    Isolation,
+    IsolationChoice,
+    SessionIsolation,
+    counts_by_namespace,
+    find_bubblewrap,
+)
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.trial import find_means, works
 from workers.cpu.shell.dialect import Dialect
@@ -222,7 +230,7 @@ class ProcessSandbox(Sandbox):
             groups=groups,
             processes=processes,
             memory=memory,
-            apart=Apart(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
+            isolation=SessionIsolation(bubblewrap, files.work, root / "tmp") if bubblewrap is not None else None,
         )
         setup = SessionSetup(
             backends=ProcessBackends(self._fork_client, shells, self._core_map),

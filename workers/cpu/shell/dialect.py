@@ -3,8 +3,8 @@
 Only text is made here. The driver is a loop that reports on the FIFO `done`, saves what a successor needs in `state`,
 waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 
-1. The FIFOs are opened by path for each turn and closed before a command runs. So a command inherits nothing of the
-   protocol, and cannot read or write a turn by accident. Each turn has a random name, which a report repeats.
+1. The FIFOs are opened by path for each run and closed before a command runs. So a command inherits nothing of the
+   protocol, and cannot read or write its messages by accident. Each run has a random name, which a report repeats.
 2. The report stands in the *condition* of the inner loop, so a command that says `continue` reports too; one that
    says `break` ends the inner loop, and the outer one enters it again.
 3. Both loops are `until`: under `set -n` no command runs and every status is 0, which ends `until` but would make
@@ -13,10 +13,10 @@ waits on the FIFO `go` and evaluates `text`. Why it looks as it does:
 5. Per-command variables stand before `eval`, so they end with it. `command eval` keeps a syntax error from ending a
    POSIX shell; `builtin` in bash steps over functions of the same name.
 6. Saving comes after the report: it takes no time of the command. A shell that has just started has nothing to save, so
-   one that is ended before its first turn leaves the state whole. Any other may be ended once `awaits_turn` says so.
-7. The worker opens `go` and `done` for a turn only, so an idle session costs it one descriptor. A shell that opened `go`
+   one that is ended before its first run leaves the state whole. Any other may be ended once `awaits_run` says so.
+7. The worker opens `go` and `done` for a run only, so an idle session costs it one descriptor. A shell that opened `go`
    just before the worker closed it reads nothing, and opens it again. The assignment there ends a shell in which a
-   command has made the variable read-only; it would never read a turn.
+   command has made the variable read-only; it would never read the name of a run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from workers.cpu.errors import SessionUnavailable
 # One line when joined, so that the line numbers in a command's error messages are those of the command.
 _BASH = " ".join(
     (
-        "if test -f {state}; then . {state}; fi; builtin unset __tangram_turn;",
+        "if test -f {state}; then . {state}; fi; builtin unset __tangram_run;",
         "until ! :; do :;",
-        """until builtin printf '%s %s\\n' "${{__tangram_turn-ready}}" "$?" >|{done};""",
-        "case ${{__tangram_turn+set}} in set) {{ builtin export -p; builtin declare -f; }} >|{state};; esac;",
-        "until builtin read -r __tangram_turn <{go}; do builtin test -p {go} && __tangram_turn= || builtin exit; done;",
+        """until builtin printf '%s %s\\n' "${{__tangram_run-ready}}" "$?" >|{done};""",
+        "case ${{__tangram_run+set}} in set) {{ builtin export -p; builtin declare -f; }} >|{state};; esac;",
+        "until builtin read -r __tangram_run <{go}; do builtin test -p {go} && __tangram_run= || builtin exit; done;",
         "builtin read -r -d '' __tangram_text <{text} || builtin exit;",
         "builtin false;",
         """do builtin eval "$__tangram_text"; done;""",
@@ -47,11 +47,11 @@ _BASH = " ".join(
 )
 _POSIX = " ".join(
     (
-        "if test -f {state}; then . {state}; fi; unset __tangram_turn;",
+        "if test -f {state}; then . {state}; fi; unset __tangram_run;",
         "until ! :; do :;",
-        """until printf '%s %s\\n' "${{__tangram_turn-ready}}" "$?" >|{done};""",
-        "case ${{__tangram_turn+set}} in set) export -p >|{state};; esac;",
-        "until read -r __tangram_turn <{go}; do command test -p {go} && __tangram_turn= || exit; done;",
+        """until printf '%s %s\\n' "${{__tangram_run-ready}}" "$?" >|{done};""",
+        "case ${{__tangram_run+set}} in set) export -p >|{state};; esac;",
+        "until read -r __tangram_run <{go}; do command test -p {go} && __tangram_run= || exit; done;",
         "false;",
         "do command . {text}; done;",
         "done",
@@ -79,12 +79,12 @@ class Control:
 
     @property
     def go(self) -> str:
-        """Return the FIFO that names the next turn."""
+        """Return the FIFO that names the next run."""
         return str(self.folder / "go")
 
     @property
     def done(self) -> str:
-        """Return the FIFO on which a turn is reported."""
+        """Return the FIFO on which a run is reported."""
         return str(self.folder / "done")
 
     @property
@@ -107,13 +107,13 @@ class Control:
         return f"{self.state_inside if path == self.state else self.inside}/{os.path.basename(path)}"
 
     def make(self) -> None:
-        """Make the folder and the FIFOs for turns."""
+        """Make the folder and the FIFOs for runs."""
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         make_fifo(self.go, READ_BY_SHELL)
         make_fifo(self.done, WRITTEN_BY_SHELL)
 
-    def awaits_turn(self) -> bool:
-        """Return whether a shell waits for its next turn, so that it has saved its state; it must not have been given one.
+    def awaits_run(self) -> bool:
+        """Return whether a shell waits for its next run, so that it has saved its state; it must not have been given one.
 
         A FIFO can be opened for writing alone once somebody has it open for reading, or is about to.
         """
@@ -125,7 +125,7 @@ class Control:
         return True
 
     def keep_state(self) -> None:
-        """Make the file of the state, which the shell rewrites after each turn."""
+        """Make the file of the state, which the shell rewrites after each run."""
         make_file(self.state, WRITTEN_BY_SHELL)
 
 

@@ -94,7 +94,7 @@ class ShellEnvironment(Environment):
             self._unended.remove(session)
 
     def _kill_background(self, asking: Session) -> None:
-        """End what commands left running, and forget what they set in the session that is `asking`, which has its turn.
+        """End what commands left running, and forget what they set in the session that is `asking`, whose queue it heads.
 
         Other sessions keep what is running now.
         """

@@ -28,7 +28,7 @@ from workers.cpu.errors import MemoryFull, SandboxError
 from workers.cpu.shell.backend import Backend, Meter
 from workers.cpu.shell.grants import Grants
 from workers.cpu.shell.run import Hooks, NotBegun, Run
-from workers.cpu.shell.session import Session, Shell, Turn
+from workers.cpu.shell.session import QueueEntry, Session, Shell
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ Phase = Literal["waiting", "running", "ending", "over"]
 
 
 class ShellExecution(Execution):
-    """A command for `session`; `kill_background` is called, where a fence is asked for, when its turn has come.
+    """A command for `session`; `kill_background` is called, where a fence is asked for, before it begins.
 
     `grants` are those of the environment.
     """
 
     def __init__(self, session: Session, request: ExecRequest, grants: Grants, kill_background: Callable[[Session], None]) -> None:
         self._session, self._request, self._grants, self._kill_background = session, request, grants, kill_background
-        self._turn = Turn()
+        self._entry = QueueEntry()
         self._waiting = threading.Lock()
         self._outcome: ExecOutcome | None = None
         self._lock = threading.Lock()
@@ -95,19 +95,19 @@ class ShellExecution(Execution):
             self._killed = reason
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
-        self._session.abandon(self._turn)
+        self._session.abandon(self._entry)
 
     def _carry_out(self) -> ExecOutcome:
         try:
-            if not self._session.take(self._turn):
+            if not self._session.take(self._entry):
                 return self._not_run()
-            return self._in_turn()
+            return self._use_session()
         finally:
-            self._session.release(self._turn)
+            self._session.release(self._entry)
             with self._lock:
                 self._phase = "over"
 
-    def _in_turn(self) -> ExecOutcome:
+    def _use_session(self) -> ExecOutcome:
         wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             with self._lock:

@@ -1,7 +1,7 @@
 """The loop that serves one command in a shell: output, report, deadlines, kill.
 
 It holds no lock and shares nothing with other threads but the descriptor that wakes it. It ends on the first of: the
-shell's report for this turn, the end of the shell, the end of a kill, the end of the backend.
+shell's report for this run, the end of the shell, the end of a kill, the end of the backend.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Run:
                 self._poller.unregister(before)
 
     def _check_begun(self) -> bool:
-        """Return whether the shell has come to the command: its streams have been opened, or the turn has been taken."""
+        """Return whether the shell has come to the command: its streams have been opened, or its name has been read."""
         if not self._has_begun and self._streams.terminal is not None:
             self._has_begun = _waits_in(self._go.fileno()) == 0
         elif not self._has_begun:
@@ -257,7 +257,7 @@ class Run:
         return self._has_begun
 
     def _read_report(self) -> None:
-        """Take the shell's report if there is one; a line of another turn is none of ours."""
+        """Take the shell's report if there is one; a line of another run is none of ours."""
         with contextlib.suppress(BlockingIOError):
             self._report += os.read(self._done, 4096)
         *lines, rest = self._report.split(b"\n")
@@ -284,9 +284,9 @@ class Run:
             self._abandon_at = time.monotonic() + ANSWER_S
 
     def _takes_back(self) -> bool:
-        """Take the turn back from a shell that has not seen it, and may still be saving what the command before left.
+        """Take the run back from a shell that has not seen it, and may still be saving what the command before left.
 
-        A command can write its own turn there once more, to be waited for; but then its streams are open.
+        A command can write the name of its own run there once more, to be waited for; but then its streams are open.
         """
         is_unseen = self._go.read(LONGEST_REPORT) == f"{self._name}\n".encode()
         has_begun = not is_unseen or self._check_begun()

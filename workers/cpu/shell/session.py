@@ -1,16 +1,16 @@
-"""A persistent shell session: whose turn it is, and a shell that is ready for it.
+"""A persistent shell session: which execution uses it, and a shell that is ready for it.
 
 | state     | meaning                                             | next                                  |
 |-----------|-----------------------------------------------------|---------------------------------------|
 | unstarted | no backend yet                                      | first command: starting               |
 | starting  | backend and shell are asked for, bounded in time    | ready: idle; else dead                |
 | idle      | the shell waits on its FIFO                         | a command: busy                       |
-| busy      | one execution has the turn                          | reported: idle; shell ended: dead     |
+| busy      | the first execution in the queue uses the shell     | reported: idle; shell ended: dead     |
 | dead      | the shell has ended; the backend holds what is left | next command: starting, state restored |
 | closed    | the environment is closed                           |                                       |
 
 A shell that starts again finds the folder, the exported variables and the functions of the last report; unexported
-variables and shell options are lost with the shell. Only the execution that has the turn may use `shell`.
+variables and shell options are lost with the shell. Only the first execution in the queue may use `shell`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Shell:
     pid: int
 
 
-class Turn:
-    """One execution's place in the queue of a session; `abandon` takes it out."""
+class QueueEntry:
+    """One execution in the queue of a session; `abandon` takes it out."""
 
     def __init__(self) -> None:
         self.abandoned = False
@@ -85,28 +85,28 @@ class Session:
     def __init__(self, setup: SessionSetup) -> None:
         self.setup = setup
         self.control = setup.control()
-        self._turns = threading.Condition()
-        self._queue: deque[Turn] = deque()
+        self._changed = threading.Condition()
+        self._queue: deque[QueueEntry] = deque()
         self._backend: Backend | None = None
         self._shell: Shell | None = None
         self._cwd = setup.home
         self._streams: tuple[StreamFifo, StreamFifo] | None = None
         self.closed = False
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- the queue -----------------------------------------------------------------------------------------------
 
-    def take(self, turn: Turn) -> bool:
-        """Wait for `turn`; return False when it was abandoned or the session closed. Pair with `release`."""
-        with self._turns:
-            self._queue.append(turn)
-            self._turns.wait_for(lambda: self.closed or turn.abandoned or self._queue[0] is turn)
-            return not self.closed and not turn.abandoned
+    def take(self, entry: QueueEntry) -> bool:
+        """Wait until `entry` is the first; return False when it was abandoned or the session closed. Pair with `release`."""
+        with self._changed:
+            self._queue.append(entry)
+            self._changed.wait_for(lambda: self.closed or entry.abandoned or self._queue[0] is entry)
+            return not self.closed and not entry.abandoned
 
-    def release(self, turn: Turn) -> None:
-        """Let the next one have its turn."""
-        with self._turns:
-            self._queue.remove(turn)
-            self._turns.notify_all()
+    def release(self, entry: QueueEntry) -> None:
+        """Let the next one use the session."""
+        with self._changed:
+            self._queue.remove(entry)
+            self._changed.notify_all()
 
     @property
     def loss(self) -> str:
@@ -120,25 +120,25 @@ class Session:
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody has the turn, or waits for it."""
+        """Whether somebody uses it, or waits to."""
         return bool(self._queue)
 
     @property
     def runs_something(self) -> bool:
-        """Whether somebody has the turn, or what earlier commands have started runs on."""
+        """Whether somebody uses it, or what earlier commands have started runs on."""
         backend = self._backend
         return self.is_taken or (backend is not None and backend.runs_something())
 
     def network(self) -> Network | None:
         """Return the network in which servers of the session listen; None where nothing was started in it."""
-        with self._turns:
+        with self._changed:
             return self._backend.network() if self._backend is not None else None
 
-    def abandon(self, turn: Turn) -> None:
-        """Make a waiting `turn` give up."""
-        with self._turns:
-            turn.abandoned = True
-            self._turns.notify_all()
+    def abandon(self, entry: QueueEntry) -> None:
+        """Make a waiting `entry` give up."""
+        with self._changed:
+            entry.abandoned = True
+            self._changed.notify_all()
 
     # -- the shell -----------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Session:
     def _connected(self) -> Backend:
         if self._backend is None:
             backend = self.setup.backends.backend()
-            with self._turns:
+            with self._changed:
                 if self.closed:
                     backend.close()
                     raise SessionUnavailable("the environment is closed")
@@ -257,7 +257,7 @@ class Session:
     def await_saving(self) -> None:
         """Return once the shell has saved what the last command left; one that has ended, or is stuck, is not waited for."""
         deadline = time.monotonic() + SAVE_LIMIT_S
-        while self._shell is not None and not self.control.awaits_turn() and time.monotonic() < deadline:
+        while self._shell is not None and not self.control.awaits_run() and time.monotonic() < deadline:
             if self._shell.backend.folder() is None:
                 return
             time.sleep(SAVE_PAUSE_S)
@@ -269,7 +269,7 @@ class Session:
     def lose_backend(self) -> None:
         """Take note that the backend is gone, and everything that it held."""
         self._shell = None
-        with self._turns:
+        with self._changed:
             backend, self._backend = self._backend, None
             if self.closed:
                 self._backend = backend  # `close` still watches it
@@ -279,15 +279,15 @@ class Session:
 
     def sweep_if_free(self) -> None:
         """End every process of the session unless a command is running or waits."""
-        turn = Turn()
-        with self._turns:
+        entry = QueueEntry()
+        with self._changed:
             if self.closed or self._queue:
                 return
-            self._queue.append(turn)
+            self._queue.append(entry)
         try:
             self.sweep()
         finally:
-            self.release(turn)
+            self.release(entry)
 
     def sweep(self) -> None:
         """End every process of a session that nobody uses; the next command finds what it exported and where it was.
@@ -321,9 +321,9 @@ class Session:
 
     def hang_up(self) -> None:
         """Begin to close: wake who waits, and tell the backend to end everything."""
-        with self._turns:
+        with self._changed:
             self.closed = True
-            self._turns.notify_all()
+            self._changed.notify_all()
             if self._backend is not None:
                 self._backend.hang_up()
 
@@ -337,8 +337,8 @@ class Session:
         self.hang_up()
         backend = self._backend
         ended = backend is None or _has_ended(backend)
-        with self._turns:
-            ended = self._turns.wait_for(lambda: not self._queue, CLOSE_LIMIT_S) and ended
+        with self._changed:
+            ended = self._changed.wait_for(lambda: not self._queue, CLOSE_LIMIT_S) and ended
             if not ended:
                 raise ProcessesLeft("a session's processes could not be ended")
             self._backend = None

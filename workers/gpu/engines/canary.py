@@ -34,8 +34,8 @@ NEW_TOKENS = 4
 # Shorter than a block of vLLM's prefix cache, which sleeping clears anyway: nothing is answered from there.
 _QUESTIONS = ((1, 2, 3, 5, 8, 13, 21), (30, 4, 17, 9), (11, 29, 7, 26, 6, 19))
 
-_PARTS = {"float32": 1e-4, "float16": 1 / 256, "bfloat16": 1 / 32}
-"""What answers may differ by, as a part of the largest: in the short dtypes four times the spacing of their numbers."""
+_TOLERANCES = {"float32": 1e-4, "float16": 1 / 256, "bfloat16": 1 / 32}
+"""What answers may differ by, as a fraction of the largest: in the short dtypes four times the spacing of their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def questions(vocabulary: int, longest: int | None) -> list[list[int]]:
 def tolerance(dtype: str, before: Answers) -> float:
     """Return how much answers may differ that are computed in a dtype by other kernels; for an unknown dtype, the most."""
     largest = max((abs(value) for answer in before for value in answer.values), default=0.0)
-    return _PARTS.get(dtype, max(_PARTS.values())) * max(1.0, largest)
+    return _TOLERANCES.get(dtype, max(_TOLERANCES.values())) * max(1.0, largest)
 
 
 def must_be_finite(answers: Answers) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from workers.gpu.control import Control
 from workers.gpu.items import Reading, Sampling, TokenLogprobs
 
-_PART_LOGITS = 1 << 25
+_LOGITS_AT_ONCE = 1 << 25
 
 Batch = list[int]
 """Indices of inputs that are computed together."""
@@ -51,14 +51,14 @@ def logprobs(model: PreTrainedModel, batch: Sequence[Reading]) -> list[TokenLogp
 
 def read_logits(logits: torch.Tensor, ids: torch.Tensor, top_k: int | None) -> TokenLogprobs:
     """Read the log-probs of ids from logits, positions x vocabulary; with `top_k` also ranks and the most likely ids."""
-    most = max(1, _PART_LOGITS // logits.shape[1])
+    most = max(1, _LOGITS_AT_ONCE // logits.shape[1])
     # A float32 copy of all logits would double the largest tensor there is, and a comparison of all of them adds a quarter of that.
-    parts = [_part(some.float(), given, top_k) for some, given in zip(torch.split(logits, most), torch.split(ids, most), strict=True)]
+    parts = [_read_slice(some.float(), given, top_k) for some, given in zip(torch.split(logits, most), torch.split(ids, most), strict=True)]
     values, *ranked = (torch.cat(tensors).flatten().tolist() for tensors in zip(*parts, strict=True))
     return TokenLogprobs(values, *ranked)
 
 
-def _part(known: torch.Tensor, given: torch.Tensor, top_k: int | None) -> tuple[torch.Tensor, ...]:
+def _read_slice(known: torch.Tensor, given: torch.Tensor, top_k: int | None) -> tuple[torch.Tensor, ...]:
     """Return log-probs, and with `top_k` ranks, most likely ids and their log-probs, for some positions."""
     chosen, total = known.gather(1, given.unsqueeze(1)), known.logsumexp(dim=1, keepdim=True)
     if top_k is None:

@@ -27,7 +27,7 @@ class Lifecycle:
         self._failure = ""
         self._running = 0
         self._one_change = threading.Lock()
-        self._turn = threading.Condition()
+        self._changed = threading.Condition()
 
     @property
     def state(self) -> ServiceState:
@@ -51,7 +51,7 @@ class Lifecycle:
         Raises `NotResident` unless the engine is and stays resident, `EngineDied` where it has failed (or is being
         started again), `CallCancelled` if cancelled while waiting.
         """
-        with self._turn:
+        with self._changed:
             while True:
                 control.check()
                 if self._state != "resident":
@@ -60,18 +60,18 @@ class Lifecycle:
                     raise kind(f"{self._name} is {self._state}, not resident{because}")
                 if self._running < limit:
                     break
-                self._turn.wait(_LOOK_FOR_CANCEL_S)
+                self._changed.wait(_LOOK_FOR_CANCEL_S)
             self._running += 1
         try:
             yield
         finally:
-            with self._turn:
+            with self._changed:
                 self._running -= 1
-                self._turn.notify_all()
+                self._changed.notify_all()
 
     def broke(self, reason: str) -> bool:
         """Be failed at once, out of `resident` or `host`; say whether it was in one of them."""
-        with self._turn:
+        with self._changed:
             if self._state not in ("resident", "host"):
                 return False
             self._settle("failed", reason)
@@ -127,22 +127,22 @@ class Lifecycle:
         self._settle(to)
 
     def _enter(self, via: ServiceState) -> None:
-        with self._turn:
+        with self._changed:
             if via not in SERVICE.after(self._state):
                 raise WrongState(f"{self._name} is {self._state}: it cannot go on to {via}")
             self._state = via
             self._failure = ""
-            self._turn.notify_all()
+            self._changed.notify_all()
 
     def _drained(self, drain_s: float) -> bool:
         """Wait until no call runs; False if the time was not enough."""
-        with self._turn:
-            return self._turn.wait_for(lambda: self._running == 0, drain_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._running == 0, drain_s)
 
     def _settle(self, state: ServiceState, failure: str = "") -> None:
-        with self._turn:
+        with self._changed:
             if state not in SERVICE.after(self._state):
                 raise WrongState(f"{self._name} is {self._state}: it cannot end in {state}")
             self._state = state
             self._failure = failure
-            self._turn.notify_all()
+            self._changed.notify_all()

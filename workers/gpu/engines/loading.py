@@ -132,12 +132,12 @@ def _filled(found: _Folder, layout: Layout, block: torch.Tensor) -> PreTrainedMo
     """Return a model with the folder's weights, as many as possible of which lie in their places in the block. Raises `ConfigError`."""
     folder = found.path
     try:
-        model, info = _read(found, layout.places(block))
+        model, info = _read(found, layout.views(block))
     except Exception as error:
         raise ConfigError(f"{folder} cannot be loaded: {one_line(error)}") from error
     lacking = sorted(str(key) for part in ("missing_keys", "mismatched_keys") for key in info[part])
     modules = dict(model.named_modules())
-    strange = sorted(str(key) for key in info["unexpected_keys"] if _has_no_place(modules, str(key)))
+    strange = sorted(str(key) for key in info["unexpected_keys"] if _is_superfluous(modules, str(key)))
     if lacking:
         raise ConfigError(
             f"{folder} has no fitting weights for {lacking[0]} ({len(lacking)} in all): it is no model for task {found.task!r}"
@@ -147,12 +147,12 @@ def _filled(found: _Folder, layout: Layout, block: torch.Tensor) -> PreTrainedMo
     return model
 
 
-def _read(found: _Folder, places: Mapping[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, list[object]]]:
+def _read(found: _Folder, views: Mapping[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, list[object]]]:
     """Return a model with its weights, and which names of weights had none, another shape or no place."""
     with _one_load, stored_tensors(found.files) as stored:
         # The bar would go to the worker's log.
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        asked: dict[str, Any] = {name: _Unread(tensor, places.get(name)) for name, tensor in stored.items()}
+        asked: dict[str, Any] = {name: _Unread(tensor, views.get(name)) for name, tensor in stored.items()}
         # Without a folder, transformers takes weights as they are given.
         read: tuple[PreTrainedModel, dict[str, list[object]]] = type(found.skeleton).from_pretrained(  # type: ignore[assignment]
             None, config=found.config, state_dict=asked, dtype=found.dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -165,16 +165,16 @@ class _Unread:
     """A tensor of a file that is read, into its place where it fits, once transformers indexes it to have all of it."""
 
     tensor: Stored
-    place: torch.Tensor | None
+    view: torch.Tensor | None
 
     def __getitem__(self, index: object) -> torch.Tensor:
-        if self.place is not None and self.tensor.fits(self.place):
-            return self.tensor.read_into(self.place)
+        if self.view is not None and self.tensor.fits(self.view):
+            return self.tensor.read_into(self.view)
         read: torch.Tensor = self.tensor.tensor[index]
         return read
 
 
-def _has_no_place(modules: Mapping[str, nn.Module], key: str) -> bool:
+def _is_superfluous(modules: Mapping[str, nn.Module], key: str) -> bool:
     """Say whether a weight belongs to a module of the model that has no such weight, such as the bias of a layer without one.
 
     Weights of modules that the model does not have are ignored: they are of another head, or left over in older checkpoints.

@@ -15,7 +15,7 @@ The answers to a call do not depend on the calls that it was merged with, except
 | from | to | when |
 |---|---|---|
 | – | waiting | it has come |
-| waiting | in a round | its turn has come, alone or with others |
+| waiting | in a round | it is taken, alone or with others |
 | in a round | waiting | the round is over, and it has inputs left |
 | in a round | answered | the round is over, all its inputs have answers |
 | in a round | failed | its part broke the computation, or the leader was interrupted |
@@ -70,51 +70,51 @@ class Merger(Generic[S, T]):
         self._work, self._size, self._bound = work, size, bound
         self._calls: list[_Call[S, T]] = []
         self._busy = False
-        self._turn = threading.Condition()
+        self._changed = threading.Condition()
 
     def ask(self, inputs: Sequence[S], control: Control) -> list[T]:
         """Return the answers of inputs, in their order. Raises `CallCancelled`, or what `work` raises for these inputs."""
         # Inputs of like size go together, which saves padding.
         order = sorted(range(len(inputs)), key=lambda index: -self._size(inputs[index]))
         call: _Call[S, T] = _Call(inputs, control, deque(order))
-        with self._turn:
+        with self._changed:
             self._calls.append(call)
         try:
             while self._leads(call):
                 self._round()
         finally:
-            with self._turn:
+            with self._changed:
                 self._calls.remove(call)
-                self._turn.notify_all()
+                self._changed.notify_all()
         if call.error is not None:
             raise call.error
         return [call.answers[index] for index in range(len(inputs))]
 
     def _leads(self, call: _Call[S, T]) -> bool:
         """Wait until the call is over (False), or it is first in line and the device is free (True, and it is taken)."""
-        with self._turn:
+        with self._changed:
             while not call.over:
                 call.control.check()
                 if not self._busy and next((other for other in self._calls if other.counts), None) is call:
                     self._busy = True
                     return True
-                self._turn.wait(_LOOK_FOR_CANCEL_S)
+                self._changed.wait(_LOOK_FOR_CANCEL_S)
             return False
 
     def _round(self) -> None:
         """Compute what waits, up to the bound, and free the device."""
         parts: list[tuple[_Call[S, T], list[int]]] = []
         try:
-            with self._turn:
+            with self._changed:
                 parts = self._taken()
             self._compute(parts)
         finally:
-            with self._turn:
+            with self._changed:
                 for call, taken in parts:
                     if call.error is None and any(index not in call.answers for index in taken):
                         call.error = RuntimeError("the round of the call was broken off")
                 self._busy = False
-                self._turn.notify_all()
+                self._changed.notify_all()
 
     def _taken(self) -> list[tuple[_Call[S, T], list[int]]]:
         """Take inputs in the order of their calls; the caller holds the lock."""

@@ -32,22 +32,22 @@ class Stored:
     start: int
     """Where its bytes begin in the file."""
 
-    def fits(self, place: torch.Tensor) -> bool:
-        """Say whether it can be read into a place."""
-        return list(place.shape) == self.tensor.get_shape() and self.tensor.get_dtype() in _DTYPES
+    def fits(self, view: torch.Tensor) -> bool:
+        """Say whether it can be read into a view."""
+        return list(view.shape) == self.tensor.get_shape() and self.tensor.get_dtype() in _DTYPES
 
-    def read_into(self, place: torch.Tensor) -> torch.Tensor:
+    def read_into(self, view: torch.Tensor) -> torch.Tensor:
         """Fill a contiguous CPU tensor of its shape, and return that. Raises `OSError`."""
-        held, flat = _DTYPES[self.tensor.get_dtype()], place.view(-1)
-        if held == place.dtype:
+        held, flat = _DTYPES[self.tensor.get_dtype()], view.view(-1)
+        if held == view.dtype:
             self._read(flat, 0)
-            return place
+            return view
         buffer = torch.empty(min(_PIECE, flat.numel()), dtype=held)
         for first in range(0, flat.numel(), _PIECE):
             piece = buffer[: flat.numel() - first]
             self._read(piece, first * held.itemsize)
             flat[first : first + len(piece)] = piece
-        return place
+        return view
 
     def _read(self, into: torch.Tensor, at: int) -> None:
         view = into.view(torch.uint8).numpy().data

@@ -22,7 +22,7 @@ from app.services_file import ConfigError, ServiceConfig
 from workers.gpu.errors import BadInput
 from workers.gpu.items import Message, Prompt, ScoreItem
 
-_PLACES = re.compile(r"\{(prompt|response)\}")
+_PLACEHOLDERS = re.compile(r"\{(prompt|response)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Wording:
         if self.score_template is None:
             return f"{prompt}{self.separator}{response}"
         texts = {"prompt": prompt, "response": response}
-        return _PLACES.sub(lambda place: texts[place[1]], self.score_template)
+        return _PLACEHOLDERS.sub(lambda found: texts[found[1]], self.score_template)
 
 
 class Texts:

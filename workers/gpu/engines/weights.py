@@ -56,8 +56,8 @@ class Layout:
             slots.append(Slot(name, start, end, tensor.dtype, tuple(tensor.shape)))
         return cls(tuple(slots), end)
 
-    def places(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the place of each tensor in a block, by name."""
+    def views(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return each tensor as a view of a block, by name."""
         return {slot.name: slot.view(block) for slot in self.slots}
 
     def take(self, model: nn.Module, block: torch.Tensor) -> None:
@@ -72,8 +72,8 @@ class Layout:
         for _, tensor in away:
             if tensor.untyped_storage().data_ptr() == own:
                 tensor.data = tensor.clone()
-        for place, tensor in away:
-            place.copy_(tensor)
+        for view, tensor in away:
+            view.copy_(tensor)
             tensor.data = _nothing(tensor)
         empty(model)
 
@@ -111,8 +111,8 @@ def give_back() -> None:
             trim(0)
 
 
-def _is_at(place: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return tensor.data_ptr() == place.data_ptr() and tensor.stride() == place.stride() and tensor.dtype == place.dtype
+def _is_at(view: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() == view.data_ptr() and tensor.stride() == view.stride() and tensor.dtype == view.dtype
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -59,7 +59,7 @@ _WAKING: dict[int, list[tuple[str, object]]] = {
 
 _REQUESTS_AT_ONCE = 2
 _FREE_S = 3.0
-_FREED_PART = 0.9
+_FREED_FRACTION = 0.9
 _POLL_S = 0.1
 _END_S = 2.0
 _ASK_S = 10.0
@@ -195,7 +195,7 @@ class VllmEngine(Engine):
         served.holdings.measure(_pids(served.server), self._config.vllm.process_mb)
         # The driver may take a moment to free anything.
         deadline = time.monotonic() + _FREE_S
-        while served.launch.on_cuda and sum(served.holdings.mb) > _FREED_PART * held_mb and time.monotonic() < deadline:
+        while served.launch.on_cuda and sum(served.holdings.mb) > _FREED_FRACTION * held_mb and time.monotonic() < deadline:
             time.sleep(_POLL_S)
             served.holdings.measure(_pids(served.server), self._config.vllm.process_mb)
         served.host_mb = host_mb(_pids(served.server))
