@@ -34,8 +34,8 @@ from redis import Connection, ConnectionPool, Redis, RedisError
 TAKEN = "tangram-taken"
 RESCUE_S = 10.0
 REMEMBERED_EPOCHS = 20
-TURNS = 20
-"""After so many turns the names of the lists come again, so that a bad network does not make more and more of them."""
+INTAKES_NAMED = 20
+"""After so many intakes the names of the lists come again, so that a bad network does not make more and more of them."""
 PRIORITY_STEPS = ("\x06\x163", "\x06\x166", "\x06\x169")
 """What kombu appends to the name of a queue for messages with a priority; ours have none, a stranger's may."""
 _LOOK_S = 0.5
@@ -79,16 +79,16 @@ Taken = tuple[str, bytes]
 class RedisIntake:
     """Moves messages of `queues` to lists of the scheduler `epoch`. For one thread."""
 
-    def __init__(self, pool: ConnectionPool, queues: Sequence[str], epoch: int, turn: int = 0) -> None:
-        """Connect, and take over what schedulers before this one, and its own turns before, had taken and not acknowledged.
+    def __init__(self, pool: ConnectionPool, queues: Sequence[str], epoch: int, number: int = 0) -> None:
+        """Connect, and take over what schedulers before this one, and earlier intakes of its own epoch, had taken and not acknowledged.
 
-        `pool` sets a time limit for answers. `turn` counts the intakes of the epoch.
+        `pool` sets a time limit for answers. `number` counts the intakes of the epoch.
 
         Raises what redis-py raises, here and in all methods; after that the object is to be closed.
         """
         self._pool = pool
         self._client: Redis = Redis(connection_pool=pool)
-        self._lists = {queue: f"{TAKEN}:{epoch}.{turn % TURNS}:{queue}" for queue in queues}
+        self._lists = {queue: f"{TAKEN}:{epoch}.{number % INTAKES_NAMED}:{queue}" for queue in queues}
         self._take = self._client.register_script(_TAKE)
         self._rescue = self._client.register_script(_RESCUE)
         self._sources = [key for queue, taken in self._lists.items() for key in (queue, taken)]

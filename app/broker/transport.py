@@ -99,7 +99,7 @@ class KombuTransport:
         self._sending: Connection = app.connection_for_write()
         self._errors = _errors_of(self._sending)
         self._was_full = False
-        self._turn = 0
+        self._intakes = 0
         self._pause_s, self._next_try, self._store_pause_until = _FIRST_PAUSE_S, 0.0, 0.0
         self.lost_connections = 0
         try:
@@ -242,8 +242,8 @@ class KombuTransport:
         url = str(self._app.conf.broker_read_url or self._app.conf.broker_url)
         if urlsplit(url).scheme in REDIS_SCHEMES:
             pool = open_store(url, self._timeout_s).connection_pool
-            self._intake = RedisIntake(pool, [queue.name for queue in _QUEUES], self._epoch, self._turn)
-            self._turn += 1
+            self._intake = RedisIntake(pool, [queue.name for queue in _QUEUES], self._epoch, self._intakes)
+            self._intakes += 1
         else:
             connection = self._app.connection_for_read(heartbeat=HEARTBEAT_S)
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)

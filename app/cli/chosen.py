@@ -52,7 +52,7 @@ def chosen(settings: Settings, words: str) -> Iterator[Chosen]:
         When the journal knows no such run and no such job, or cannot be read.
 
     """
-    url, name = _place(settings, words)
+    url, name = _journal_and_name(settings, words)
     engine = open_latest(url, connect_timeout_s=settings.connect_timeout_s)
     try:
         yield _find(engine, name)
@@ -60,7 +60,7 @@ def chosen(settings: Settings, words: str) -> Iterator[Chosen]:
         engine.dispose()
 
 
-def _place(settings: Settings, words: str) -> tuple[str, str]:
+def _journal_and_name(settings: Settings, words: str) -> tuple[str, str]:
     """Return the address of the journal, and the run in it. Names of jobs may have colons, and so may paths.
 
     Raises

@@ -19,16 +19,16 @@ from app.journal.models import LeaseRow
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
-Part = Literal["scheduler", "cpu", "gpu", "api"]
-PARTS: tuple[Part, ...] = ("scheduler", "cpu", "gpu", "api")
+Process = Literal["scheduler", "cpu", "gpu", "api"]
+PROCESSES: tuple[Process, ...] = ("scheduler", "cpu", "gpu", "api")
 
 
 class Unhealthy(TangramError):
     """Raised when a process does not do its work; the message is one line for a person."""
 
 
-def check_health(part: Part, settings: Settings) -> str:
-    """Return how the process of this host does that is meant by `part`.
+def check_health(process: Process, settings: Settings) -> str:
+    """Return how the process of this host does that is meant by `process`.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def check_health(part: Part, settings: Settings) -> str:
         When it does not do its work, or what it works with cannot be reached.
 
     """
-    return _scheduler(settings) if part == "scheduler" else _worker(part, settings)
+    return _scheduler(settings) if process == "scheduler" else _worker(process, settings)
 
 
 def _scheduler(settings: Settings) -> str:
@@ -52,7 +52,7 @@ def _scheduler(settings: Settings) -> str:
     return f"{row.holder.partition(':')[0]} leads, epoch {row.epoch}"
 
 
-def _worker(part: Part, settings: Settings) -> str:
+def _worker(process: Process, settings: Settings) -> str:
     from app.celery import make_app
     from app.reach import require_broker
 
@@ -60,7 +60,7 @@ def _worker(part: Part, settings: Settings) -> str:
     require_broker(app, settings.connect_timeout_s)
     host = socket.gethostname()
     # As workers/start.py names the node, and Celery the worker of it.
-    worker = f"{settings.node_name or f'{host}-{part}'}@{host}"
+    worker = f"{settings.node_name or f'{host}-{process}'}@{host}"
     if not app.control.ping(destination=[worker], timeout=settings.connect_timeout_s):
         raise Unhealthy(f"worker {worker} does not answer")
     return f"worker {worker} answers"

@@ -156,11 +156,11 @@ def health(part: Annotated[str, typer.Argument(help="scheduler, cpu, gpu or api.
 
     Exit code 0 says that the process of a deployment does its work. This is for health checks.
     """
-    from app.cli.health import PARTS, check_health
+    from app.cli.health import PROCESSES, check_health
 
-    found = next((known for known in PARTS if known == part), None)
+    found = next((known for known in PROCESSES if known == part), None)
     if found is None:
-        raise UsageError(f"{part!r} is none of {', '.join(PARTS)}")
+        raise UsageError(f"{part!r} is none of {', '.join(PROCESSES)}")
     print(check_health(found, Settings()))
 
 

@@ -46,12 +46,13 @@ BATCH: Final = 200
 """Rows in one transaction. On SQLite it takes 12 ms (median), in which nobody else can write; on PostgreSQL 47 ms, in which all can."""
 
 SHARE: Final = 0.2
-"""Part of the time that removing may take while there is much to remove."""
+"""Fraction of the time that removing may take while there is much to remove."""
 
 FIRST_LOOK_S, LOOK_S = 10.0, 900.0
 """Seconds from the start of a scheduler to its first look for what is too old, and between two looks."""
 
-Place = tuple[float, str]
+Cursor = tuple[float, str]
+"""The last row of a batch that was looked at: when it ended, and its id."""
 RunSpan = tuple[frozenset[str], float, float]
 """The jobs of a recorded run, and when it started and ended."""
 
@@ -90,10 +91,10 @@ class Retention:
         self._transaction(partial(_remove_unreferenced, before=before))
         removed = 0
         for step, limit in ((_remove_actions, before if learned is None else min(before, learned)), (_remove_environments, before)):
-            place: Place | None = (float("-inf"), "")
-            while place is not None:
+            cursor: Cursor | None = (float("-inf"), "")
+            while cursor is not None:
                 began = time.perf_counter()
-                place, count = self._transaction(partial(step, after=place, before=limit, runs=runs))
+                cursor, count = self._transaction(partial(step, after=cursor, before=limit, runs=runs))
                 removed += count
                 if wait((time.perf_counter() - began) * (1 / SHARE - 1)):
                     return removed
@@ -145,7 +146,7 @@ class Pruning:
                 log.log(logging.INFO if removed else logging.DEBUG, "%d actions and environments were too old and are rolled up", removed)
 
 
-def _remove_actions(connection: Connection, after: Place, before: float, runs: Sequence[RunSpan]) -> tuple[Place | None, int]:
+def _remove_actions(connection: Connection, after: Cursor, before: float, runs: Sequence[RunSpan]) -> tuple[Cursor | None, int]:
     """Roll up and remove a batch of actions; return where it ended, None at the last one, and how many were removed."""
     last = (Grant.action == Action.id) & (Grant.attempt == Action.attempts) & Grant.released_at.is_not(None)
     columns = (
@@ -173,7 +174,7 @@ def _add_action_hours(connection: Connection, found: dict[Key, ActionFigures]) -
     connection.execute(insert(table(ActionHour)), [dict(zip(names, key, strict=True)) | one.values() for key, one in found.items()])
 
 
-def _remove_environments(connection: Connection, after: Place, before: float, runs: Sequence[RunSpan]) -> tuple[Place | None, int]:
+def _remove_environments(connection: Connection, after: Cursor, before: float, runs: Sequence[RunSpan]) -> tuple[Cursor | None, int]:
     """Do for environments what `_remove_actions` does for actions."""
     ended = (Environment.ended_at.is_not(None), Environment.ended_at >= after[0], Environment.ended_at < before)
     query = select(table(Environment)).where(*ended, tuple_(Environment.ended_at, Environment.id) > tuple_(*after))

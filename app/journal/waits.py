@@ -124,10 +124,10 @@ def _open(ask: _Question) -> None:
         limit, held = int(node.description.get("memory_mb", 0)), sum(environment.memory_mb for environment in stand)
         pods = sum(environment.pod_cores for environment in stand)
         if needs and limit and held + needs > limit:
-            holders = [_place(one, f"{one.memory_mb} MB") for one in sorted(stand, key=lambda one: -one.memory_mb) if one.memory_mb]
+            holders = [_env_holder(one, f"{one.memory_mb} MB") for one in sorted(stand, key=lambda one: -one.memory_mb) if one.memory_mb]
             ask.say(f"It needs {needs} MB; node {node.name} has {max(0, limit - held)} of {limit} MB free.", "node", node.name, holders)
         if pods:
-            holders = [_place(one, _count(one.pod_cores, "core")) for one in stand if one.pod_cores]
+            holders = [_env_holder(one, _count(one.pod_cores, "core")) for one in stand if one.pod_cores]
             cores = int(node.description.get("cores", 0))
             ask.say(f"Environments hold {pods} of the {cores} cores of node {node.name} for themselves.", "node", node.name, holders)
 
@@ -136,7 +136,7 @@ def _standing(ask: _Question, node: str) -> Sequence[AnyRow]:
     return ask.connection.execute(select(table(Environment)).where(Environment.ended_at.is_(None), Environment.node == node)).all()
 
 
-def _place(environment: AnyRow, holds: str) -> Holder:
+def _env_holder(environment: AnyRow, holds: str) -> Holder:
     since = environment.opened_at or environment.created_at
     return Holder(
         sort="environment",
@@ -221,13 +221,13 @@ def _cores(ask: _Question, nodes: Sequence[AnyRow]) -> None:
         rows = _rows(ask, Grant.node == node.name, Grant.resource == CORES, Grant.background.is_(False))
         outside, here = [row for row in rows if row.environment not in within], [one for one in pods if one.node == node.name]
         held = len({core for row in outside for core in row.core_ids}) + sum(one.pod_cores for one in here)
-        holders = [_holder(row, _cores_held(row)) for row in outside] + [_place(one, _count(one.pod_cores, "core")) for one in here]
+        holders = [_holder(row, _cores_held(row)) for row in outside] + [_env_holder(one, _count(one.pod_cores, "core")) for one in here]
         text = f"It needs {_count(needs, 'core')} of node {node.name}{where}: {held} of {total} are held."
         ask.say(text, "node", node.name, holders)
         if ask.action.environment:
-            _queue_place(ask, "cores", node.name, f"for the cores of node {node.name}")
+            _queue_position(ask, "cores", node.name, f"for the cores of node {node.name}")
     if not ask.action.environment:
-        _queue_place(ask, "cores", "", "for cores of any node")
+        _queue_position(ask, "cores", "", "for cores of any node")
 
 
 def _cores_held(row: AnyRow) -> str:
@@ -293,7 +293,7 @@ def _quotas(ask: _Question) -> None:
             )
         if shown["factor"] < 1:
             ask.say(f"After refusals, quota {name} is used at {shown['factor']:.0%} of its limits.", "quota", name)
-        _queue_place(ask, "quota", key, f"for quota {key}")
+        _queue_position(ask, "quota", key, f"for quota {key}")
 
 
 # What several of them need
@@ -306,7 +306,7 @@ def _share(ask: _Question) -> None:
         ask.say(f"{text} Actions of other jobs go first.", "job", ask.action.job)
 
 
-def _queue_place(ask: _Question, kind: str, name: str, words: str) -> None:
+def _queue_position(ask: _Question, kind: str, name: str, words: str) -> None:
     """Say where the action stands in a queue, as the scheduler showed it last."""
     for queue in ask.scheduler.get("queues", ()):
         if (queue["kind"], queue["name"]) != (kind, name):

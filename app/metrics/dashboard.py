@@ -41,8 +41,8 @@ def _mean(name: str, by: str, where: str = JOBS) -> str:
     return f"{_rate(f'{name}_sum', by, where)} / {_rate(f'{name}_count', by, where)}"
 
 
-def _quantile(part: float, name: str, by: str = "", where: str = JOBS) -> str:
-    return f"histogram_quantile({part}, {_rate(f'{name}_bucket', f'le, {by}' if by else 'le', where)})"
+def _quantile(quantile: float, name: str, by: str = "", where: str = JOBS) -> str:
+    return f"histogram_quantile({quantile}, {_rate(f'{name}_bucket', f'le, {by}' if by else 'le', where)})"
 
 
 def _stat(title: str, unit: Unit, description: str, query: str) -> Panel:

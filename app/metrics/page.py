@@ -10,7 +10,7 @@ def table() -> str:
     lines = ["| process | metric | kind | labels | what it is |", "|---|---|---|---|---|"]
     for family in FAMILIES.values():
         labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
-        lines.append(f"| {family.part} | `{family.name}` | {family.kind} | {labels} | {family.help} |")
+        lines.append(f"| {family.process} | `{family.name}` | {family.kind} | {labels} | {family.help} |")
     return "\n".join(lines) + "\n"
 
 

@@ -58,13 +58,13 @@ class SchedulerMetrics(Collector):
         self._by_job = {
             name: counter(name, registry) if family.kind == "counter" else histogram(name, registry)
             for name, family in FAMILIES.items()
-            if family.part == "scheduler" and "job_name" in family.labels and family.kind != "gauge"
+            if family.process == "scheduler" and "job_name" in family.labels and family.kind != "gauge"
         }
         self._parts: dict[Group, tuple[Histogram, ...]] = {}
         self._plain = {
             name: counter(name, registry)
             for name, family in FAMILIES.items()
-            if family.part == "scheduler" and family.kind == "counter" and name not in self._by_job and "service" not in family.labels
+            if family.process == "scheduler" and family.kind == "counter" and name not in self._by_job and "service" not in family.labels
         }
         self._decision = histogram("tangram_decision_seconds", registry)
         self._write = histogram("tangram_journal_write_seconds", registry)

@@ -20,7 +20,7 @@ from scheduler.model.lifecycle import SERVICE
 MIB = 1 << 20
 COUNTED = ("starts", "restores", "evictions", "leaks", "wrong_answers")
 
-Place = tuple[str, str, tuple[int, ...]]
+InstanceKey = tuple[str, str, tuple[int, ...]]
 """An instance: its node, its service, its cells."""
 
 
@@ -30,32 +30,32 @@ class Services:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counters = {what: counter(f"tangram_service_{what}_total", registry) for what in COUNTED}
         self._names = Names()
-        self._last: dict[Place, InstanceChanged] = {}
+        self._last: dict[InstanceKey, InstanceChanged] = {}
         self._fresh: set[str] = set()
 
     def forget(self, entry: InstancesForgotten) -> None:
         """Forget what a node had: its worker is another one now, whose counts begin with it."""
-        self._drop(lambda place: place[0] == entry.node)
+        self._drop(lambda key: key[0] == entry.node)
         self._fresh.add(entry.node)
 
     def node_gone(self, node: str) -> None:
         """Forget a node that is up no longer."""
-        self._drop(lambda place: place[0] == node)
+        self._drop(lambda key: key[0] == node)
         self._fresh.discard(node)
 
-    def _drop(self, goes: Callable[[Place], bool]) -> None:
-        self._last = {place: entry for place, entry in self._last.items() if not goes(place)}
+    def _drop(self, goes: Callable[[InstanceKey], bool]) -> None:
+        self._last = {key: entry for key, entry in self._last.items() if not goes(key)}
 
     def change(self, entry: InstanceChanged) -> None:
         """Take in what a worker says of an instance."""
-        place = (entry.node, entry.service, entry.cell_ids)
-        before, label = self._last.get(place), self._names.label(entry.service)
+        key = (entry.node, entry.service, entry.cell_ids)
+        before, label = self._last.get(key), self._names.label(entry.service)
         for what in COUNTED:
             count = getattr(entry, what)
             known = getattr(before, what) if before is not None else 0 if entry.node in self._fresh else count
             if (grown := count - known if count >= known else count) or before is None:
                 self._counters[what].labels(service=label).inc(grown)
-        self._last[place] = entry
+        self._last[key] = entry
 
     def gauges(self) -> Iterable[GaugeMetricFamily]:
         """Return how many instances there are, and what they hold."""

@@ -93,8 +93,8 @@ def with_rates(trace: Trace, rates: Mapping[str, float]) -> Trace:
     return replace(trace, quotas=quotas)
 
 
-def _slowed(quota: QuotaSpec, part: float) -> QuotaSpec:
-    return quota if quota.rate_per_s is None else replace(quota, rate_per_s=quota.rate_per_s * part)
+def _slowed(quota: QuotaSpec, factor: float) -> QuotaSpec:
+    return quota if quota.rate_per_s is None else replace(quota, rate_per_s=quota.rate_per_s * factor)
 
 
 def _mean_cores(record: RunRecord, step_s: float) -> float:

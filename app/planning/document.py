@@ -83,8 +83,8 @@ def _target(plan: Plan, target: Target) -> dict[str, Any]:
 
 def _limited_by(target: Target, outcome: Outcome) -> str:
     """Return the figure that comes closest to its limit."""
-    parts = target.parts(outcome)
-    return max(parts, key=parts.__getitem__)
+    ratios = target.ratios(outcome)
+    return max(ratios, key=ratios.__getitem__)
 
 
 def _meets_act(target: Target, outcome: Outcome) -> bool | None:
@@ -93,11 +93,11 @@ def _meets_act(target: Target, outcome: Outcome) -> bool | None:
 
 
 def _quotas(plan: Plan, trace: Trace) -> dict[str, Any]:
-    parts = dict(plan.rates)
+    rates = dict(plan.rates)
     return {
-        name: {"declared_per_s": quota.rate_per_s, "suffices_per_s": quota.rate_per_s * parts[account_of(quota)]}
+        name: {"declared_per_s": quota.rate_per_s, "suffices_per_s": quota.rate_per_s * rates[account_of(quota)]}
         for name, quota in trace.quotas.items()
-        if quota.rate_per_s is not None and account_of(quota) in parts
+        if quota.rate_per_s is not None and account_of(quota) in rates
     }
 
 

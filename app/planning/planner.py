@@ -25,8 +25,8 @@ from scheduler.sim.trace import Trace, TraceAction, Trajectory
 from tangram.errors import TangramError
 
 MOST_GPUS = 512
-RATE_PARTS = 20
-"""A quota's rate is searched in so many parts of what is declared."""
+RATE_STEPS = 20
+"""A quota's rate is searched in so many equal steps up to what is declared."""
 
 CURVE = (0.5, 0.75, 1.25, 1.5, 2.0)
 """Multiples of the answer that the curve has at least."""
@@ -218,20 +218,20 @@ class Planner:
         return self._request.prices.hourly(case.cores, case.gpus, memory_mb)
 
     def _lowest_rates(self, size: int, gpus: int) -> tuple[tuple[str, float], ...]:
-        """Return for each account the lowest part of its declared rate that suffices, with those of the others before it lowered, too."""
+        """Return for each account the lowest fraction of its declared rate that suffices, with the rates before it lowered, too."""
         used = {action.quota for action in self._trace.actions()}
         found = [quota for name, quota in self._trace.quotas.items() if name in used and quota.rate_per_s is not None]
         rates: tuple[tuple[str, float], ...] = ()
         for account in dict.fromkeys(account_of(quota) for quota in found):
-            parts = self._fewest(self._at_rate(size, gpus, account, rates), RATE_PARTS, f"{RATE_PARTS}ths of the rate of {account!r}")
-            rates = (*rates, (account, parts / RATE_PARTS))
+            steps = self._fewest(self._at_rate(size, gpus, account, rates), RATE_STEPS, f"{RATE_STEPS}ths of the rate of {account!r}")
+            rates = (*rates, (account, steps / RATE_STEPS))
         return rates
 
     def _at_rate(self, size: int, gpus: int, account: str, lowered: tuple[tuple[str, float], ...]) -> Callable[[int, int], Case]:
-        """Return the case of a number of parts of an account's declared rate, with the rates of others that are lowered already."""
+        """Return the case of a number of steps of an account's declared rate, with the rates of others that are lowered already."""
 
-        def case(parts: int, seed: int) -> Case:
-            rates = lowered if parts == RATE_PARTS else (*lowered, (account, parts / RATE_PARTS))
+        def case(steps: int, seed: int) -> Case:
+            rates = lowered if steps == RATE_STEPS else (*lowered, (account, steps / RATE_STEPS))
             return self._request.case(size, gpus, seed, rates)
 
         return case
@@ -242,7 +242,7 @@ class Planner:
         """Simulate more sizes for the curve, and other loads; return these."""
         seed, request = self._seeds[0], self._request
         asked = {case.options.nodes * (case.options.cores or 0) for case in self._simulations.done if case.options.policy == request.policy}
-        sizes = {max(1, round(plan.size * part)) for part in CURVE}
+        sizes = {max(1, round(plan.size * factor)) for factor in CURVE}
         near = {size for size in sizes if any(abs(cores / plan.case(seed).cores - size / plan.size) < 0.1 for cores in asked)}
         more = [request.case(size, plan.searched_gpus, seed) for size in sorted(sizes - near) if size <= most]
         variants = self._variants(plan.case(seed))
@@ -255,11 +255,11 @@ class Planner:
         # A trace with arrivals of its own is repeated over the time in which they came.
         spread_s = options.spread_s if options.tile else max(trajectory.arrival_s for trajectory in self._trace.trajectories)
         # Of few trajectories both are the same number.
-        tiles = sorted({ceil(count * part) for part in (1.25, 1.5)})
+        tiles = sorted({ceil(count * factor) for factor in (1.25, 1.5)})
         changes = [(f"{tile / count:.3g} × the trajectories ({tile})", replace(options, tile=tile, spread_s=spread_s)) for tile in tiles]
         if options.tile and spread_s:
             changes.append(("arrivals in half the time", replace(options, spread_s=spread_s / 2)))
-        changes += [(f"thinking {part:g} × as fast", replace(options, speed=options.speed * part)) for part in (1.5, 0.67)]
+        changes += [(f"thinking {factor:g} × as fast", replace(options, speed=options.speed * factor)) for factor in (1.5, 0.67)]
         return [Variant(change=change, case=replace(answer, options=changed)) for change, changed in changes]
 
 

@@ -29,13 +29,13 @@ class Target:
     step_duration: float | None = None
 
     def ratio(self, outcome: Outcome) -> float:
-        """Return the larger part of its limit that a figure takes: 1 and less meets the target. Infinite where an action failed."""
+        """Return the larger ratio of a figure to its limit: 1 and less meets the target. Infinite where an action failed."""
         if outcome.failed:
             return math.inf
-        return max(self.parts(outcome).values(), default=0.0)
+        return max(self.ratios(outcome).values(), default=0.0)
 
-    def parts(self, outcome: Outcome) -> dict[str, float]:
-        """Return which part of its limit each figure takes. A limit of 0, as of actions that take no time, is met by 0 alone."""
+    def ratios(self, outcome: Outcome) -> dict[str, float]:
+        """Return the ratio of each figure to its limit. A limit of 0, as of actions that take no time, is met by 0 alone."""
         values = {key: float(getattr(outcome, key)) for key in self.document()}
         return {key: values[key] / limit if limit else 1.0 if not values[key] else math.inf for key, limit in self.document().items()}
 

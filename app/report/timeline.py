@@ -53,8 +53,8 @@ def timeline(subject: Subject) -> Picture:
         spans = [_Held((one.row[0], one.row[1], -1), one.span, one.action) for one in spans]
         rows = sorted({(node, kind, -1) for node, kind, _ in rows})
     names = [_name(row) for row in rows]
-    places = {row: place for place, row in enumerate(rows)}
-    data = _bars(subject, spans, places) if singly else _fields(subject, spans, rows)
+    heights = {row: number for number, row in enumerate(rows)}
+    data = _bars(subject, spans, heights) if singly else _fields(subject, spans, rows)
     time_axis = clock(subject.began, subject.ended)
     words = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
     return Picture(
@@ -119,7 +119,7 @@ def _in_lanes(loose: Sequence[_Held]) -> list[_Held]:
 
 def _name(row: Row) -> str:
     node, kind, id = row
-    word = next(word for word, place in _ORDER.items() if place == kind)
+    word = next(word for word, number in _ORDER.items() if number == kind)
     if id < 0:
         return f"{node} {word}"
     if word in (CORES, CELLS):
@@ -127,9 +127,9 @@ def _name(row: Row) -> str:
     return f"{node} {word}" + (f" {id + 1}" if id else "")
 
 
-def _bars(subject: Subject, spans: Sequence[_Held], places: dict[Row, int]) -> list[dict[str, Any]]:
+def _bars(subject: Subject, spans: Sequence[_Held], heights: dict[Row, int]) -> list[dict[str, Any]]:
     time_axis = clock(subject.began, subject.ended)
-    data = [_pods(subject, places)] if subject.history.pods else []
+    data = [_pods(subject, heights)] if subject.history.pods else []
     by_kind: defaultdict[str, list[_Held]] = defaultdict(list)
     for one in spans:
         if not (subject.history.pods and one.action.kind == "cpu.open"):
@@ -142,7 +142,7 @@ def _bars(subject: Subject, spans: Sequence[_Held], places: dict[Row, int]) -> l
         data.append(
             {
                 "type": "bar", "orientation": "h", "name": kind, "base": rounded(starts), "x": rounded(ends - starts),
-                "y": [places[one.row] for one in held_by], "hovertext": [describe(one.action, subject.began) for one in held_by],
+                "y": [heights[one.row] for one in held_by], "hovertext": [describe(one.action, subject.began) for one in held_by],
                 "hoverinfo": "text", "textposition": "none", "width": 0.72, "opacity": 0.85,
                 # What is shorter than a pixel is seen by its outline.
                 "marker": {"color": colour, "line": {"width": 1, "color": colour}},
@@ -151,12 +151,12 @@ def _bars(subject: Subject, spans: Sequence[_Held], places: dict[Row, int]) -> l
     return data
 
 
-def _pods(subject: Subject, places: dict[Row, int]) -> dict[str, Any]:
+def _pods(subject: Subject, heights: dict[Row, int]) -> dict[str, Any]:
     time_axis = clock(subject.began, subject.ended)
     at: list[tuple[int, float, float]] = []
     for pod in subject.history.pods:
         end = subject.ended if pod.ended_at is None else pod.ended_at
-        rows = [places.get((pod.node or "", _ORDER[CORES], id)) for id in pod.core_ids]
+        rows = [heights.get((pod.node or "", _ORDER[CORES], id)) for id in pod.core_ids]
         at += [(row, pod.opened_at, end) for row in rows if row is not None]
     starts, ends = (time_axis.at(np.array([one[side] for one in at])) for side in (1, 2))
     return {

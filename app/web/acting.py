@@ -39,7 +39,7 @@ class Actor:
         self._settings = settings
         self._watch = watch
         self._session: Session | None = None
-        self._turn = asyncio.Lock()
+        self._one_start = asyncio.Lock()
 
     def refusal(self, authorization: str) -> JSONResponse | None:
         """Return the answer to who may not act."""
@@ -91,7 +91,7 @@ class Actor:
     async def _do(self, send: Callable[[Session], None], done: str) -> JSONResponse:
         """Answer `done` once `send` returns, which it does when the broker has the message; what it raises is the answer otherwise."""
         try:
-            async with self._turn:
+            async with self._one_start:
                 if self._session is None:
                     self._session = await asyncio.to_thread(_connect, self._settings)
             await asyncio.to_thread(send, self._session)

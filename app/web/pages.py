@@ -1,6 +1,6 @@
 """The pages. Each is rendered once per look, however many viewers have it open.
 
-A page whose own questions took long is kept for further looks, so that it asks for at most `PART_OF_TIME` of the time.
+A page whose own questions took long is kept for further looks, so that it asks for at most `LOOKING_FRACTION` of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from app.journal.environments import lease_left
 from app.journal.listing import ActionFilter, list_actions, list_environments
 from app.web.attention import notices
 from app.web.rendering import make_templates
-from app.web.watch import PART_OF_TIME, Look, Watch
+from app.web.watch import LOOKING_FRACTION, Look, Watch
 from app.web.words import address
 from tangram.ends import CAUSES
 
@@ -97,7 +97,7 @@ class Pages:
                 found, took_s = await ask(lambda connection: _timed(question, connection, look))
             except DatabaseError as error:
                 return self._render("problem.html", look, {"problem": str(error), "path": request.url.path}, 503)
-            kept.until = time.monotonic() + took_s / PART_OF_TIME
+            kept.until = time.monotonic() + took_s / LOOKING_FRACTION
         if found is None:
             return self.missing(look, request.url.path)
         return await asyncio.to_thread(self._render, template, look, {"path": request.url.path, **found})
@@ -172,7 +172,7 @@ async def actions(
 
     def question(connection: Connection, look: Look) -> Found:
         listed = list_actions(connection, wanted, page, look.at)
-        return {"listed": listed, "wanted": wanted, "hours": hours, "page": page, "turn": _turn({**words, "hours": f"{hours:g}"})}
+        return {"listed": listed, "wanted": wanted, "hours": hours, "page": page, "page_link": _page_link({**words, "hours": f"{hours:g}"})}
 
     return await _pages(request).search(request, "actions.html", question)
 
@@ -189,7 +189,7 @@ async def oldest(request: Request, job: Text = "", kind: Text = "") -> Response:
     return RedirectResponse(address(found[0].id, "action") if found else f"/actions?{query}", 303)
 
 
-def _turn(words: Mapping[str, str]) -> Callable[[int], str]:
+def _page_link(words: Mapping[str, str]) -> Callable[[int], str]:
     """Return what makes the address of another page of the same list."""
     given = {name: value for name, value in words.items() if value}
     return lambda page: "?" + urlencode({**given, "page": page})
@@ -225,7 +225,7 @@ async def environments(request: Request, job: Text = "", state: Text = "", q: Te
 
     def question(connection: Connection, look: Look) -> Found:
         listed = list_environments(connection, job, state, words["q"], page, look.at)
-        return {"listed": listed, **words, "page": page, "turn": _turn(words)}
+        return {"listed": listed, **words, "page": page, "page_link": _page_link(words)}
 
     return await _pages(request).search(request, "environments.html", question)
 

@@ -25,8 +25,8 @@ from app.journal.recent import Recent
 from app.shown import read_shown
 
 INTERVAL_S: Final = 1.0
-PART_OF_TIME: Final = 0.1
-"""Part of the time that looking may take, as long as the pause after a look stays below `MOST_PAUSE_S`."""
+LOOKING_FRACTION: Final = 0.1
+"""Fraction of the time that looking may take, as long as the pause after a look stays below `MOST_PAUSE_S`."""
 
 MOST_PAUSE_S: Final = 5.0
 """Longest pause after a look."""
@@ -54,7 +54,7 @@ class Watch:
     def __init__(self, engine: Engine, store: Redis) -> None:
         self._engine = engine
         self._store = store
-        self._turn = asyncio.Lock()
+        self._one_look = asyncio.Lock()
         self._reading = threading.Lock()
         # Whatever pages ask, a thread is free for the look, and others for what one thing is asked about.
         self._looking = ThreadPoolExecutor(1, "tangram-look")
@@ -73,7 +73,7 @@ class Watch:
 
     async def after(self, version: int) -> Look:
         """Return a look that is later than `version`, as soon as the interval allows one."""
-        async with self._turn:
+        async with self._one_look:
             look = self._look
             if look is not None and look.version > version and time.monotonic() < self._next_at + INTERVAL_S:
                 return look
@@ -121,7 +121,7 @@ class Watch:
             except DatabaseError as error:
                 problem = f"the journal cannot be read: {error}"
             ended = time.monotonic()
-            pause_s = min(MOST_PAUSE_S, (ended - began) * (1 / PART_OF_TIME - 1))
+            pause_s = min(MOST_PAUSE_S, (ended - began) * (1 / LOOKING_FRACTION - 1))
             self._next_at = ended + INTERVAL_S if problem else max(began + INTERVAL_S, ended + pause_s)
             self._look = Look(version=version, at=now, scheduler=scheduler, overview=document, problem=problem)
             return self._look

@@ -147,7 +147,7 @@ def test_the_page_of_every_process_follows_the_conventions_and_has_what_the_tabl
         for name, part in parts.items():
             page = httpx.get(f"http://{watched.live.stack.metrics[name]}/metrics", timeout=30).text
             said = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
-            missing[name] = {family.name for family in FAMILIES.values() if family.part in ("every", part)} - said
+            missing[name] = {family.name for family in FAMILIES.values() if family.process in ("every", part)} - said
             ours = {one for one in said if one.startswith(("tangram_", "celery_"))}
             assert ours <= set(FAMILIES), ours - set(FAMILIES)
             # Then promtool finds nothing to say
