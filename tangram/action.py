@@ -55,6 +55,8 @@ class Cost:
     """
 
     amounts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    quotas: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The names of the quotas that this cost draws on."""
 
     def __post_init__(self) -> None:
         """Refuse unknown resources, wrong amounts and more than one elastic dimension."""
@@ -73,6 +75,7 @@ class Cost:
         if len(elastic) > 1:
             raise InvalidAction("cost", f"at most one resource may name several amounts, not {' and '.join(elastic)}")
         object.__setattr__(self, "amounts", MappingProxyType(clean))
+        object.__setattr__(self, "quotas", tuple(name.removeprefix(QUOTA_PREFIX) for name in clean if name.startswith(QUOTA_PREFIX)))
 
     @classmethod
     def of(cls, **amounts: Amounts) -> Cost:
@@ -94,11 +97,6 @@ class Cost:
         """Return the smallest acceptable amount of `name`; 0 where the vector has no such dimension."""
         amounts = self.amounts.get(name)
         return amounts[0] if amounts else 0
-
-    @property
-    def quotas(self) -> tuple[str, ...]:
-        """The names of the quotas that this cost draws on."""
-        return tuple([name[len(QUOTA_PREFIX) :] for name in self.amounts if name[0] == "q"])  # no other resource begins so
 
     def tokens(self, quota: str) -> int:
         """Return the tokens that the requests against a quota are expected to cost."""

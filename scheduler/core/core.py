@@ -146,7 +146,7 @@ class Core:
             heapq.heappop(deadlines)
         if deadlines:
             times.append(deadlines[0][0])
-        return min((at for at in times if at is not None), default=None)
+        return min([at for at in times if at is not None], default=None)
 
     def opening(self, now: float) -> dict[str, float]:
         """Return the opening environments `now`, the `waiting` ones, the `limit`, and the seconds until the rate allows another."""

@@ -80,4 +80,4 @@ class Pools:
 
     def next_wake(self, now: float) -> float | None:
         """Return when time alone makes a round necessary."""
-        return min((at for pool in self._all if (at := pool.next_wake(now)) is not None), default=None)
+        return min([at for pool in self._all if (at := pool.next_wake(now)) is not None], default=None)

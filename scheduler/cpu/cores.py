@@ -13,7 +13,7 @@ a group of its own. The place of the free cores decides which of them a grant ge
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from scheduler.cpu.free_cores import Domains, FreeCores
 from scheduler.cpu.marginal import Candidate, MarginalQueue
@@ -113,7 +113,7 @@ class CoreGroup(Group):
         if candidate is not None:
             self.marginal.leave(candidate)
 
-    def take(self, count: int, near: Iterable[int] = ()) -> tuple[int, ...]:
+    def take(self, count: int, near: Collection[int] = ()) -> tuple[int, ...]:
         """Take `count` free cores that lie together, close to the cores in `near`, which the action already holds.
 
         Raises `ValueError` if fewer are free.

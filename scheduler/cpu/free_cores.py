@@ -45,9 +45,9 @@ class FreeCores:
         rows = ([core for core in domain if core in wanted] for domain in self._domains)
         return [row for row in rows if row]
 
-    def take(self, count: int, near: Iterable[int] = ()) -> tuple[int, ...]:
+    def take(self, count: int, near: Collection[int] = ()) -> tuple[int, ...]:
         """Take `count` free cores, close to the cores in `near`, which the action already holds. Enough cores must be free."""
-        held = self._by_domain(near)
+        held = self._by_domain(near) if near else {}
         taken = list[int]()
         while len(taken) < count:
             missing = count - len(taken)
@@ -108,7 +108,9 @@ class FreeCores:
             missing = count - len(taken)
             stretches = [found.span() for found in _STRETCH.finditer(free)]
             touching = [(start, end) for start, end in stretches if start - 1 in held or end in held] if held else []
-            start, end = min(touching or stretches, key=lambda span: (*_fit(span[1] - span[0], missing), span[0]))
+            # As `_fit` orders them, but without a call for each.
+            spans = touching or stretches
+            _, _, start, end = min([(end - start < missing, abs(end - start - missing), start, end) for start, end in spans])
             part = min(missing, end - start)
             if touching and start - 1 not in held:
                 start = end - part
@@ -134,4 +136,4 @@ class FreeCores:
 
 def _fit(amount: int, count: int) -> tuple[bool, int]:
     """Order amounts where `count` is wanted: the least sufficient amount comes first, else the largest."""
-    return (amount < count, amount if amount >= count else -amount)
+    return (amount < count, abs(amount - count))

@@ -178,7 +178,7 @@ class GpuPool:
     def next_wake(self, now: float) -> float | None:
         """Return when the dispatcher's time comes, or warm services are to be brought."""
         times = (self._dispatcher.next_round(), self.residency.next_warm())
-        return min((at for at in times if at is not None), default=None)
+        return min([at for at in times if at is not None], default=None)
 
     def start(self, waiting: Waiting, grant: Grant, now: float, expected_s: float) -> Running:
         """Start an action; its dispatcher takes it out of the queue."""

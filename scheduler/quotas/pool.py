@@ -180,6 +180,8 @@ class QuotaPool:
 
     def next_wake(self, now: float) -> float | None:
         """Return when the next quota with waiting actions opens; None if no quota opens by itself."""
+        if not self._kept_back:
+            return None
         return min((at for at in (self._opens_at(account, now) for account in self._kept_back) if at is not None), default=None)
 
     def _opens_at(self, account: Account, now: float) -> float | None:
