@@ -35,6 +35,11 @@ def docker(*words: str) -> list[str]:
     return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
+def pauses(container: str) -> bool:
+    """Have the engine freeze a container; False where it could not, as happens on a busy machine with version 1 of control groups."""
+    return subprocess.run(["docker", "pause", container], capture_output=True).returncode == 0
+
+
 @pytest.fixture(scope="module")
 def volume_image(image: str) -> Iterator[str]:
     """Give an image that asks for a volume, and so has the engine make one without a name for each of its containers."""
@@ -157,11 +162,11 @@ def test_a_stopped_container_init_holds_nothing_up(sandbox: ContainerSandbox, en
 def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
     # Given two environments, one of which the engine freezes
     other = sandbox.open(EnvironmentSpec(id="other"))
-    frozen = admit(env, "echo begun; sleep 300", cores=(0,), timeout_s=10.0)
+    frozen = admit(env, "echo begun; sleep 300", cores=(0,), timeout_s=20.0)
     with ThreadPoolExecutor(1) as threads:
         outcome = threads.submit(frozen.wait)
         assert until(lambda: "begun" in printed(env, "ps | grep -q '[s]leep 300' && echo begun || true", session="look"))
-        docker("pause", env.container.id)
+        assert until(lambda: pauses(env.container.id))
         # Then the other goes on, and its own command ends: at its deadline, and after the time that a kill may take
         assert printed(other, "echo on") == "on\n"
         ended = outcome.result(120)
