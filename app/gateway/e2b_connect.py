@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from app.gateway.e2b import RpcError
+from app.gateway.shape import LARGE_BODY, may_be_large
 
 STREAM_TYPE = "application/connect+json"
 """Content type of streams."""
@@ -25,6 +26,7 @@ _MOST_DIGITS = 10
 _HEAD = struct.Struct(">BI")
 
 M = TypeVar("M", bound=BaseModel)
+BeforeLarge = Callable[[], Awaitable[object]]
 
 
 def envelope(message: Mapping[str, Any], flags: int = 0) -> bytes:
@@ -38,11 +40,15 @@ def end_of_stream(error: RpcError | None = None) -> bytes:
     return envelope({} if error is None else {"error": {"code": error.code, "message": str(error)}}, END)
 
 
-async def envelopes(request: Request) -> AsyncIterator[bytes]:
-    """Yield the messages of a streamed request as they come. Raises `RpcError` for what is no envelope."""
-    held = bytearray()
+async def envelopes(request: Request, before_large: BeforeLarge | None = None) -> AsyncIterator[bytes]:
+    """Yield the messages of a streamed request as they come. Raises `RpcError` for what is no envelope, and as `before_large`."""
+    held, got = bytearray(), 0
     async for part in request.stream():
         held += part
+        got += len(part)
+        if before_large is not None and got > LARGE_BODY:
+            await before_large()
+            before_large = None
         while len(held) >= _HEAD.size:
             flags, length = _HEAD.unpack_from(held)
             if flags & _COMPRESSED:
@@ -56,11 +62,16 @@ async def envelopes(request: Request) -> AsyncIterator[bytes]:
         raise RpcError("invalid_argument", "the last message of the request is cut")
 
 
-async def only_message(request: Request) -> bytes:
-    """Return the one message of a request, which is streamed or not. Raises `RpcError`."""
+async def only_message(request: Request, before_large: BeforeLarge | None = None) -> bytes:
+    """Return the one message of a request, which is streamed or not.
+
+    `before_large` is awaited before more of it than about `LARGE_BODY` is read. Raises as that, and `RpcError`.
+    """
     if not request.headers.get("content-type", "").startswith(STREAM_TYPE):
+        if before_large is not None and may_be_large(request.headers):
+            await before_large()
         return await request.body()
-    messages = [message async for message in envelopes(request)]
+    messages = [message async for message in envelopes(request, before_large)]
     if len(messages) != 1:
         raise RpcError("invalid_argument", f"the request must have one message, not {len(messages)}")
     return messages[0]

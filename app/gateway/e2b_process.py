@@ -17,6 +17,7 @@ import secrets
 import shlex
 import signal
 import time
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -42,7 +43,6 @@ from app.gateway.shape import shape_router
 from tangram import giving
 from tangram.action import Action, command_class
 from tangram.calls import execute
-from tangram.errors import TangramError
 from tangram.handles import Handle
 from tangram.wire import GIVEN_BYTES
 
@@ -60,8 +60,11 @@ router = shape_router("e2b", data_errors, prefix="/process.Process", tags=["e2b"
 
 @router.post("/Start")
 async def start(request: Request) -> Response:
-    """Run a program and stream what becomes of it."""
-    message = parsed(StartMessage, await only_message(request))
+    """Run a program and stream what becomes of it.
+
+    The step that begins the process looks at the token, too. Only in front of a large body the token is looked at by itself.
+    """
+    message = parsed(StartMessage, await only_message(request, partial(sandbox_of, request)))
     args = message.process.args
     asked = _KILL.fullmatch(args[-1]) if args[-2:-1] == ["-c"] else None
     if asked and await _was_sent(await sandbox_of(request), asked[1], int(asked[2])):
@@ -83,9 +86,9 @@ async def start(request: Request) -> Response:
         assert process is not None, "the sandbox is open, and the token is its own"
         action = await calls.put_aside(sandbox.caller, _action(sandbox, program, process.session_name))
         handle = calls.submit(sandbox.caller, action, key=process.key, is_new=True)
-    except TangramError:
+    except BaseException:
         if process is not None:
-            await table.remove(process)
+            await asyncio.shield(table.remove(process))
         raise
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(_attend(handle, process, table, ended))

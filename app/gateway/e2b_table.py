@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from redis import RedisError
 from redis.asyncio import Redis
 
-from app.gateway.records import KEPT_S, PROCESSES_PREFIX, Record, record_key
+from app.gateway.records import KEPT_S, PROCESSES_PREFIX, SHELLS_PREFIX, Record, record_key
 from tangram.wire import RESULT_TTL_S
 
 _ADD = """
@@ -47,11 +47,14 @@ _HOLD = f"{_ADD} return {{number, session}}"
 _BEGIN = f"""
 local raw = redis.call('GET', KEYS[2])
 if not raw then return {{0, 0}} end
-if redis.call('TTL', KEYS[2]) < tonumber(ARGV[1]) then redis.call('EXPIRE', KEYS[2], ARGV[1]) end
+for i = 2, 3 do if redis.call('TTL', KEYS[i]) < tonumber(ARGV[1]) then redis.call('EXPIRE', KEYS[i], ARGV[1]) end end
 local record = cjson.decode(raw)
 if record.state ~= 'open' or record.access_token ~= ARGV[4] then return {{0, 0, raw}} end
 {_ADD} return {{number, session, raw}}"""
-"""Reads the record, too, and adds nothing unless the sandbox is open and has the token `ARGV[4]`."""
+"""Reads the record, too, and adds nothing unless the sandbox is open and has the token `ARGV[4]`.
+
+KEYS: the hash, the record, what else goes with it.
+"""
 
 PIDS = 1 << 22
 """The most that the kernel numbers processes. Numbers here are above it, so that none is that of another process inside the sandbox."""
@@ -134,7 +137,7 @@ class Table:
         """Be a part of `tables`."""
         self._store, self._removing = tables.store, tables.removing
         self._hold, self._begin, self._remove = tables.hold, tables.begin, tables.remove
-        self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox)]
+        self._keys = [PROCESSES_PREFIX + sandbox, record_key(sandbox), SHELLS_PREFIX + sandbox]
         self._key = self._keys[0]
         self._killed = f"tangram-gw-e2b-killed-{sandbox}-"
 

@@ -57,7 +57,7 @@ def shape_router(shape: str, on_error: OnError, *, keep_422: bool = False, token
 
             async def guarded(request: Request) -> Response:
                 try:
-                    if parses and _may_be_large(request.headers):
+                    if parses and may_be_large(request.headers):
                         await request.app.state.gateway.tokens.job_of(token_of(request.headers))
                     return await handler(request)
                 except RequestValidationError as error:
@@ -79,7 +79,8 @@ def shape_router(shape: str, on_error: OnError, *, keep_422: bool = False, token
     return APIRouter(route_class=Route, **options)
 
 
-def _may_be_large(headers: Mapping[str, str]) -> bool:
+def may_be_large(headers: Mapping[str, str]) -> bool:
+    """Say whether the token of a request is to be known before its body is read."""
     length = headers.get("content-length", "")
     return int(length) > LARGE_BODY if length.isdigit() else "transfer-encoding" in headers
 

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
 from redis.asyncio import Redis
 
 from app.gateway.e2b_table import Process, Program, Table, Tables
-from app.gateway.records import Record, Records
+from app.gateway.records import KEPT_S, PROCESSES_PREFIX, SHELLS_PREFIX, Record, Records, record_key
 from tests.conftest import RedisUrls
 
 PROGRAM = Program(cmd="/bin/sh", started_at=1.0, word="w")
@@ -36,6 +36,19 @@ async def test_nothing_begins_for_a_wrong_token_or_before_the_sandbox_is_open(re
         await Records(store).enter(record)
         assert await tables.of("env-1").begin(PROGRAM, token) == (record, None)
         assert await tables.of("env-1").all() == []
+
+
+async def test_what_goes_with_the_record_is_kept_as_long_as_it(redis_urls: RedisUrls) -> None:
+    async with Redis(unix_socket_path=str(redis_urls.socket)) as store:
+        await Records(store).enter(sandbox("env-1"))
+        await store.hset(SHELLS_PREFIX + "env-1", "name", "session")
+        for key in (record_key("env-1"), SHELLS_PREFIX + "env-1"):
+            await store.expire(key, 100)
+        # When a command of E2B begins
+        await begin(Tables(store).of("env-1"))
+        # Then the shells that another shape has there live on, too
+        kept = [await store.ttl(key) for key in (record_key("env-1"), SHELLS_PREFIX + "env-1", PROCESSES_PREFIX + "env-1")]
+        assert min(kept) > KEPT_S - 60
 
 
 async def test_nothing_begins_in_a_sandbox_without_a_record(redis_urls: RedisUrls) -> None:

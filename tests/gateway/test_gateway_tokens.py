@@ -95,6 +95,18 @@ def test_a_large_body_is_not_read_for_a_caller_without_a_token(served: Served, p
     assert spent_s(served, path, "wrong", 401, chunked=chunked) < parsing_s / 2
 
 
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("kind", ["application/connect+json", "application/json"])
+def test_a_large_command_of_e2b_is_not_read_for_a_sandbox_that_is_not_there(served: Served, kind: str, chunked: bool) -> None:
+    headers = {"E2b-Sandbox-Id": "env-0", "X-Access-Token": "wrong", "Content-Type": kind}
+    url, large = f"{served.url}/process.Process/Start", b"\0\x7f" + LARGE
+    # A body that makes no sense would be a wrong argument once it were read
+    answer = httpx.post(url, content=iter([large]) if chunked else large, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json().get("sandboxId")) == (502, "env-0"), answer.text
+    # As it is where it is small, and so is read at once
+    assert httpx.post(url, content=b"no sense", headers=headers, timeout=60).status_code == 400
+
+
 def test_with_a_token_a_large_body_is_served_by_every_way_of_sending_it(served: Served) -> None:
     token = served.token("large")
     for headers in ({"X-API-Key": token}, {"Authorization": f"Bearer {token}"}):

@@ -148,12 +148,12 @@ def test_functions_named_as_what_the_protocol_uses_neither_run_nor_lose_the_stat
     assert printed(shell_env, "echo $A $B; cat log 2>&1 | grep called; :") == "1 2\n"
 
 
-def test_a_command_that_hands_in_its_turn_again_is_killed_as_soon_as_any_other(
+def test_a_command_that_hands_in_its_run_again_is_killed_as_soon_as_any_other(
     env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a worker that would wait for a minute for a shell to save its state
     monkeypatch.setattr("workers.cpu.shell.session.SAVE_LIMIT_S", 60.0)
-    # When a command writes its own turn where the shell reads the next one, and times out
+    # When a command writes its own run where the shell reads the next one, and times out
     began = time.monotonic()
     outcome = admit(env, 'd=$(readlink /proc/$$/fd/1); echo "$__tangram_run" >"${d%/*}/go" & sleep 60', timeout_s=0.5).wait()
     # Then it is not waited for
