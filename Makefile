@@ -114,7 +114,7 @@ compatibility: $(STAMP)
 	@$(BIN)/python -m tests.clients $(if $(JSON),--json) $(if $(OUT),--out $(OUT))
 
 test-docker: $(STAMP)
-	@$(BIN)/python -m pytest $(DOCKER) $(AT_ONCE) $(BESIDE)
+	@$(BIN)/python -m pytest $(DOCKER) -n auto --maxprocesses 4 $(BESIDE)
 
 # pip picks CUDA builds of what is removed again: beside torch for CPU they fail at import, and text models do not need them.
 $(VLLM_STAMP): constraints-vllm.txt
