@@ -19,15 +19,15 @@ from app.journal.models import LeaseRow
 from tangram.errors import TangramError
 from tangram.settings import Settings
 
-Process = Literal["scheduler", "cpu", "gpu", "api"]
-PROCESSES: tuple[Process, ...] = ("scheduler", "cpu", "gpu", "api")
+ProcessKind = Literal["scheduler", "cpu", "gpu", "api"]
+PROCESSES: tuple[ProcessKind, ...] = ("scheduler", "cpu", "gpu", "api")
 
 
 class Unhealthy(TangramError):
     """Raised when a process does not do its work; the message is one line for a person."""
 
 
-def check_health(process: Process, settings: Settings) -> str:
+def check_health(process: ProcessKind, settings: Settings) -> str:
     """Return how the process of this host does that is meant by `process`.
 
     Raises
@@ -52,7 +52,7 @@ def _scheduler(settings: Settings) -> str:
     return f"{row.holder.partition(':')[0]} leads, epoch {row.epoch}"
 
 
-def _worker(process: Process, settings: Settings) -> str:
+def _worker(process: ProcessKind, settings: Settings) -> str:
     from app.celery import make_app
     from app.reach import require_broker
 

@@ -196,13 +196,16 @@ async def _with_caller(gateway: Gateway, record: Record | None) -> Sandbox:
 
 async def sandbox_of(request: Request) -> Sandbox:
     """Return the sandbox that a request is for, by its token. Raises `SandboxGone` and `Unauthorized`."""
-    gateway = await gateway_of(request)
-    return await checked_sandbox(request, await gateway.records.read(named_sandbox(request)))
+    return _checked(request, await find_sandbox(request))
 
 
 async def checked_sandbox(request: Request, record: Record | None) -> Sandbox:
     """Return the sandbox of a record, if the request may use it. Raises as `sandbox_of`."""
-    sandbox = await _with_caller(await gateway_of(request), record)
+    return _checked(request, await _with_caller(await gateway_of(request), record))
+
+
+def _checked(request: Request, sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox whose token the request has. Raises `Unauthorized`."""
     if not secrets.compare_digest(access_token_of(request).encode(), sandbox.record.access_token.encode()):
         raise Unauthorized("X-Access-Token is not the token of this sandbox")
     admit(request, sandbox)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-Process = Literal["every", "scheduler", "worker", "gateway", "web", "metrics"]
+ProcessKind = Literal["every", "scheduler", "worker", "gateway", "web", "metrics"]
 Kind = Literal["counter", "gauge", "histogram"]
 
 ACT_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0)
@@ -24,7 +24,7 @@ DECISION_S = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
 class Family:
     """One metric: the process that has it, its labels, and its buckets where it is a histogram."""
 
-    process: Process
+    process: ProcessKind
     kind: Kind
     name: str
     labels: tuple[str, ...]
