@@ -19,7 +19,7 @@ from app.replay.traces import read_trace
 from bench.workloads import WORKLOADS
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
-from scheduler.sim.summary import RunRecord, summarise
+from scheduler.sim.summary import ReplayRecord, summarise
 from scheduler.sim.trace import Trace, tile
 
 QUANTILES = 200
@@ -107,7 +107,7 @@ def trace_of(workload: str, trajectories: int, seed: int, file: Path | None) -> 
     return WORKLOADS[workload](trajectories, seed)
 
 
-def binned_cores(run: RunRecord) -> tuple[tuple[float, float], ...]:
+def binned_cores(run: ReplayRecord) -> tuple[tuple[float, float], ...]:
     """Return the mean of the cores granted within each of `BINS` stretches of the run."""
     if not run.cores_granted or run.last_result_s <= run.first_arrival_s:
         return ()

@@ -24,8 +24,8 @@ from app.journal.database import open_engine, sqlite_url
 from app.journal.migrating import upgrade
 from app.journal.writing import SqlJournal
 from app.local.redis_server import RedisServer
+from app.web.looks import Looks
 from app.web.server import make_app
-from app.web.watch import Watch
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, Entry, NodeChanged
 from scheduler.model.commands import Finish
 from tangram.connection import open_store
@@ -139,11 +139,11 @@ def browse(page: Page, url: str, actions: int) -> dict[str, Any]:
 def look_s(url: str, store_url: str) -> list[float]:
     """Return the seconds of ten looks, the first of which reads an hour back."""
     engine = open_engine(url)
-    watch = Watch(engine, open_store(store_url, 5.0))
+    looks = Looks(engine, open_store(store_url, 5.0))
     taken = []
     for _ in range(10):
         began = time.perf_counter()
-        watch._take()
+        looks._take()
         taken.append(time.perf_counter() - began)
     engine.dispose()
     return taken

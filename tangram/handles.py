@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tangram import giving
 from tangram.errors import ResultNotReady
 from tangram.giving import What
-from tangram.publisher import Control
+from tangram.publisher import ControlRequest
 from tangram.results import Chunk
 from tangram.streams import OutputReader
 
@@ -32,13 +32,13 @@ class Remote(Protocol):
     def streams(self) -> OutputReader:
         """What reads the output of commands."""
 
-    def cancel_task(self, task_id: str) -> Control:
+    def cancel_task(self, task_id: str) -> ControlRequest:
         """Ask for the end of an action."""
 
-    def give(self, task_id: str, what: What) -> Control:
+    def give(self, task_id: str, what: What) -> ControlRequest:
         """Give a running command something."""
 
-    def wait_for(self, control: Control) -> None:
+    def wait_for(self, control: ControlRequest) -> None:
         """Return once the broker has a message. Raises `StackUnreachable`."""
 
 

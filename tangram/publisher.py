@@ -60,7 +60,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlRequest:
     """One message for the scheduler's control queue; `sent` is done once the broker has it, or fails with `StackUnreachable`.
 
     A cancel of single tasks that cannot be sent fails them, so that nobody waits for an end that nobody brings about.
@@ -86,7 +86,7 @@ class Publisher:
         self._blobs = Blobs(store)
         self._inbox = inbox
         self._connect_timeout_s = connect_timeout_s
-        self._queue: SimpleQueue[Submission | Control | _Stop] = SimpleQueue()
+        self._queue: SimpleQueue[Submission | ControlRequest | _Stop] = SimpleQueue()
         self._stopping = threading.Event()
         self._connection: Connection | None = None
         self._producer: Producer | None = None
@@ -98,11 +98,11 @@ class Publisher:
         """Begin to connect and to send."""
         self._thread.start()
 
-    def send(self, message: Submission | Control) -> None:
+    def send(self, message: Submission | ControlRequest) -> None:
         """Send `message` soon; never blocks."""
         self._queue.put(message)
 
-    def wait_for(self, control: Control) -> None:
+    def wait_for(self, control: ControlRequest) -> None:
         """Return once the broker has a message; at once in this publisher's own thread, which runs callbacks of failures."""
         if self._thread is not threading.current_thread():
             control.sent.result()
@@ -131,9 +131,9 @@ class Publisher:
                 self._send(batch)
         self._disconnect()
 
-    def _gather(self) -> tuple[list[Submission | Control], bool]:
+    def _gather(self) -> tuple[list[Submission | ControlRequest], bool]:
         """Wait for something to send and take all that has gathered, up to a batch; say whether to go on after it."""
-        batch: list[Submission | Control] = []
+        batch: list[Submission | ControlRequest] = []
         message = self._queue.get()
         with contextlib.suppress(Empty):
             while not isinstance(message, _Stop):
@@ -143,7 +143,7 @@ class Publisher:
                 message = self._queue.get_nowait()
         return batch, not isinstance(message, _Stop)
 
-    def _send(self, batch: Sequence[Submission | Control]) -> None:
+    def _send(self, batch: Sequence[Submission | ControlRequest]) -> None:
         deadline = time.monotonic() + self._connect_timeout_s
         while True:
             try:
@@ -159,17 +159,17 @@ class Publisher:
                 self._stopping.wait(_PAUSE_S)
         # Outside of the `try`: nothing that goes wrong from here on is a reason to send the batch again.
         for message in batch:
-            if isinstance(message, Control):
+            if isinstance(message, ControlRequest):
                 message.sent.set_result(None)
             elif message.span is not None:
                 message.span.sent()
 
-    def _publish(self, batch: Sequence[Submission | Control]) -> None:
+    def _publish(self, batch: Sequence[Submission | ControlRequest]) -> None:
         producer = self._producer or self._connect()
         ended = self._ended([message.task_id for message in batch if isinstance(message, Submission) and message.once])
         with producer.batch():
             for message in batch:
-                if isinstance(message, Control):
+                if isinstance(message, ControlRequest):
                     producer.publish(dict(message.body), exchange="", routing_key=CONTROL.name, serializer="json")
                     continue
                 if message.task_id in ended:
@@ -240,7 +240,7 @@ class Publisher:
                 # It is given up anyway, mostly because it broke.
                 connection.release()
 
-    def _give_up(self, batch: Sequence[Submission | Control], error: Exception) -> None:
+    def _give_up(self, batch: Sequence[Submission | ControlRequest], error: Exception) -> None:
         _log.error("%d messages could not be sent: %s", len(batch), error)
         for message in batch:
             if isinstance(message, Submission):

@@ -33,7 +33,7 @@ from tangram.feed import Feed
 from tangram.giving import Giving, What
 from tangram.handles import Handle
 from tangram.inbox import Inbox
-from tangram.publisher import Control, Publisher, Submission
+from tangram.publisher import ControlRequest, Publisher, Submission
 from tangram.settings import Settings
 from tangram.streams import OutputReader
 from tangram.tracing import ActionSpan, tracer_of
@@ -155,7 +155,7 @@ class Session:
         handle.when_done(lambda failed: self._forget(place) if failed else None)
         return handle
 
-    def cancel(self, trajectory: str | None, job: str | None) -> Control:
+    def cancel(self, trajectory: str | None, job: str | None) -> ControlRequest:
         """Cancel everything of one trajectory, or of a whole job; `wait_for` what this returns.
 
         Raises `InvalidAction` unless one is named.
@@ -168,47 +168,47 @@ class Session:
             for environment, place in tuple(self._environments.items()):
                 if place.job == what["job"] and trajectory in (None, place.trajectory):
                     del self._environments[environment]
-            control = Control({"cancel": what})
+            control = ControlRequest({"cancel": what})
             self._publisher.send(control)
             return control
 
-    def wait_for(self, control: Control) -> None:
+    def wait_for(self, control: ControlRequest) -> None:
         """Return once the broker knows. Raises `StackUnreachable`."""
         self._publisher.wait_for(control)
 
-    def renew_lease(self, place: calls.Place, lease_s: float) -> Control:
+    def renew_lease(self, place: calls.Place, lease_s: float) -> ControlRequest:
         """Have the lease of an environment end `lease_s` seconds from now; `wait_for` what this returns. Raises `ClientClosed`."""
         with self._lock:
             self._check_open()
-            control = Control({"renew": {"environment": place.environment, "job": place.job, "lease_s": lease_s}})
+            control = ControlRequest({"renew": {"environment": place.environment, "job": place.job, "lease_s": lease_s}})
             self._publisher.send(control)
             return control
 
-    def drain(self, node: str, *, draining: bool) -> Control:
+    def drain(self, node: str, *, draining: bool) -> ControlRequest:
         """Have a node drained, or be so no more; `wait_for` what this returns. Raises `ClientClosed`."""
         with self._lock:
             self._check_open()
-            control = Control({"drain": {"node": node, "draining": draining}})
+            control = ControlRequest({"drain": {"node": node, "draining": draining}})
             self._publisher.send(control)
             return control
 
-    def cancel_task(self, task_id: str) -> Control:
+    def cancel_task(self, task_id: str) -> ControlRequest:
         """Ask for the end of one action, which fails if that cannot be sent; `wait_for` what this returns.
 
         Once the client is closed nothing is sent, and waiting raises `ClientClosed`.
         """
-        control = Control({"cancel": {"ids": [task_id]}}, task_ids=(task_id,))
+        control = ControlRequest({"cancel": {"ids": [task_id]}}, task_ids=(task_id,))
         if self._closed:
             control.sent.set_exception(ClientClosed("the client is closed: open another one"))
         else:
             self._publisher.send(control)
         return control
 
-    def give(self, task_id: str, what: What) -> Control:
+    def give(self, task_id: str, what: What) -> ControlRequest:
         """Give a running command something (`tangram.giving`); `wait_for` what this returns. Raises `ClientClosed`."""
         with self._lock:
             self._check_open()
-            control = Control(self._giving.message(task_id, what))
+            control = ControlRequest(self._giving.message(task_id, what))
             self._publisher.send(control)
             return control
 

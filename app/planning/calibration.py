@@ -31,7 +31,7 @@ from app.replay.replay_command import ReplayOptions, replay_live, simulate
 from app.replay.trace_lines import first_problem, unreadable
 from app.replay.traces import read_trace
 from scheduler.learning.durations import speed_on
-from scheduler.sim.summary import ActionRecord, RunRecord, summarise
+from scheduler.sim.summary import ActionRecord, ReplayRecord, summarise
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.errors import TangramError
 from tangram.settings import Settings
@@ -112,7 +112,7 @@ def _busy_s() -> float:
     return float(busy - sum(own[:4]))
 
 
-def compared(trace: Trace, live: RunRecord, options: ReplayOptions) -> dict[str, Any]:
+def compared(trace: Trace, live: ReplayRecord, options: ReplayOptions) -> dict[str, Any]:
     """Return the figures of a live run, those of its simulation, and the error of the latter as a part of the former.
 
     `overhead_s` is the mean overhead of the live actions that take no cells, and `with_overhead` the error of a simulation with that much.
@@ -130,7 +130,7 @@ def compared(trace: Trace, live: RunRecord, options: ReplayOptions) -> dict[str,
     }
 
 
-def recorded(trace: Trace, live: RunRecord) -> Trace:
+def recorded(trace: Trace, live: ReplayRecord) -> Trace:
     """Return a trace with the durations that a live run of it had, as they would be on one unit."""
     by_id = {record.id: record for record in live.actions}
     trajectories = [_recorded_trajectory(number, trajectory, by_id) for number, trajectory in enumerate(trace.trajectories)]

@@ -13,7 +13,7 @@ from math import fsum
 
 from app.replay.replay_command import ReplayOptions, simulate
 from scheduler.model import QuotaSpec
-from scheduler.sim.summary import RunRecord, act_figures
+from scheduler.sim.summary import ReplayRecord, act_figures
 from scheduler.sim.trace import Trace, Trajectory
 
 
@@ -97,14 +97,14 @@ def _slowed(quota: QuotaSpec, factor: float) -> QuotaSpec:
     return quota if quota.rate_per_s is None else replace(quota, rate_per_s=quota.rate_per_s * factor)
 
 
-def _mean_cores(record: RunRecord, step_s: float) -> float:
+def _mean_cores(record: ReplayRecord, step_s: float) -> float:
     if not record.cores_granted or step_s <= 0:
         return 0.0
     until = [at for at, _ in record.cores_granted[1:]] + [record.last_result_s]
     return fsum(cores * max(0.0, end - at) for (at, cores), end in zip(record.cores_granted, until, strict=True)) / step_s
 
 
-def _peak_cells(record: RunRecord) -> int:
+def _peak_cells(record: ReplayRecord) -> int:
     changes = []
     for action in record.actions:
         if action.kind.startswith("gpu."):
@@ -112,7 +112,7 @@ def _peak_cells(record: RunRecord) -> int:
     return _peak(changes)
 
 
-def _node_memory_mb(record: RunRecord, trace: Trace) -> int:
+def _node_memory_mb(record: ReplayRecord, trace: Trace) -> int:
     by_node: dict[str, list[tuple[float, int]]] = {}
     for stay in record.stays:
         memory_mb = memory_of(trace.trajectories[stay.trajectory])

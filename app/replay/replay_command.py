@@ -28,7 +28,7 @@ from scheduler.learning.durations import Observation
 from scheduler.model import UNLIMITED
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
-from scheduler.sim.summary import Capacity, RunRecord, summarise
+from scheduler.sim.summary import Capacity, ReplayRecord, summarise
 from scheduler.sim.trace import Trace, tile
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
@@ -65,7 +65,7 @@ class ReplayOptions:
         return trace if self.tile is None else tile(trace, self.tile, self.spread_s, self.seed)
 
 
-def simulate(trace: Trace, options: ReplayOptions, history: Sequence[Observation] = ()) -> RunRecord:
+def simulate(trace: Trace, options: ReplayOptions, history: Sequence[Observation] = ()) -> ReplayRecord:
     """Replay in virtual time, by a scheduler that has learned from `history`."""
     prepared = options.prepare(trace)
     cluster = Cluster(
@@ -94,7 +94,7 @@ def default_gpus(trace: Trace) -> int:
 class LiveResult:
     """A live replay: its record, its JSON document, its id in the journal and where that is."""
 
-    record: RunRecord
+    record: ReplayRecord
     document: dict[str, Any]
     run_id: str
     database_url: str
@@ -153,7 +153,7 @@ def _replay(
     live = replay.run()
     _wait_for_journal(engine, live)
     after = _wait_for_figures(store, before)
-    record = RunRecord(
+    record = ReplayRecord(
         policy=policy,
         trajectories=len(trace.trajectories),
         actions=with_journal(live, _journaled(engine, live)),

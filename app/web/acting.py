@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
 from app.journal.models import Action, Environment, Node
-from app.web.watch import Watch
+from app.web.looks import Looks
 from tangram.calls import Place, close_environment
 from tangram.errors import TangramError
 from tangram.session import Session
@@ -35,9 +35,9 @@ PAUSES_S = 2.0
 class Actor:
     """Sends what a person asks for. The session begins with the first request."""
 
-    def __init__(self, settings: Settings, watch: Watch) -> None:
+    def __init__(self, settings: Settings, looks: Looks) -> None:
         self._settings = settings
-        self._watch = watch
+        self._looks = looks
         self._session: Session | None = None
         self._one_start = asyncio.Lock()
 
@@ -52,7 +52,7 @@ class Actor:
 
     async def cancel(self, action_id: str) -> JSONResponse:
         """Cancel an action that has not ended."""
-        status = await self._watch.ask(
+        status = await self._looks.ask(
             lambda connection: connection.execute(select(Action.status).where(Action.id == action_id)).scalar_one_or_none()
         )
         if status is None:
@@ -64,7 +64,7 @@ class Actor:
     async def close_environment(self, environment_id: str) -> JSONResponse:
         """Close an environment that stands."""
         query = select(Environment.job, Environment.trajectory, Environment.state).where(Environment.id == environment_id)
-        row = await self._watch.ask(lambda connection: connection.execute(query).one_or_none())
+        row = await self._looks.ask(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             return JSONResponse({"error": "there is no such environment"}, 404)
         if row.state in ("closing", "closed", "lost"):
@@ -75,7 +75,7 @@ class Actor:
     async def drain(self, name: str, *, draining: bool) -> JSONResponse:
         """Drain a node, or have it take actions again."""
         query = select(Node.draining).where(Node.name == name)
-        known = await self._watch.ask(lambda connection: connection.execute(query).scalar_one_or_none())
+        known = await self._looks.ask(lambda connection: connection.execute(query).scalar_one_or_none())
         if known is None:
             return JSONResponse({"error": "there is no such node"}, 404)
         if known == draining:

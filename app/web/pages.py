@@ -23,8 +23,8 @@ from app.journal.detail import action_detail, environment_detail, job_detail, no
 from app.journal.environments import lease_left
 from app.journal.listing import ActionFilter, list_actions, list_environments
 from app.web.attention import notices
+from app.web.looks import LOOKING_FRACTION, Look, Looks
 from app.web.rendering import make_templates
-from app.web.watch import LOOKING_FRACTION, Look, Watch
 from app.web.words import address
 from tangram.ends import CAUSES
 
@@ -54,8 +54,8 @@ class _Kept:
 class Pages:
     """Renders pages, and keeps those of the latest look, and those that took long."""
 
-    def __init__(self, watch: Watch, *, may_act: bool) -> None:
-        self._watch = watch
+    def __init__(self, looks: Looks, *, may_act: bool) -> None:
+        self._looks = looks
         self._may_act = may_act
         self._templates = make_templates()
         self._kept: dict[str, _Kept] = {}
@@ -66,14 +66,14 @@ class Pages:
 
     async def page(self, request: Request, template: str, question: Question) -> Response:
         """Return the page of a template with what `question` finds about one thing; 404 where that is None."""
-        return await self._page(request, template, question, self._watch.ask)
+        return await self._page(request, template, question, self._looks.ask)
 
     async def search(self, request: Request, template: str, question: Question) -> Response:
         """Return the page of a template with what `question` finds, which may read much of the journal."""
-        return await self._page(request, template, question, self._watch.search)
+        return await self._page(request, template, question, self._looks.search)
 
     async def _page(self, request: Request, template: str, question: Question | None, ask: Ask | None = None) -> Response:
-        look = await self._watch.now()
+        look = await self._looks.now()
         key = f"{request.url.path}?{request.url.query}"
         kept = self._kept.get(key)
         if kept is None or not self._shows(kept, look):
@@ -127,7 +127,7 @@ def _pages(request: Request) -> Pages:
 
 async def not_found(request: Request, _error: Exception) -> Response:
     """Answer for paths that nobody serves."""
-    return _pages(request).missing(await request.app.state.watch.now(), request.url.path)
+    return _pages(request).missing(await request.app.state.looks.now(), request.url.path)
 
 
 async def not_understood(request: Request, error: Exception) -> Response:
@@ -136,7 +136,7 @@ async def not_understood(request: Request, error: Exception) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return await request_validation_exception_handler(request, error)
     problems = [(str(one["loc"][-1]), str(one["msg"])) for one in error.errors()]
-    return _pages(request).refused(await request.app.state.watch.now(), request.url.path, problems)
+    return _pages(request).refused(await request.app.state.looks.now(), request.url.path, problems)
 
 
 Text = Annotated[str, Query(max_length=MOST_TEXT)]
@@ -182,7 +182,7 @@ async def oldest(request: Request, job: Text = "", kind: Text = "") -> Response:
     """Lead to the action of a job and a kind that has waited longest; to their list where none waits any more."""
     wanted = ActionFilter(job=job, kind=kind, state="waiting")
     try:
-        found = await request.app.state.watch.ask(lambda connection: list_actions(connection, wanted, 0, time.time()).rows)
+        found = await request.app.state.looks.ask(lambda connection: list_actions(connection, wanted, 0, time.time()).rows)
     except DatabaseError:
         found = ()
     query = urlencode({"state": "waiting", "job": job, "kind": kind})
@@ -211,7 +211,7 @@ async def job(request: Request, name: str) -> Response:
     """Show a job."""
 
     def question(connection: Connection, look: Look) -> Found:
-        detail = job_detail(connection, name, request.app.state.watch.recent, look.at)
+        detail = job_detail(connection, name, request.app.state.looks.recent, look.at)
         jobs = (look.overview or {}).get("jobs", ())
         return None if detail is None else {"detail": detail, "job": next((one for one in jobs if one["name"] == name), None)}
 

@@ -37,8 +37,8 @@ from app.metrics.families import histogram
 from app.metrics.loop_lag import watch_loop
 from app.web import acting, feeds, pages
 from app.web.acting import Actor
+from app.web.looks import Looks
 from app.web.pages import Pages
-from app.web.watch import Watch
 from tangram.connection import find_addresses, open_store
 from tangram.settings import Settings
 
@@ -85,16 +85,16 @@ def make_app(settings: Settings, database_url: str, hosts: Sequence[str] = ("*",
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watch = Watch(engine, store)
-        app.state.watch, app.state.pages = watch, Pages(watch, may_act=settings.web_token is not None)
-        app.state.actor = Actor(settings, watch)
+        looks = Looks(engine, store)
+        app.state.looks, app.state.pages = looks, Pages(looks, may_act=settings.web_token is not None)
+        app.state.actor = Actor(settings, looks)
         registry = exposition.make_registry(settings, "web")
         exposition.serve(settings, registry)
         lag = asyncio.create_task(watch_loop(histogram("tangram_web_loop_lag_seconds", registry)))
         yield
         lag.cancel()
         await app.state.actor.close()
-        watch.close()
+        looks.close()
         engine.dispose()
         store.close()
 

@@ -25,7 +25,7 @@ from scheduler.sim.cell_books import CellBooks
 from scheduler.sim.no_collections import no_collections
 from scheduler.sim.progress import Live, NodeCores
 from scheduler.sim.recorded import action_of, opening_of
-from scheduler.sim.summary import ActionRecord, Capacity, RunRecord, Stay
+from scheduler.sim.summary import ActionRecord, Capacity, ReplayRecord, Stay
 from scheduler.sim.trace import Step, Trace, Trajectory
 from tangram.action import Action
 
@@ -124,12 +124,12 @@ class Simulation:
         self._wake: float | None = None
         self._now = 0.0
 
-    def run(self) -> RunRecord:
+    def run(self) -> ReplayRecord:
         """Replay to the last result."""
         with no_collections():
             return self._run()
 
-    def _run(self) -> RunRecord:
+    def _run(self) -> ReplayRecord:
         for spec in self._cluster.specs():
             self._cells.join(spec)
             self._cores[spec.name] = NodeCores(spec.cores, self._done, self._at)
@@ -141,7 +141,7 @@ class Simulation:
             happen(self._now)
         self._end_starved()
         first_arrival_s = min((trajectory.arrival_s for trajectory in self._trace.trajectories), default=0.0)
-        return RunRecord(
+        return ReplayRecord(
             policy=self._policy.name,
             trajectories=len(self._trace.trajectories),
             actions=self._records,

@@ -65,7 +65,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class ReplayRecord:
     """A whole run.
 
     `decision_us` holds the duration of each scheduling decision, in order. `cores_granted` holds pairs of a time and the cores
@@ -105,7 +105,7 @@ def act_figures(records: Sequence[ActionRecord]) -> dict[str, float]:
     }
 
 
-def summarise(run: RunRecord) -> dict[str, Any]:
+def summarise(run: ReplayRecord) -> dict[str, Any]:
     """Return the JSON document of a replay, with the keys that the command line promises."""
     records = run.actions
     duration_s = max(0.0, run.last_result_s - run.first_arrival_s)

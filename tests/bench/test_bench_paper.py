@@ -19,7 +19,7 @@ from bench.paper_words import matched, number, on_columns, on_parts, on_policies
 from bench.workloads import ai_coding
 from scheduler.policies import PARTS
 from scheduler.sim.simulate import Cluster
-from scheduler.sim.summary import Capacity, RunRecord
+from scheduler.sim.summary import Capacity, ReplayRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -145,7 +145,7 @@ def test_a_case_keeps_the_distribution_of_act() -> None:
 
 def test_cores_over_time_are_means_of_equal_stretches() -> None:
     # Given a run of ten seconds that begins at 2 and holds 4 cores for its first half
-    run = RunRecord(
+    run = ReplayRecord(
         policy="fcfs", trajectories=1, actions=[], first_arrival_s=2.0, last_result_s=12.0, capacity=Capacity(cores=8, cells=0),
         cores_granted=[(2.0, 4.0), (7.0, 0.0)],
     )  # fmt: skip

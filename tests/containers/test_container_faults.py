@@ -18,7 +18,7 @@ from tests.workers_cpu.support import admit, printed, until
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups import files, v1, v2
-from workers.cpu.docker.engine import Engine
+from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -146,7 +146,7 @@ def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: Co
 
 def test_a_living_container_is_not_lost_by_an_event_of_another(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
     # Given an event that bears the number of a descriptor which has become this container's since
-    sandbox._watch._note_end(env.container.ended)
+    sandbox._monitor._note_end(env.container.ended)
     # When it is dealt with; then nothing has happened
     assert printed(env, "echo here") == "here\n"
     assert sandbox.environments() == (env,)
@@ -177,7 +177,7 @@ def test_closing_the_sandbox_starts_nothing_more(image: str, tmp_path: Path) -> 
     # Then most of the others were refused, and nothing is left
     assert len(refused) >= 6
     assert all(isinstance(error, EnvironmentGone) for error in refused)
-    assert Engine().left_by(f"{NODE}-line") == []
+    assert DockerEngine().left_by(f"{NODE}-line") == []
 
 
 def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: ContainerSandbox) -> None:

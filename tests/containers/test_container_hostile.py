@@ -207,7 +207,7 @@ def test_what_writes_on_in_the_background_is_ended_too(
     sandbox: ContainerSandbox, env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a sandbox that looks at idle environments often, and a command near to the bound that leaves a process which writes on
-    monkeypatch.setattr("workers.cpu.docker.watch.IDLE_CHECK_S", 0.1)
+    monkeypatch.setattr("workers.cpu.docker.monitor.IDLE_CHECK_S", 0.1)
     run(env, "head -c 30000000 /dev/zero >most; (until test -e go; do sleep 0.05; done; head -c 30000000 /dev/zero >more) & true")
     env.write_file("go", b"")
     # When the environment is left to itself; then it is ended once the bound is passed, and says why

@@ -17,7 +17,7 @@ import pytest
 from tests.workers_cpu.support import printed, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker import images
-from workers.cpu.docker.engine import Engine, split_reference
+from workers.cpu.docker.engine import DockerEngine, split_reference
 from workers.cpu.docker.options import ContainerOptions, PullPolicy
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import ImageMissing
@@ -64,7 +64,7 @@ def fetching(
     pull_s: float = 60.0,
 ) -> Iterator[ContainerSandbox]:
     """Give a sandbox that may fetch images."""
-    engine = Engine(stall_s=stall_s)
+    engine = DockerEngine(stall_s=stall_s)
     box = ContainerSandbox(base, node=NODE, options=replace(options, pull=pull, pull_s=pull_s, image_cache_mb=cache_mb), engine=engine)
     try:
         yield box

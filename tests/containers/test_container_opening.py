@@ -15,7 +15,7 @@ from tangram.errors import ActionCancelled, ActionTimedOut
 from tests.workers_cpu.support import printed, until
 from workers.cpu import opening as openings
 from workers.cpu.abstract import Environment, EnvironmentSpec
-from workers.cpu.docker.engine import ContainerSpec, Engine
+from workers.cpu.docker.engine import ContainerSpec, DockerEngine
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone, ImageMissing
@@ -31,7 +31,7 @@ SLOW = 1.0
 """Seconds after which the registry sends the next piece of an image; it has 40 pieces."""
 
 
-class SlowEngine(Engine):
+class SlowEngine(DockerEngine):
     """An engine that makes no container until `answers` is set."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def box_of(base: Path, options: ContainerOptions, engine: Engine | None = None) -> Iterator[ContainerSandbox]:
+def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
     """Give a sandbox that fetches images."""
     box = ContainerSandbox(base, node=NODE, options=replace(options, pull="missing"), engine=engine)
     try:

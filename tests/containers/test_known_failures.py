@@ -18,7 +18,7 @@ import pytest
 from tests.workers_cpu.support import admit, printed, until
 from workers.cpu import leftovers
 from workers.cpu.abstract import EnvironmentSpec
-from workers.cpu.docker.engine import Engine
+from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -129,9 +129,9 @@ def test_a_container_that_the_engine_does_not_remove_is_tried_again(
     """Source: google/tunix #2312 (an error in a clean-up skipped the rest of it)."""
     monkeypatch.setattr(leftovers.Leftovers.__init__, "__defaults__", (0.05,))
     node, refusals = f"{NODE}-remove", iter([True, True, True])
-    removing = Engine.remove
+    removing = DockerEngine.remove
 
-    def remove(engine: Engine, container: str) -> None:
+    def remove(engine: DockerEngine, container: str) -> None:
         if next(refusals, False):
             raise ContainerFailed("the removal of a container: the engine says: it has too much to do")
         removing(engine, container)
@@ -139,7 +139,7 @@ def test_a_container_that_the_engine_does_not_remove_is_tried_again(
     with box_of(tmp_path / "box", options, node) as box:
         for number in range(3):
             printed(box.open(EnvironmentSpec(id=f"e{number}")), "sleep 300 & true")
-        monkeypatch.setattr(Engine, "remove", remove)
+        monkeypatch.setattr(DockerEngine, "remove", remove)
         # When the removal of each fails at first, then all go, and their programs with them
         for number in range(3):
             box.close_environment(f"e{number}")

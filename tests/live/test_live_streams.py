@@ -15,7 +15,7 @@ from redis import Redis
 from app.local.stack import StackPlan
 from tangram import ActionCancelled, AsyncClient, AsyncEnvironment, Chunk, Client, EnvironmentLost, Handle, giving
 from tangram.connection import redis_url
-from tangram.publisher import Control
+from tangram.publisher import ControlRequest
 from tests.live.support import Live, running
 from workers.cpu.streams import HELD_S
 
@@ -117,7 +117,7 @@ def test_messages_that_come_twice_or_out_of_order_give_input_once_and_in_order(c
         session = client._session
         messages = [session._giving.message(handle.id, giving.data(b"%d\n" % number)) for number in range(5)]
         for number in (1, 0, 0, 3, 2, 1, 4, 4):
-            session._publisher.send(Control(messages[number]))
+            session._publisher.send(ControlRequest(messages[number]))
         handle.close_input()
         assert handle.result(20).stdout == "0\n1\n2\n3\n4\n"
 

@@ -14,7 +14,7 @@ import pytest
 from bench.flood import Case, lightest_act_s
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
-from scheduler.sim.summary import RunRecord, summarise
+from scheduler.sim.summary import ReplayRecord, summarise
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity
 from tests.cli.forked import ROOT, forked
@@ -55,14 +55,14 @@ def flood(count: int, work_s: float, draw: random.Random) -> list[Trajectory]:
     return rollouts
 
 
-def replay(cores: int, light: int, flooding: Sequence[Trajectory] = (), *, without: Sequence[str] = ()) -> RunRecord:
+def replay(cores: int, light: int, flooding: Sequence[Trajectory] = (), *, without: Sequence[str] = ()) -> ReplayRecord:
     draw = random.Random(3)
     jobs = usual("light", light, draw) + usual("other", 3 * light, draw) + usual("third", 3 * light, draw)
     kept = [rollout for rollout in jobs if not flooding or rollout.job != "third"]
     return Simulation(Trace(trajectories=(*kept, *flooding)), make_policy("elastic", without=without), Cluster(cores=cores)).run()
 
 
-def act_of(run: RunRecord, job: str) -> float:
+def act_of(run: ReplayRecord, job: str) -> float:
     return float(summarise(run)["by_job"][job]["mean_act"])
 
 
@@ -83,7 +83,7 @@ def test_a_flood_of_one_job_does_not_slow_down_the_lightest() -> None:
     assert throughput(run, "flood", 40.0, 80.0) >= cores / 3
 
 
-def throughput(run: RunRecord, job: str, since: float, until: float) -> float:
+def throughput(run: ReplayRecord, job: str, since: float, until: float) -> float:
     """Return the cores that a job has held on average between two times."""
     spans = [(max(since, r.ended_at - r.execution_s), min(until, r.ended_at), r.units) for r in run.actions if r.job == job]
     return sum(max(0.0, end - begin) * units for begin, end, units in spans) / (until - since)

@@ -10,7 +10,7 @@ import pytest
 from scheduler.model import ServiceSpec
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
-from scheduler.sim.summary import RunRecord
+from scheduler.sim.summary import ReplayRecord
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity
 
@@ -30,7 +30,7 @@ def stream(
     return drawn
 
 
-def replayed(streams: Sequence[list[Trajectory]], *, cells: int, restore_s: float, sizes: tuple[int, ...] = (1,)) -> RunRecord:
+def replayed(streams: Sequence[list[Trajectory]], *, cells: int, restore_s: float, sizes: tuple[int, ...] = (1,)) -> ReplayRecord:
     drawn = tuple(sorted((each for one in streams for each in one), key=lambda each: each.arrival_s))
     names = dict.fromkeys(each.steps[0].actions[0].service or "" for each in drawn)
     services = {name: ServiceSpec(name=name, cells=sizes, restore_s=restore_s, memory_mb=60_000) for name in names}
@@ -39,7 +39,7 @@ def replayed(streams: Sequence[list[Trajectory]], *, cells: int, restore_s: floa
     return ended
 
 
-def mean_act_s(run: RunRecord) -> float:
+def mean_act_s(run: ReplayRecord) -> float:
     return sum(each.act_s for each in run.actions) / len(run.actions)
 
 

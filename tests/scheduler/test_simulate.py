@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scheduler.model import Limits, QuotaSpec, ServiceSpec
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
-from scheduler.sim.summary import RunRecord, summarise
+from scheduler.sim.summary import ReplayRecord, summarise
 from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import FLAT, Amdahl, Elasticity
 
@@ -48,7 +48,7 @@ def trace_of(*trajectories: Trajectory) -> Trace:
     return Trace(trajectories=trajectories, services=SERVICES, quotas=QUOTAS)
 
 
-def simulate(trace: Trace, policy: str = "elastic", cluster: Cluster | None = None, **options: Any) -> RunRecord:
+def simulate(trace: Trace, policy: str = "elastic", cluster: Cluster | None = None, **options: Any) -> ReplayRecord:
     return Simulation(trace, make_policy(policy), cluster or Cluster(cores=4), **options).run()
 
 
@@ -87,7 +87,7 @@ def test_every_action_has_one_record_whose_parts_are_what_it_took(drawn: Any, po
         assert 0.0 <= share <= 1.0 + 1e-9
 
 
-def check_capacity(run: RunRecord, cluster: Cluster) -> None:
+def check_capacity(run: ReplayRecord, cluster: Cluster) -> None:
     """No more was granted than there was, and in the end nothing; no more was used, as far as records tell; calls kept to their quota."""
     granted = [cores for _, cores in run.cores_granted]
     assert all(0.0 <= cores <= cluster.cores * cluster.nodes for cores in granted)

@@ -20,7 +20,7 @@ import psutil
 
 from app.action_task import Call
 from tests.vllm.fakes import gone, until
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.errors import EngineBusy, EngineDied, EngineFailed, NotResident, OverBudget
 from workers.gpu.execution import Execution
 from workers.gpu.host import ServiceHost
@@ -139,7 +139,7 @@ class Cycles:
     def ask(self, service: str, cells: tuple[int, ...], question: Question, *, must: bool = False) -> None:
         """Put a question as an idempotent action does, and compare the answer."""
         call = Call("cycles", {}, {"idempotent": True}, time.time(), time.perf_counter())  # type: ignore[typeddict-item]
-        execution = Execution(call, Control(), 60.0)
+        execution = Execution(call, CallControl(), 60.0)
         try:
             found = execution.answer(
                 self.host,

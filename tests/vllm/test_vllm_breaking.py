@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, gone, until, when
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm import guard
 from workers.gpu.engines.vllm.api import Api, Gone
@@ -84,7 +84,7 @@ def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_half_way_can_be
     engine = fake.engine()
     engine.start(CUDA[:1])
     fake.be("half")
-    control = Control()
+    control = CallControl()
     when(lambda: fake.journal().count("half") == 1, control.cancelled.set)
     with pytest.raises(CallCancelled):
         engine.score(ITEMS, control)
@@ -149,7 +149,7 @@ def test_a_storm_of_calls_and_cancellations_leaves_nothing_running(fake: Fake) -
     files = process.num_fds()
 
     def call(index: int) -> list[float] | None:
-        control = Control()
+        control = CallControl()
         if index % 3:
             threading.Timer(0.001 * (index % 17), control.cancelled.set).start()
         try:

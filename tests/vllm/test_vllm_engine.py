@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.fakes import CPU, CUDA, Fake, fake_python, gone, until, when
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.engines import canary
 from workers.gpu.engines.texts import Texts, Wording
 from workers.gpu.engines.vllm import questions
@@ -209,7 +209,7 @@ def test_a_cancelled_call_closes_its_request_at_once(fake: Fake) -> None:
     engine = fake.engine()
     engine.start(CUDA[:1])
     fake.be("hang")
-    control, before = Control(), len(fake.journal())
+    control, before = CallControl(), len(fake.journal())
     when(lambda: len(fake.journal()) > before, control.cancelled.set)
     with pytest.raises(CallCancelled):
         engine.score(ITEMS[:1], control)

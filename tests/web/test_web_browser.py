@@ -18,8 +18,8 @@ pytest.importorskip("fastapi", reason="the extra `web` is not installed")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
+from app.web.looks import Look
 from app.web.rendering import make_templates
-from app.web.watch import Look
 
 pytestmark = pytest.mark.timeout(280)
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from app.web.watch import INTERVAL_S
+from app.web.looks import INTERVAL_S
 from tests.web.conftest import HOSTILE, LONG, RIGHT_TO_LEFT, TOKEN, Trouble
 
 pytestmark = pytest.mark.timeout(280)

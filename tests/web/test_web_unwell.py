@@ -192,7 +192,7 @@ def test_the_page_sees_again_soon_after_the_result_store_has_hung(
     journal: str, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a page whose result store stands still for longer than it is waited for
-    monkeypatch.setattr("app.web.watch.MOST_PAUSE_S", 60.0)
+    monkeypatch.setattr("app.web.looks.MOST_PAUSE_S", 60.0)
     settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path, connect_timeout_s=3.0)
     with TestClient(make_app(settings, journal)) as client:
         assert client.get("/ready").status_code == 200
@@ -253,7 +253,7 @@ def test_a_search_that_took_long_is_not_repeated_at_each_look(journal: str, redi
         # When it is asked for at two further looks
         for _ in range(2):
             assert client.portal is not None
-            client.portal.call(app.state.watch.after, client.portal.call(app.state.watch.now).version)
+            client.portal.call(app.state.looks.after, client.portal.call(app.state.looks.now).version)
             client.get("/actions?q=zzzz&state=failed")
         # Then
         assert searches.count == 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine
@@ -100,7 +100,7 @@ class Spoiling(StubEngine):
             raise self.error
         return [tuple(Answer(tuple(value + self.off for value in answer.values)) for answer in super()._canary()[0])]
 
-    def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
+    def _score(self, items: list[ScoreItem], control: CallControl) -> list[float]:
         return [value + self.off for value in super()._score(items, control)]
 
 

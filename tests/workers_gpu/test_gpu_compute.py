@@ -13,7 +13,7 @@ from workers.gpu.engines.compute import share_out
 torch = pytest.importorskip("torch")
 
 from workers.gpu.engines.host_copy import FileCopy  # noqa: E402
-from workers.gpu.engines.weights import Layout, Watch, empty  # noqa: E402
+from workers.gpu.engines.weights import Layout, StorageProbe, empty  # noqa: E402
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 300), st.integers(1, 5))
@@ -76,7 +76,7 @@ def test_a_watch_sees_a_block_go_once_no_view_is_left() -> None:
     block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     layout.take(module, block)
     layout.fill(module, block)
-    watch = Watch(block)
+    watch = StorageProbe(block)
 
     del block
     held_by_views = watch.held_bytes()

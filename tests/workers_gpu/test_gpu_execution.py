@@ -11,7 +11,7 @@ import pytest
 from app.action_task import Call
 from app.services_file import ServiceConfig
 from tangram.errors import ActionCancelled, ActionTimedOut
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
@@ -28,13 +28,13 @@ class Mortal(StubEngine):
     """Dies, after `lives_s` seconds, of every call of the first `deaths`; `starts` are the times that it was started."""
 
     deaths, starts, lives_s = 1, 0, 0.05
-    cancel_as_it_dies: Control | None = None
+    cancel_as_it_dies: CallControl | None = None
 
     def _start(self, devices: Sequence[Device]) -> None:
         self.starts += 1
         super()._start(devices)
 
-    def _take_time(self, control: Control) -> None:
+    def _take_time(self, control: CallControl) -> None:
         if self.starts <= self.deaths:
             threading.Event().wait(self.lives_s)
             self._life.broke("its server ended by itself with signal 9")
@@ -59,12 +59,12 @@ def call(**header: object) -> Call:
     return Call(id="1", grant={}, header={"idempotent": True, **header}, started_at=0.0, began=0.0)  # type: ignore[typeddict-item]
 
 
-def score(engine: Engine, control: Control) -> list[float]:
+def score(engine: Engine, control: CallControl) -> list[float]:
     return engine.score([ITEM], control)
 
 
 def test_an_action_whose_engine_dies_is_asked_again_and_both_tries_count(host: ServiceHost, engine: Mortal) -> None:
-    asked, control = call(), Control(work_s=0.05)
+    asked, control = call(), CallControl(work_s=0.05)
 
     answer = Execution(asked, control, 10.0).answer(host, NAME, (), score)
 
@@ -76,13 +76,13 @@ def test_both_tries_have_the_time_of_one(host: ServiceHost, engine: Mortal) -> N
     asked, engine.lives_s = call(), 1.5
 
     with pytest.raises(ActionTimedOut, match=r"ran longer than timeout_s = 1\.6"):
-        Execution(asked, Control(work_s=60.0), 1.6).answer(host, NAME, (), score)
+        Execution(asked, CallControl(work_s=60.0), 1.6).answer(host, NAME, (), score)
 
     assert asked.execution_s is not None and 1.6 <= asked.execution_s < 3.0
 
 
 def test_an_action_that_is_cancelled_has_no_engine_started_for_it(host: ServiceHost, engine: Mortal) -> None:
-    asked, control = call(), Control()
+    asked, control = call(), CallControl()
     asked.cancel_reason, engine.cancel_as_it_dies = "no longer wanted", control
 
     with pytest.raises(ActionCancelled, match="no longer wanted"):
@@ -93,7 +93,7 @@ def test_an_action_that_is_cancelled_has_no_engine_started_for_it(host: ServiceH
 
 def test_an_action_that_must_not_be_repeated_ends_with_its_engine(host: ServiceHost, engine: Mortal) -> None:
     with pytest.raises(EngineDied):
-        Execution(call(idempotent=False), Control(), 10.0).answer(host, NAME, (), score)
+        Execution(call(idempotent=False), CallControl(), 10.0).answer(host, NAME, (), score)
 
     assert engine.starts == 1
 
@@ -102,6 +102,6 @@ def test_an_engine_that_dies_twice_is_not_asked_a_third_time(host: ServiceHost, 
     engine.deaths = 2
 
     with pytest.raises(EngineDied):
-        Execution(call(), Control(), 10.0).answer(host, NAME, (), score)
+        Execution(call(), CallControl(), 10.0).answer(host, NAME, (), score)
 
     assert engine.starts == 2

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
@@ -247,7 +247,7 @@ def test_memory_that_stays_taken_stays_booked_until_it_is_free(cells: list[Devic
 def test_a_service_to_be_evicted_whose_calls_do_not_end_is_left_in_place(cells: list[Device], until: Until) -> None:
     host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, drain_s=0.01)
     host.ensure_resident("a", (0,))
-    control = Control(work_s=60.0)
+    control = CallControl(work_s=60.0)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(host.run, "a", (0,), lambda engine: engine.score([ITEM], control))
         until(lambda: status(host, "a").running == 1)

@@ -13,7 +13,7 @@ import pytest
 
 from app.services_file import ServiceConfig
 from scheduler.model.lifecycle import SERVICE
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
@@ -94,7 +94,7 @@ def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pi
     host = ServiceHost(cells, {"pinned": pinned, **others, "new": service(250), "huge": service(800)}, NOWHERE)
     for name in ("pinned", "older", "busy", "old"):
         host.ensure_resident(name, (0,))
-    control = Control(work_s=60.0)
+    control = CallControl(work_s=60.0)
 
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(host.run, "busy", (0,), lambda engine: engine.score([ITEM], control))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.engines import merging
 from workers.gpu.engines.merging import Merger
 from workers.gpu.errors import CallCancelled
@@ -40,10 +40,10 @@ class Bench:
         """Let so many rounds through."""
         self.gate.release(rounds)
 
-    def call(self, *numbers: int, control: Control | None = None) -> Future[list[int]]:
+    def call(self, *numbers: int, control: CallControl | None = None) -> Future[list[int]]:
         """Make a call and return once it is in line."""
         before = len(self.merger._calls)
-        asked = self.pool.submit(self.merger.ask, numbers, control or Control())
+        asked = self.pool.submit(self.merger.ask, numbers, control or CallControl())
         while len(self.merger._calls) == before and not asked.done():
             pass
         return asked
@@ -99,7 +99,7 @@ def test_a_call_that_breaks_a_round_fails_alone(bench: Bench, until: Until) -> N
 def test_a_waiting_call_that_is_cancelled_leaves_and_the_others_stay(bench: Bench, until: Until) -> None:
     first = bench.call(1)
     until(lambda: bool(bench.rounds))
-    control = Control()
+    control = CallControl()
     gone, stays = bench.call(2, control=control), bench.call(3)
 
     control.cancelled.set()
@@ -115,7 +115,7 @@ def test_a_waiting_call_that_is_cancelled_leaves_and_the_others_stay(bench: Benc
 def test_a_call_cancelled_in_a_round_of_others_ends_at_once(bench: Bench, until: Until) -> None:
     first = bench.call(1)
     until(lambda: bool(bench.rounds))
-    control = Control()
+    control = CallControl()
     leads, rides = bench.call(2), bench.call(3, control=control)
     bench.open(1)
     until(lambda: bench.rounds == [[1], [2, 3]])
@@ -130,7 +130,7 @@ def test_a_call_cancelled_in_a_round_of_others_ends_at_once(bench: Bench, until:
 
 
 def test_a_leader_that_is_cancelled_ends_after_its_round_and_the_next_in_line_leads(bench: Bench, until: Until) -> None:
-    control = Control()
+    control = CallControl()
     leader = bench.call(90, 80, control=control)
     until(lambda: bench.rounds == [[90]])
     follower = bench.call(1)
@@ -158,9 +158,9 @@ def test_a_leader_that_is_interrupted_takes_nobody_else_along(until: Until) -> N
 
     merger: Merger[int, int] = Merger(work, lambda number: 1, lambda: 10)
     with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(merger.ask, [1], Control())
+        leader = pool.submit(merger.ask, [1], CallControl())
         until(lambda: merger._busy)
-        other = pool.submit(merger.ask, [2], Control())
+        other = pool.submit(merger.ask, [2], CallControl())
         gate.set()
         with pytest.raises(Interrupted):
             leader.result(60)
@@ -168,7 +168,7 @@ def test_a_leader_that_is_interrupted_takes_nobody_else_along(until: Until) -> N
 
 
 def test_nothing_is_asked_for_nothing(bench: Bench) -> None:
-    assert bench.merger.ask([], Control()) == []
+    assert bench.merger.ask([], CallControl()) == []
     assert bench.rounds == []
 
 
@@ -178,7 +178,7 @@ def test_every_call_gets_its_own_answers_in_rounds_within_the_bound(calls: list[
     bench = Bench(bound)
     bench.open()
     with bench.pool:
-        asked = [bench.pool.submit(bench.merger.ask, numbers, Control()) for numbers in calls]
+        asked = [bench.pool.submit(bench.merger.ask, numbers, CallControl()) for numbers in calls]
         assert [call.result(60) for call in asked] == [[10 * number for number in numbers] for numbers in calls]
     assert sorted(chain.from_iterable(bench.rounds)) == sorted(chain.from_iterable(calls))
     assert all(sum(numbers) <= bound or len(numbers) == 1 for numbers in bench.rounds)
@@ -187,7 +187,7 @@ def test_every_call_gets_its_own_answers_in_rounds_within_the_bound(calls: list[
 def test_nobody_waits_for_a_cancelled_call_to_leave(bench: Bench, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given calls that look for a cancellation as good as never
     monkeypatch.setattr(merging, "_LOOK_FOR_CANCEL_S", 1000.0)
-    control = Control()
+    control = CallControl()
     first = bench.call(1)
     until(lambda: bool(bench.rounds))
     gone, stays = bench.call(2, control=control), bench.call(3)

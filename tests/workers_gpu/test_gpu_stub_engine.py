@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from scheduler.model.lifecycle import SERVICE
 from tangram.arrays import pack_ints
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import BadInput, CallCancelled, CallFailed, EngineBusy, EngineFailed, NotResident, NotSupported, WrongState
@@ -44,7 +44,7 @@ class Counting(StubEngine):
         self._inside = 0
         self._lock = threading.Lock()
 
-    def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
+    def _score(self, items: list[ScoreItem], control: CallControl) -> list[float]:
         with self._lock:
             self._inside += 1
             self.seen.append(self._inside)
@@ -104,14 +104,14 @@ def test_a_call_takes_the_time_its_caller_asks_for_and_is_counted() -> None:
     engine = resident()
     began = time.monotonic()
 
-    engine.score([ITEM], Control(work_s=0.05))
+    engine.score([ITEM], CallControl(work_s=0.05))
 
     assert time.monotonic() - began >= 0.05
     assert engine.calls == 1
 
 
 def test_a_cancelled_call_ends_at_once(until: Until) -> None:
-    engine, control = resident(), Control(work_s=LONG_S)
+    engine, control = resident(), CallControl(work_s=LONG_S)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(engine.score, [ITEM], control)
         until(lambda: engine.running == 1)
@@ -124,7 +124,7 @@ def test_a_cancelled_call_ends_at_once(until: Until) -> None:
 
 
 def test_a_call_that_waits_for_its_turn_can_be_cancelled(until: Until) -> None:
-    engine, first, second = resident(limit=1), Control(work_s=LONG_S), Control()
+    engine, first, second = resident(limit=1), CallControl(work_s=LONG_S), CallControl()
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(engine.score, [ITEM], first)
         until(lambda: engine.running == 1)
@@ -141,7 +141,7 @@ def test_a_call_that_waits_for_its_turn_can_be_cancelled(until: Until) -> None:
 @pytest.mark.parametrize("work_s", [-1.0, float("nan"), float("inf"), 1e9])
 def test_a_time_that_is_none_is_refused(work_s: float) -> None:
     with pytest.raises(BadInput, match="work_s"):
-        Control(work_s=work_s)
+        CallControl(work_s=work_s)
 
 
 def test_never_more_calls_run_than_the_service_allows() -> None:
@@ -149,7 +149,7 @@ def test_never_more_calls_run_than_the_service_allows() -> None:
     engine.start(DEVICE)
 
     with ThreadPoolExecutor(12) as pool:
-        list(pool.map(lambda _: engine.score([ITEM], Control(work_s=0.02)), range(60)))
+        list(pool.map(lambda _: engine.score([ITEM], CallControl(work_s=0.02)), range(60)))
 
     assert engine.calls == 60
     assert max(engine.seen) == 3
@@ -170,7 +170,7 @@ def test_work_is_refused_unless_resident() -> None:
 
 
 def test_eviction_waits_for_running_calls_and_refuses_further_ones(until: Until) -> None:
-    engine, control = resident(limit=2), Control(work_s=LONG_S)
+    engine, control = resident(limit=2), CallControl(work_s=LONG_S)
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(engine.score, [ITEM], control)
         until(lambda: engine.running == 1)
@@ -188,7 +188,7 @@ def test_eviction_waits_for_running_calls_and_refuses_further_ones(until: Until)
 
 
 def test_an_eviction_that_calls_hold_up_gives_up_and_leaves_the_engine_resident(until: Until) -> None:
-    engine, control = resident(limit=2), Control(work_s=LONG_S)
+    engine, control = resident(limit=2), CallControl(work_s=LONG_S)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(engine.score, [ITEM], control)
         until(lambda: engine.running == 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from workers.gpu.control import Control  # noqa: E402
+from workers.gpu.call_control import CallControl  # noqa: E402
 from workers.gpu.devices import Device  # noqa: E402
 from workers.gpu.engines import compute, torch_hf  # noqa: E402
 from workers.gpu.engines.texts import Wording  # noqa: E402
@@ -310,11 +310,11 @@ def test_inputs_the_model_cannot_read_are_refused_by_index(reward: TorchEngine, 
 
 def test_a_model_takes_no_pretended_time(reward: TorchEngine) -> None:
     with pytest.raises(NotSupported, match="work_s"):
-        reward.score(ITEMS, Control(work_s=1.0))
+        reward.score(ITEMS, CallControl(work_s=1.0))
 
 
 def test_a_cancelled_call_ends_after_its_batch(teacher: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    control, batches = Control(), []
+    control, batches = CallControl(), []
     real = compute.logprobs
 
     def cancelled_in_the_middle(*words: object) -> list[TokenLogprobs]:

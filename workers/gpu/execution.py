@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from app.action_task import Call
 from tangram.errors import ActionCancelled, ActionTimedOut
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.errors import CallCancelled, EngineDied
 from workers.gpu.host import ServiceHost
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 class Execution:
     """One action's time on engines, at most `timeout_s` seconds in all; `call.execution_s` has it afterwards."""
 
-    def __init__(self, call: Call, control: Control, timeout_s: float) -> None:
+    def __init__(self, call: Call, control: CallControl, timeout_s: float) -> None:
         self._call, self._control, self._timeout_s = call, control, timeout_s
         self._spent_s = 0.0
 
-    def answer(self, host: ServiceHost, name: InstanceName, evict: Sequence[InstanceName], ask: Callable[[Engine, Control], T]) -> T:
+    def answer(self, host: ServiceHost, name: InstanceName, evict: Sequence[InstanceName], ask: Callable[[Engine, CallControl], T]) -> T:
         """Bring the instance onto its cells in place of others, and ask its engine.
 
         Raises `ActionCancelled`, `ActionTimedOut` and what host and engine raise.
@@ -51,7 +51,7 @@ class Execution:
             with host.serving(*name) as engine:
                 return self._ask(engine, ask)
 
-    def _ask(self, engine: Engine, ask: Callable[[Engine, Control], T]) -> T:
+    def _ask(self, engine: Engine, ask: Callable[[Engine, CallControl], T]) -> T:
         """Ask an engine, for as long as the action still may take."""
         self._check()
         deadline = threading.Timer(self._timeout_s - self._spent_s, self._control.cancelled.set)

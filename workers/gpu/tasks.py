@@ -17,7 +17,7 @@ from tangram.arrays import PackedRanked, pack_floats, pack_ints
 from tangram.wire import WireEvicted
 from workers.context import GpuContext, context, refusals
 from workers.control import this_node
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.execution import Execution
 from workers.gpu.instances import InstanceName
@@ -78,10 +78,10 @@ def packed_ranked(found: Sequence[TokenLogprobs]) -> PackedRanked:
     )
 
 
-def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, Control], T]) -> T:
+def _ask(task: PayloadTask, service: str, work_s: float, ask: Callable[[Engine, CallControl], T]) -> T:
     call, host = this_node().call(task.request.id), gpu().host
     with refusals():
-        control = Control(work_s=_on_granted(work_s, call), cancelled=threading.Event())
+        control = CallControl(work_s=_on_granted(work_s, call), cancelled=threading.Event())
         this_node().attach(call, lambda reason: control.cancelled.set())
         name = InstanceName(service, tuple(call.grant["cell_ids"]))
         evict = [InstanceName.of_wire(one) for one in call.grant["evict"]]

@@ -34,7 +34,7 @@ from workers.cpu.errors import ContainerFailed, SandboxError, SessionUnavailable
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, Control, make_fifo, make_file
+from workers.cpu.shell.dialect import READ_BY_SHELL, WRITTEN_BY_SHELL, ProtocolFolder, make_fifo, make_file
 
 START, LAUNCH = "start", "launch"
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class ContainerBackend(Backend):
 
     # -- the shell -----------------------------------------------------------------------------------------------
 
-    def spawn(self, control: Control, cwd: str) -> None:
+    def spawn(self, control: ProtocolFolder, cwd: str) -> None:
         """Have the engine start a shell in the session's group; see the base class."""
         self._let_go()
         try:
@@ -86,7 +86,7 @@ class ContainerBackend(Backend):
         except (SandboxError, OSError) as error:
             self._put(Refused(f"the shell could not be started: {error}"))
 
-    def _prepare(self, control: Control, cwd: str) -> str:
+    def _prepare(self, control: ProtocolFolder, cwd: str) -> str:
         """Write what the shell starts with; return the FIFO on which it waits."""
         start, launch = str(control.folder / START), str(control.folder / LAUNCH)
         if not os.path.exists(start):

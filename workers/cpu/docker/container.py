@@ -25,7 +25,7 @@ from pathlib import Path
 
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
-from workers.cpu.docker.engine import MEMORY_FULL, ContainerSpec, Engine
+from workers.cpu.docker.engine import MEMORY_FULL, ContainerSpec, DockerEngine
 from workers.cpu.docker.init import ALIVE, HELLO, STATES, TEMPORARY, WORK
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.errors import ContainerFailed, StartTimeout
@@ -48,7 +48,7 @@ Groups = Callable[[int], ContainerGroup]
 class Container:
     """A container that stands. Made by `ContainerMaker`; any thread may use it."""
 
-    def __init__(self, engine: Engine, container_id: str, control: Path, alive: int, memory_mb: int, disk_mb: int) -> None:
+    def __init__(self, engine: DockerEngine, container_id: str, control: Path, alive: int, memory_mb: int, disk_mb: int) -> None:
         self.id, self.control, self.memory_mb = container_id, control, memory_mb
         self.engine = engine
         self._alive = alive
@@ -219,7 +219,7 @@ class ContainerMaker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DockerEngine,
         options: ContainerOptions,
         node: str,
         folder: Path,

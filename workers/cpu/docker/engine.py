@@ -56,7 +56,7 @@ class ContainerSpec:
     options: ContainerOptions
 
 
-class Engine:
+class DockerEngine:
     """A connection to the engine at `url`, by default its Unix socket. Any thread may ask.
 
     It has `timeout_s` for an answer, and while it fetches an image, `stall_s` for the next word on it.

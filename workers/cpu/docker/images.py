@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from workers.cpu.docker.engine import Engine, Image
+from workers.cpu.docker.engine import DockerEngine, Image
 from workers.cpu.docker.options import PullPolicy
 from workers.cpu.docker.pull import Pull
 from workers.cpu.errors import ImageMissing
@@ -53,7 +53,7 @@ class Images:
     rest takes no more; images that were here before are never removed.
     """
 
-    def __init__(self, engine: Engine, policy: PullPolicy, pull_s: float, cache_mb: int | None) -> None:
+    def __init__(self, engine: DockerEngine, policy: PullPolicy, pull_s: float, cache_mb: int | None) -> None:
         self._engine, self._policy, self._pull_s, self._cache_mb = engine, policy, pull_s, cache_mb
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}

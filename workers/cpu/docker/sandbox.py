@@ -40,14 +40,14 @@ from workers.cpu.docker import disk
 from workers.cpu.docker.backend import ContainerBackends
 from workers.cpu.docker.cgroups.choice import ControlGroups
 from workers.cpu.docker.container import Container, ContainerMaker
-from workers.cpu.docker.engine import Engine
+from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.files import ContainerFiles
 from workers.cpu.docker.images import SNAPSHOTS, Images
 from workers.cpu.docker.init import INSIDE, STATES, STATES_INSIDE, WORK
+from workers.cpu.docker.monitor import ContainerMonitor
 from workers.cpu.docker.options import LEAST_MEMORY_MB, ContainerOptions
 from workers.cpu.docker.pool import Pool
-from workers.cpu.docker.watch import Watch
 from workers.cpu.errors import (
     EngineUnavailable,
     EnvironmentExists,
@@ -109,12 +109,12 @@ class ContainerSandbox(Sandbox):
         *,
         node: str,
         options: ContainerOptions | None = None,
-        engine: Engine | None = None,
+        engine: DockerEngine | None = None,
         core_map: CoreMap | None = None,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     ) -> None:
         self._options, self._node = options or ContainerOptions(), node
-        self._engine = engine or Engine(timeout_s=self._options.start_timeout_s)
+        self._engine = engine or DockerEngine(timeout_s=self._options.start_timeout_s)
         self._core_map = core_map or CoreMap.of_this_process()
         self._max_file_bytes = max_file_bytes
         groups = ControlGroups(self._core_map.available)
@@ -135,7 +135,7 @@ class ContainerSandbox(Sandbox):
         maker = ContainerMaker(self._engine, self._options, node, self._base / "control", groups, self._leftovers)
         self._images = Images(self._engine, self._options.pull, self._options.pull_s, self._options.image_cache_mb)
         self._pool = Pool(maker, self._images, self._options.warm, limits.memory_mb, self._options.starting_limit, self._leftovers)
-        self._watch = Watch(limits.disk_check_s)
+        self._monitor = ContainerMonitor(limits.disk_check_s)
         self._drain = Drain()
         self._lock = threading.Lock()
         self._environments: dict[str, _Entry] = {}
@@ -210,7 +210,7 @@ class ContainerSandbox(Sandbox):
         files = ContainerFiles(container, self._options.uid, self._options.gid, self._max_file_bytes)
 
         def give_back(container: Container) -> None:
-            self._watch.forget(container)
+            self._monitor.forget(container)
             self._pool.give_back(container, image)
 
         environment = ContainerEnvironment(spec, container, files, setup, self._forget, give_back)
@@ -219,7 +219,7 @@ class ContainerSandbox(Sandbox):
             self._note_loss(Loss(spec.id, container.loss(), container.loss_cause))
             environment.lose()
 
-        self._watch.add(container, lambda: environment.is_busy, lose)
+        self._monitor.add(container, lambda: environment.is_busy, lose)
         return environment
 
     def _note_loss(self, loss: Loss) -> None:
@@ -294,7 +294,7 @@ class ContainerSandbox(Sandbox):
         # All are asked first, so that their grace periods run at the same time.
         for environment in living:
             environment.hang_up()
-        last = (self._pool.close, self._watch.close, self._drain.close, self._leftovers.close, self._remove_snapshots)
+        last = (self._pool.close, self._monitor.close, self._drain.close, self._leftovers.close, self._remove_snapshots)
         problems: list[str] = []
         for close in (*(environment.close for environment in living), *last):
             try:

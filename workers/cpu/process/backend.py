@@ -29,7 +29,7 @@ from workers.cpu.process.members import Members
 from workers.cpu.process.meter import TreeMeter
 from workers.cpu.process.network import SessionNetwork
 from workers.cpu.shell.backend import Backend, Backends, Event, Exited, Gone, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import Control, Dialect
+from workers.cpu.shell.dialect import Dialect, ProtocolFolder
 
 MESSAGE_BYTES = 1 << 16
 
@@ -72,7 +72,7 @@ class ProcessBackend(Backend):
         """Return the descriptor that is readable when there is an event."""
         return self._channel.fileno()
 
-    def spawn(self, control: Control, cwd: str) -> None:
+    def spawn(self, control: ProtocolFolder, cwd: str) -> None:
         """Ask for a shell; see the base class."""
         # What was left behind shares its group with the shell, which would not come up in time.
         self.hold(Holding())

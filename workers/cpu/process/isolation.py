@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from workers.cpu.process.programs import folders_of_programs
-from workers.cpu.shell.dialect import Control
+from workers.cpu.shell.dialect import ProtocolFolder
 
 Isolation = Literal["bubblewrap", "none"]
 IsolationChoice = Literal["auto", "bubblewrap", "none"]
@@ -85,7 +85,7 @@ class SessionIsolation:
     work: Path
     temporary: Path
 
-    def message(self, control: Control) -> dict[str, object]:
+    def message(self, control: ProtocolFolder) -> dict[str, object]:
         """Return what the supervisor needs to know to start the session of `control`."""
         if not os.path.exists(control.state):
             control.keep_state()

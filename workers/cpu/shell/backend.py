@@ -33,7 +33,7 @@ from typing import ClassVar
 from workers.cpu.abstract import Holding, Usage
 from workers.cpu.ports.network import Network
 from workers.cpu.process import tree
-from workers.cpu.shell.dialect import Control
+from workers.cpu.shell.dialect import ProtocolFolder
 
 TICKS_S = 0.02
 """By how much a figure of used time may be off."""
@@ -198,7 +198,7 @@ class Backend(ABC):
         """Yield the events that have come; `HungUp` is the last one."""
 
     @abstractmethod
-    def spawn(self, control: Control, cwd: str) -> None:
+    def spawn(self, control: ProtocolFolder, cwd: str) -> None:
         """Ask for a shell that serves `control`, in the folder `cwd` or, when that is gone, in the session's home."""
 
     @abstractmethod

@@ -64,7 +64,7 @@ READ_BY_SHELL, WRITTEN_BY_SHELL = 0o644, 0o666
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ProtocolFolder:
     """The folder of a session's protocol files, and where the shell sees it.
 
     Shells may run as another user than the worker. They can neither remove a file nor write one that only the worker writes. The
@@ -179,7 +179,7 @@ class Dialect:
             raise SessionUnavailable(f"no shell: {wanted} is not an executable file")
         return cls.of(os.path.abspath(found))
 
-    def argv(self, control: Control) -> list[str]:
+    def argv(self, control: ProtocolFolder) -> list[str]:
         """Return the command line of a session's shell."""
         template = _BASH if self.is_bash else _POSIX
         names = {name: shlex.quote(control.seen(getattr(control, name))) for name in ("go", "done", "text", "state")}

@@ -28,7 +28,7 @@ from pathlib import Path
 from workers.cpu.errors import MemoryFull, ProcessesLeft, SessionUnavailable
 from workers.cpu.ports.network import Network
 from workers.cpu.shell.backend import Backend, Backends, Exited, HungUp, Refused, Spawned
-from workers.cpu.shell.dialect import Control, Dialect, empty_file
+from workers.cpu.shell.dialect import Dialect, ProtocolFolder, empty_file
 from workers.cpu.shell.output import Drain, StreamFifo
 
 CLOSE_LIMIT_S = 15.0
@@ -53,11 +53,11 @@ class SessionSetup:
     state_folder: Path | None = None
     state_inside: str = ""
 
-    def control(self) -> Control:
+    def control(self) -> ProtocolFolder:
         """Return the control folder of one more session."""
         name = secrets.token_hex(8)
         folder, inside = self.control_folder / name, f"{self.control_inside}/{name}"
-        return Control(folder, inside, self.state_folder or folder, self.state_inside or inside)
+        return ProtocolFolder(folder, inside, self.state_folder or folder, self.state_inside or inside)
 
 
 class NotReady(SessionUnavailable):

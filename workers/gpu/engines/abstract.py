@@ -15,7 +15,7 @@ from typing import Literal
 
 from scheduler.model.lifecycle import ServiceState
 from tangram.errors import TangramError
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary
 from workers.gpu.engines.canary import Answers
@@ -119,7 +119,7 @@ class Engine(ABC):
         with self._life.stopping(drain_s):
             self._free()
 
-    def score(self, items: Sequence[object], control: Control | None = None) -> list[float]:
+    def score(self, items: Sequence[object], control: CallControl | None = None) -> list[float]:
         """Score responses; items are `{"prompt", "response"}`, the scores raw logits, one per item.
 
         Raises `BadInput`, `NotSupported`, `NotResident`, `CallCancelled` or `CallFailed`.
@@ -129,7 +129,7 @@ class Engine(ABC):
         with self._working(control) as control:
             return self._score(read, control)
 
-    def logprobs(self, sequences: Sequence[object] | Mapping[str, object], control: Control | None = None) -> list[list[float]]:
+    def logprobs(self, sequences: Sequence[object] | Mapping[str, object], control: CallControl | None = None) -> list[list[float]]:
         """Return, for each sequence of n token ids, the n-1 log-probs (natural) of ids 1..n-1 given those before.
 
         Sequences are lists of ids, or all of them packed (`tangram.arrays.PackedInts`). Raises as `score` does.
@@ -139,7 +139,9 @@ class Engine(ABC):
         with self._working(control) as control:
             return [one.logprobs for one in self._logprobs(read, None, control)]
 
-    def ranked(self, sequences: Sequence[object] | Mapping[str, object], top_k: int, control: Control | None = None) -> list[TokenLogprobs]:
+    def ranked(
+        self, sequences: Sequence[object] | Mapping[str, object], top_k: int, control: CallControl | None = None
+    ) -> list[TokenLogprobs]:
         """Return log-probs as `logprobs` does, with the ranks of the ids and the `top_k` most likely ids of each position.
 
         A vocabulary of fewer ids is given whole. Raises as `score` does.
@@ -150,7 +152,7 @@ class Engine(ABC):
             return self._logprobs(read, checked, control)
 
     def generate(
-        self, prompts: Sequence[object], max_tokens: int = 64, temperature: float = 0.0, seed: int = 0, control: Control | None = None
+        self, prompts: Sequence[object], max_tokens: int = 64, temperature: float = 0.0, seed: int = 0, control: CallControl | None = None
     ) -> list[str]:
         """Continue prompts of plain text, or conversations; temperature 0 is greedy. Raises as `score` does."""
         self._must_be("logprobs", "generate")
@@ -226,13 +228,13 @@ class Engine(ABC):
         """Release everything; works in any state and any number of times."""
 
     @abstractmethod
-    def _score(self, items: list[ScoreItem], control: Control) -> list[float]: ...
+    def _score(self, items: list[ScoreItem], control: CallControl) -> list[float]: ...
 
     @abstractmethod
-    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]: ...
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: CallControl) -> list[TokenLogprobs]: ...
 
     @abstractmethod
-    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]: ...
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: CallControl) -> list[str]: ...
 
     def _must_agree(self, answers: Sequence[Answers], devices: Sequence[Device]) -> None:
         """Raise `WrongAnswer` unless every copy of the model answers as it did at the start."""
@@ -245,9 +247,9 @@ class Engine(ABC):
             raise NotSupported(f"{self.name} is a service of task {self.task!r}: it does not {doing}")
 
     @contextmanager
-    def _working(self, control: Control | None) -> Iterator[Control]:
+    def _working(self, control: CallControl | None) -> Iterator[CallControl]:
         """Let a call in; an error inside becomes one line, and the engine stays resident."""
-        control = control or Control()
+        control = control or CallControl()
         if control.work_s and not self.pretends:
             raise NotSupported(f"{self.name} computes with a model: it takes no work_s")
         with self._life.working(self._limit, control):

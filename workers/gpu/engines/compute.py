@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.items import Reading, Sampling, TokenLogprobs
 
 _LOGITS_AT_ONCE = 1 << 25
@@ -70,7 +70,7 @@ def _read_slice(known: torch.Tensor, given: torch.Tensor, top_k: int | None) -> 
 
 @torch.inference_mode()
 def generate(
-    model: PreTrainedModel, prompt: Sequence[int], sampling: Sampling, seed: int, ends: frozenset[int], control: Control
+    model: PreTrainedModel, prompt: Sequence[int], sampling: Sampling, seed: int, ends: frozenset[int], control: CallControl
 ) -> list[int]:
     """Return the ids that continue one prompt, at most `sampling.max_tokens`, the end token left out.
 

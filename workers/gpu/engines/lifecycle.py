@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from scheduler.model.lifecycle import SERVICE, ServiceState
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.errors import EngineBusy, EngineDied, EngineFailed, NotResident, WrongAnswer, WrongState, one_line
 
 _LOOK_FOR_CANCEL_S = 0.1
@@ -45,7 +45,7 @@ class Lifecycle:
         return self._running
 
     @contextmanager
-    def working(self, limit: int, control: Control) -> Iterator[None]:
+    def working(self, limit: int, control: CallControl) -> Iterator[None]:
         """Let one call in, once fewer than `limit` run.
 
         Raises `NotResident` unless the engine is and stays resident, `EngineDied` where it has failed (or is being

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class _Call(Generic[S, T]):
     """One call: its inputs, the indices that no round has taken yet, and what is known of its outcome."""
 
     inputs: Sequence[S]
-    control: Control
+    control: CallControl
     left: deque[int]
     answers: dict[int, T] = field(default_factory=dict)
     error: Exception | None = None
@@ -72,7 +72,7 @@ class Merger(Generic[S, T]):
         self._busy = False
         self._changed = threading.Condition()
 
-    def ask(self, inputs: Sequence[S], control: Control) -> list[T]:
+    def ask(self, inputs: Sequence[S], control: CallControl) -> list[T]:
         """Return the answers of inputs, in their order. Raises `CallCancelled`, or what `work` raises for these inputs."""
         # Inputs of like size go together, which saves padding.
         order = sorted(range(len(inputs)), key=lambda index: -self._size(inputs[index]))

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from itertools import count
 
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary
 from workers.gpu.engines.abstract import Engine, Task
@@ -61,20 +61,20 @@ class StubEngine(Engine):
     def _canary(self) -> list[Answers]:
         return [tuple(Answer(tuple(_chain(ids))) for ids in canary.questions(1 << 16, None))]
 
-    def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
+    def _score(self, items: list[ScoreItem], control: CallControl) -> list[float]:
         self._take_time(control)
         return [_fraction(item.model_dump_json()) * 2.0 - 1.0 for item in items]
 
-    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]:
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: CallControl) -> list[TokenLogprobs]:
         self._take_time(control)
         return [_ranked(sequence, top_k) for sequence in sequences]
 
-    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: CallControl) -> list[str]:
         self._take_time(control)
         seed = sampling.seed if sampling.temperature else 0
         return [_babble(f"{seed}:{prompt}", min(sampling.max_tokens, 64)) for prompt in prompts]
 
-    def _take_time(self, control: Control) -> None:
+    def _take_time(self, control: CallControl) -> None:
         with self._count:
             self._calls += 1
         control.cancelled.wait(control.work_s)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from app.services_file import ConfigError, DeclaredDtype
 from tangram.wire import MOST_TOP_K
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary, compute
 from workers.gpu.engines.abstract import Engine, Task
@@ -35,7 +35,7 @@ from workers.gpu.engines.host_copy import FileCopy, HostCopy, PinnedCopy
 from workers.gpu.engines.loading import load
 from workers.gpu.engines.merging import Merger
 from workers.gpu.engines.texts import Texts, Wording, check_ids
-from workers.gpu.engines.weights import Layout, Watch, empty, give_back
+from workers.gpu.engines.weights import Layout, StorageProbe, empty, give_back
 from workers.gpu.errors import CallFailed, DeviceError, one_line
 from workers.gpu.items import Prompt, Reading, Sampling, ScoreItem, TokenLogprobs
 from workers.memory import MIB
@@ -69,7 +69,7 @@ class _Replica:
     one_prompt: Lock = field(default_factory=Lock)
 
     @contextmanager
-    def generating(self, control: Control) -> Iterator[PreTrainedModel]:
+    def generating(self, control: CallControl) -> Iterator[PreTrainedModel]:
         """Wait for the model to continue a prompt with: one at a time, since each has a cache as long as its text.
 
         Raises `CallCancelled`.
@@ -109,7 +109,7 @@ class TorchEngine(Engine):
         self._host: HostCopy | None = None
         self._kind = "cpu"
         self._closed: list[HostCopy] = []
-        self._blocks: list[Watch] = []
+        self._blocks: list[StorageProbe] = []
         self._activations_mb = 0.0
         self._scores = Merger(self._score_together, len, lambda: _BATCH_TOKENS * len(self._replicas))
         self._sequences = Merger(
@@ -237,7 +237,7 @@ class TorchEngine(Engine):
         for skeleton, block in zip(model.skeletons, blocks, strict=False):
             model.layout.fill(skeleton, block)
             self._replicas.append(_Replica(skeleton, block))
-            self._blocks.append(Watch(block))
+            self._blocks.append(StorageProbe(block))
 
     def _let_go(self) -> None:
         while self._replicas:
@@ -256,7 +256,7 @@ class TorchEngine(Engine):
         dtype = str(self._here().skeletons[0].dtype).removeprefix("torch.")
         return 0.0 if same_model else canary.tolerance(dtype, before)
 
-    def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
+    def _score(self, items: list[ScoreItem], control: CallControl) -> list[float]:
         model = self._here()
         ids = model.texts.score_ids(items)
         self._check(ids, "items", model)
@@ -266,7 +266,7 @@ class TorchEngine(Engine):
                 raise CallFailed(f"items[{index}]: the model's score is {value}")
         return out
 
-    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]:
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: CallControl) -> list[TokenLogprobs]:
         model = self._here()
         self._check(sequences, "sequences", model)
         out = self._sequences.ask([Reading(ids, top_k) for ids in sequences], control)
@@ -275,7 +275,7 @@ class TorchEngine(Engine):
                 raise CallFailed(f"sequences[{index}]: the model's log-probs are not numbers")
         return out
 
-    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: CallControl) -> list[str]:
         model = self._here()
         ids = model.texts.prompt_ids(prompts)
         self._check(ids, "prompts", model, sampling.max_tokens)
@@ -300,12 +300,12 @@ class TorchEngine(Engine):
     def _score_together(self, inputs: list[list[int]]) -> list[float]:
         """Score one round of token ids, in padded batches."""
         shares = share_out([len(ids) for ids in inputs], _BATCH_TOKENS, len(self._replicas))
-        return self._run(inputs, shares, lambda replica, batch: compute.scores(replica.model, batch), Control())
+        return self._run(inputs, shares, lambda replica, batch: compute.scores(replica.model, batch), CallControl())
 
     def _read_together(self, inputs: list[Reading]) -> list[TokenLogprobs]:
         """Give the log-probs of one round of token ids, in padded batches."""
         shares = share_out([len(reading.ids) for reading in inputs], self._logprob_tokens(), len(self._replicas))
-        return self._run(inputs, shares, lambda replica, batch: compute.logprobs(replica.model, batch), Control())
+        return self._run(inputs, shares, lambda replica, batch: compute.logprobs(replica.model, batch), CallControl())
 
     def _logprob_tokens(self) -> int:
         """Return the most tokens of a batch whose logits, one per token and id of the vocabulary, are not too many."""
@@ -316,7 +316,7 @@ class TorchEngine(Engine):
         inputs: Sequence[S],
         shares: list[list[Batch]],
         work: Callable[[_Replica, Sequence[S]], list[T]],
-        control: Control,
+        control: CallControl,
     ) -> list[T]:
         """Work through each replica's batches of indices; answers come back in the order of the inputs."""
         answers: dict[int, T] = {}
@@ -341,7 +341,7 @@ def _scored(model: PreTrainedModel, question: list[int]) -> Answer:
 
 def _continued(model: PreTrainedModel, question: list[int]) -> Answer:
     """Answer a question of the canary with its greedy continuation, and with the log-probs of both."""
-    ids = compute.generate(model, question, Sampling(max_tokens=canary.NEW_TOKENS), 0, frozenset(), Control())
+    ids = compute.generate(model, question, Sampling(max_tokens=canary.NEW_TOKENS), 0, frozenset(), CallControl())
     (said,) = compute.logprobs(model, [Reading([*question, *ids])])
     return Answer(tuple(said.logprobs), tuple(ids))
 

@@ -83,7 +83,7 @@ class Layout:
             tensor.data = slot.view(block)
 
 
-class Watch:
+class StorageProbe:
     """Knows whether the memory of a block is still taken, without keeping the block alive."""
 
     def __init__(self, block: torch.Tensor) -> None:

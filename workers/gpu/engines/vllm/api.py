@@ -25,7 +25,7 @@ from typing import Any
 import anyio
 import httpx
 
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.http import HttpLoop, LoopClosed
 
 _CANCEL_POLL_S = 0.05
@@ -62,7 +62,9 @@ class Api:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_KEPT_S)
         self._http = self._loop.client(httpx.AsyncHTTPTransport(uds=str(socket), limits=limits), "http://vllm")
 
-    def ask(self, method: str, path: str, body: object = None, *, timeout_s: float | None = None, control: Control | None = None) -> Any:
+    def ask(
+        self, method: str, path: str, body: object = None, *, timeout_s: float | None = None, control: CallControl | None = None
+    ) -> Any:
         """Send one request and return the JSON it is answered with.
 
         Raises `Refused`, `Gone`, `TimeoutError` after `timeout_s`, `CallCancelled`.
@@ -75,10 +77,10 @@ class Api:
         at_once: int,
         *,
         timeout_s: float | None = None,
-        control: Control | None = None,
+        control: CallControl | None = None,
     ) -> list[Any]:
         """Send requests of method, path and body, `at_once` at a time; the answers come in their order. Raises as `ask` does."""
-        control = control or Control()
+        control = control or CallControl()
         control.check()
         try:
             pending = self._loop.submit(lambda: self._all(requests, at_once, timeout_s))

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.services_file import ConfigError, ServiceConfig
-from workers.gpu.control import Control
+from workers.gpu.call_control import CallControl
 from workers.gpu.device_memory import DeviceMemory, Holdings, host_mb
 from workers.gpu.devices import Device
 from workers.gpu.engines import canary
@@ -243,7 +243,7 @@ class VllmEngine(Engine):
             served.api.close()
         self._served = None
 
-    def _score(self, items: list[ScoreItem], control: Control) -> list[float]:
+    def _score(self, items: list[ScoreItem], control: CallControl) -> list[float]:
         served, reader = self._here(), self._read()
         ids = reader.texts.score_ids(items)
         reader.check(ids, "items", served.longest)
@@ -257,7 +257,7 @@ class VllmEngine(Engine):
     def _score_request(self, inputs: list[list[int]]) -> questions.Request:
         return questions.score_request(self.name, inputs, self._config.vllm.pooling)
 
-    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: Control) -> list[TokenLogprobs]:
+    def _logprobs(self, sequences: list[list[int]], top_k: int | None, control: CallControl) -> list[TokenLogprobs]:
         served, reader = self._here(), self._read()
         if (top_k or 0) > served.launch.most_top_k:
             raise BadInput(f"top_k: must be at most {served.launch.most_top_k}, the --max-logprobs of services.{self.name}.vllm.args")
@@ -272,7 +272,7 @@ class VllmEngine(Engine):
             out += questions.read_logprobs(answer, part, len(out), top_k)
         return out
 
-    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: Control) -> list[str]:
+    def _generate(self, prompts: list[Prompt], sampling: Sampling, control: CallControl) -> list[str]:
         served, reader = self._here(), self._read()
         ids = reader.texts.prompt_ids(prompts)
         reader.check(ids, "prompts", served.longest, sampling.max_tokens)
@@ -280,7 +280,7 @@ class VllmEngine(Engine):
         answers = self._ask(served, requests, served.launch.sequences, control)
         return [reader.texts.text(questions.read_generated(answer, index, reader.ends)) for index, answer in enumerate(answers)]
 
-    def _ask(self, served: _Served, requests: list[questions.Request], at_once: int, control: Control) -> list[object]:
+    def _ask(self, served: _Served, requests: list[questions.Request], at_once: int, control: CallControl) -> list[object]:
         """Put questions to a server that is awake. Raises `EngineDied` if it is gone, or asleep unasked."""
         try:
             if self._is_sleeping(served, control):
@@ -291,7 +291,7 @@ class VllmEngine(Engine):
         except Gone as error:
             raise EngineDied(f"{self.name}: {self._died(served, str(error))}") from error
 
-    def _is_sleeping(self, served: _Served, control: Control | None = None) -> bool:
+    def _is_sleeping(self, served: _Served, control: CallControl | None = None) -> bool:
         timeout_s = None if control else _ASK_S
         answer = served.api.ask("GET", "/is_sleeping", timeout_s=timeout_s, control=control)
         sleeps = answer.get("is_sleeping") if isinstance(answer, dict) else None

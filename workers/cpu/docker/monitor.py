@@ -31,7 +31,7 @@ class _Watched:
     checked_at: float = 0.0
 
 
-class Watch:
+class ContainerMonitor:
     """Calls `on_end` for containers that have ended, and measures every `check_s` seconds what busy ones have written."""
 
     def __init__(self, check_s: float) -> None:

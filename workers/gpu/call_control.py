@@ -11,7 +11,7 @@ LONGEST_WORK_S = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class CallControl:
     """How long a call of the stub takes, and the event that ends a call early.
 
     `work_s` is for the stub alone, so that a trace can be replayed without a model. Once `cancelled` is set, the call ends with

@@ -48,7 +48,7 @@ class Look:
     problem: str = ""
 
 
-class Watch:
+class Looks:
     """Looks when somebody asks."""
 
     def __init__(self, engine: Engine, store: Redis) -> None:
