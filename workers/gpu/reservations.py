@@ -128,22 +128,22 @@ class Reservations:
 
         `before_mb` is what it held of each before.
         """
-        engine, kept_mb = instance.engine, instance.held_mb
-        if engine is None or not kept_mb:
+        engine, residual_mb = instance.engine, instance.held_mb
+        if engine is None or not residual_mb:
             return None
-        if kept_mb > (1.0 - LEAST_FREED) * before_mb:
-            return f"its eviction did not free the memory of its cells: it keeps {kept_mb:.0f} of {before_mb:.0f} MiB"
+        if residual_mb > (1.0 - LEAST_FREED) * before_mb:
+            return f"its eviction did not free the memory of its cells: it keeps {residual_mb:.0f} of {before_mb:.0f} MiB"
         residues = self._of(instance).residues
         if len(residues) < FIRST_SLEEPS:
-            residues.append(kept_mb)
+            residues.append(residual_mb)
         usual_mb = max(residues)
-        grown = kept_mb > usual_mb + max(GROWTH_PART * usual_mb, GROWTH_MB)
+        grown = residual_mb > usual_mb + max(GROWTH_PART * usual_mb, GROWTH_MB)
         instance.grown = instance.grown + 1 if grown else 0
         # A change of the whole device may be that of another program for once.
         if instance.grown > (0 if engine.measured_exactly else 1):
             # It may have leaked in its first sleeps, too.
             residues.clear()
-            return f"it leaks: evicted, it keeps {kept_mb:.0f} MiB of a cell, and {usual_mb:.0f} in its first evictions"
+            return f"it leaks: evicted, it keeps {residual_mb:.0f} MiB of a cell, and {usual_mb:.0f} in its first evictions"
         return None
 
     def lack(self, instance: Instance) -> str | None:
