@@ -1,6 +1,6 @@
 """The command line in a fork of the process of the tests, which has imported it all: a tenth of the time of a fresh process.
 
-For commands that make no Celery application: that starts threads, which a fork does not have.
+For commands that make no Celery application, or that are refused before they use it: that starts threads, which a fork does not have.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
     ],
 )
 def test_wrong_words_are_refused_in_one_line(trace: Path, tmp_path: Path, words: list[str], expected: str) -> None:
-    refused((tangram if words[0] in ("worker", "scheduler") else forked)(*words, cwd=tmp_path), expected)
+    refused((tangram if words[0] == "worker" else forked)(*words, cwd=tmp_path), expected)
 
 
 def test_without_words_the_help_is_shown(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_report_without_replays_asks_for_a_job_and_is_not_drawn_for_nothing(tm
 
 def test_a_scheduler_without_tables_says_so(tmp_path: Path) -> None:
     urls = {"TANGRAM_BROKER_URL": "redis://127.0.0.1:1/0", "TANGRAM_RESULT_URL": "redis://127.0.0.1:1/0"}
-    refused(tangram("scheduler", cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///empty.sqlite", **urls), "tangram db upgrade")
+    refused(forked("scheduler", cwd=tmp_path, TANGRAM_DATABASE_URL="sqlite:///empty.sqlite", **urls), "tangram db upgrade")
 
 
 def test_a_state_folder_that_is_a_file_is_said(trace: Path, tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from pydantic import ValidationError
 from app.scheduler_process import setup_of
 from scheduler.model import Limits
 from tangram.settings import Settings
+from tests.cli.forked import forked
 
 
 def test_settings_say_what_the_core_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,14 +55,7 @@ def test_shares_that_are_none_are_named(shares: str) -> None:
     ],
 )
 def test_a_scheduler_with_wrong_settings_says_so_in_one_line(tmp_path: Path, variables: dict[str, str], problem: str) -> None:
-    database = {"TANGRAM_DATABASE_URL": f"sqlite:///{tmp_path / 'x.sqlite'}", "TANGRAM_STATE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tangram", "scheduler"],
-        env={**os.environ, **database, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    database = f"sqlite:///{tmp_path / 'x.sqlite'}"
+    done = forked("scheduler", cwd=tmp_path, **{"TANGRAM_DATABASE_URL": database, **variables})
     assert (done.returncode, done.stdout) == (2, "")
     assert problem in done.stderr and done.stderr.count("\n") == 1
