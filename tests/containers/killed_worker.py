@@ -1,4 +1,4 @@
-"""A worker to be killed: an environment, one that stands ready, a background process and a running command."""
+"""A worker to be killed, or stopped: an environment, one that stands ready, a background process and a running command."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 
 
 def main() -> None:
-    base, node, image, nap, hold = sys.argv[1:]
+    base, node, image, command, hold = sys.argv[1:]
     options = ContainerOptions(image=image, pull="never", warm={image: 1})
     sandbox = ContainerSandbox(Path(base), node=node, options=options)
-    environment = sandbox.open(EnvironmentSpec(id="e1"))
+    environment = sandbox.open(EnvironmentSpec(id="e1", memory_mb=64))
     environment.start(ExecRequest(action_id="a1", command=hold)).wait()
     print(environment.container.id, flush=True)
-    environment.start(ExecRequest(action_id="a2", command=f"sleep {nap}")).wait()
+    outcome = environment.start(ExecRequest(action_id="a2", command=command)).wait()
+    print(outcome.cause, outcome.reason, sep=": ", flush=True)
 
 
 if __name__ == "__main__":

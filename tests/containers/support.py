@@ -1,10 +1,11 @@
-"""What several of these tests need: what is left of containers, and a neighbour that works meanwhile."""
+"""What several of these tests need: what is left of containers, a neighbour that works meanwhile, a worker to be killed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .conftest import NODE
+
+ROOT = Path(__file__).parents[2]
 
 
 def containers(node: str) -> list[str]:
@@ -122,3 +125,17 @@ def box_of(base: Path, options: ContainerOptions, node: str = NODE) -> Iterator[
         yield box
     finally:
         box.close()
+
+
+@contextmanager
+def worker(tmp_path: Path, node: str, image: str, command: str, hold: str = ":") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Give a worker in a process of its own that carries out `hold` and then `command`, and the id of its environment's container."""
+    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, command, hold]
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

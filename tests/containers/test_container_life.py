@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +24,8 @@ from workers.cpu.opening import Opening
 
 from .conftest import NODE
 from .images import make_busybox
-from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker
+from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker, worker
 
-ROOT = Path(__file__).parents[2]
 NAP = f"320.2917{RUN}"
 SPIN = "i=0; while :; do i=$((i+1)); done"
 
@@ -38,25 +35,11 @@ def of(identity: str, memory_mb: int | None = None, image: str | None = None) ->
     return EnvironmentSpec(id=identity, memory_mb=memory_mb, image=image)
 
 
-@contextmanager
-def worker(tmp_path: Path, node: str, image: str, hold: str = ":") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Give a worker in a process of its own, and the id of its environment's container."""
-    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, NAP, hold]
-    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
 @pytest.mark.parametrize("hold", [":", f"sleep {NAP} </run/tangram/alive & setsid sleep {NAP} &"], ids=["idle", "holds alive"])
 def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
     # Given a worker with an environment that works and one that stands ready
     node = f"{NODE}-killed"
-    with worker(tmp_path, node, image, hold) as (process, container_id):
+    with worker(tmp_path, node, image, f"sleep {NAP}", hold) as (process, container_id):
         assert until(lambda: len(containers(node)) == 2 and all(map(waits_for_its_worker, containers(node))))
         # When it is killed
         process.send_signal(signal.SIGKILL)

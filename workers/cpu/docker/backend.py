@@ -169,7 +169,10 @@ class ContainerBackend(Backend):
         while self._events:
             yield self._events.popleft()
         if self._shell_fd >= 0 and _is_readable(self._shell_fd) and not self._container.is_ending():
-            yield Exited(self._shell, self._shell_ended())
+            code = self._shell_ended()
+            # The engine may have taken its time, and the kernel may have ended the container meanwhile.
+            if not self._container.is_ending():
+                yield Exited(self._shell, code)
         if self._container.has_ended() or self._over.is_set():
             yield HungUp()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 MEMORY_FULL = "its memory was full"
 """How a container ended of which the kernel has ended process 1 for want of memory."""
 
+FULL_BEFORE_END_NS = 1_000_000_000
+"""How long before the end of a container its memory was full if it ended for that; earlier, a command alone did."""
 NODE_LABEL = "tangram.node"
 SNAPSHOT_LABEL = "tangram.snapshot"
 FILTERS_VSOCK = 23
@@ -192,11 +195,27 @@ class DockerEngine:
         """Return how a container ended, for a person; nothing where there is no telling, also as the engine has not heard of it yet."""
         try:
             state = self._api.inspect_container(container_id)["State"]
+        except NotFound:
+            return self._last_known(container_id)
         except (DockerException, requests.RequestException):
             return ""
         if state.get("Running"):
             return ""
         return MEMORY_FULL if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
+
+    def _last_known(self, container_id: str) -> str:
+        """Return how a container ended that has been removed, as long as the engine has it among its latest events."""
+        wanted = {"container": container_id, "event": ["oom", "die"]}
+        try:
+            # Without `until` the engine would go on to send what happens next.
+            events = list(self._api.events(since=1, until=f"{time.time():.9f}", filters=wanted, decode=True))
+        except (DockerException, requests.RequestException):
+            return ""
+        end = next((event for event in events if event["Action"] == "die"), None)
+        if end is None:
+            return ""
+        is_full = any(event["Action"] == "oom" and end["timeNano"] - event["timeNano"] < FULL_BEFORE_END_NS for event in events)
+        return MEMORY_FULL if is_full else f"exit code {end['Actor']['Attributes'].get('exitCode')}"
 
     def run(self, container_id: str, argv: Sequence[str]) -> tuple[str, int]:
         """Start a program in a container, attached to nothing; return the engine's id for it and its process id."""

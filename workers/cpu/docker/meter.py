@@ -41,10 +41,13 @@ class GroupMeter(Meter):
     def remark(self) -> str:
         """Say that the kernel has ended processes for want of memory; see the base class."""
         try:
-            self._container.oom_kills_reported = self._container.group.oom_kills()
-            ended = self._container.oom_kills_reported - self._ended_before
-        except OSError:
-            return ""
+            kills = self._container.group.oom_kills()
+        except OSError:  # The group went with the container, whose loss says why.
+            loss = self._container.loss()
+            return loss if self._container.loss_cause == "out_of_memory" else ""
+        ended = kills - self._ended_before
+        if not self._container.is_ending():  # What has ended it is for its loss to report.
+            self._container.oom_kills_reported = kills
         memory = f"the environment's {self._container.memory_mb} MB of memory were full"
         return f"{memory}: the kernel has ended {ended} of its processes" if ended > 0 else ""
 

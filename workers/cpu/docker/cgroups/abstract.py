@@ -80,7 +80,7 @@ class ContainerGroup(ABC):
 
     @abstractmethod
     def oom_kills(self) -> int:
-        """Return how many processes the kernel has killed because the container's memory was full."""
+        """Return how many processes the kernel has killed because the container's memory was full. Raises `OSError` once it is gone."""
 
     def processes(self) -> list[int]:
         """Return the ids of all of the container's processes, as the worker sees them."""

@@ -73,7 +73,4 @@ class ContainerGroupV1(ContainerGroup):
 
     def oom_kills(self) -> int:
         """Return the kernel's count; see the base class."""
-        try:
-            return keyed(f"{self._folders['memory']}/memory.oom_control", "oom_kill")
-        except FileNotFoundError:
-            return 0
+        return keyed(f"{self._folders['memory']}/memory.oom_control", "oom_kill")
