@@ -24,6 +24,7 @@ from workers.cpu.opening import Opening
 
 from .conftest import NODE
 from .images import make_busybox
+from .killed_worker import STARTS
 from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker, worker
 
 NAP = f"320.2917{RUN}"
@@ -35,7 +36,11 @@ def of(identity: str, memory_mb: int | None = None, image: str | None = None) ->
     return EnvironmentSpec(id=identity, memory_mb=memory_mb, image=image)
 
 
-@pytest.mark.parametrize("hold", [":", f"sleep {NAP} </run/tangram/alive & setsid sleep {NAP} &"], ids=["idle", "holds alive"])
+@pytest.mark.parametrize(
+    "hold",
+    [":", f"sleep {NAP} </run/tangram/alive & setsid sleep {NAP} &", f"sleep {NAP} <>/run/tangram/alive & true"],
+    ids=["idle", "holds alive", "would write alive"],
+)
 def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, image: str, hold: str) -> None:
     # Given a worker with an environment that works and one that stands ready
     node = f"{NODE}-killed"
@@ -50,6 +55,18 @@ def test_the_containers_of_a_killed_worker_go_by_themselves(tmp_path: Path, imag
     # And the folder can be had again
     with box_of(tmp_path / "box", ContainerOptions(image=image, pull="never"), node) as box:
         assert printed(box.open(of("e1")), "echo again") == "again\n"
+
+
+def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_path: Path, image: str) -> None:
+    # Given a worker that is killed while it waits for the start of a container
+    node = f"{NODE}-killed-early"
+    with worker(tmp_path, node, image, "", STARTS) as (process, container_id):
+        process.kill()
+        process.wait()
+        # When the engine starts it all the same
+        subprocess.run(["docker", "start", container_id], check=True, capture_output=True)
+        # Then it goes
+        assert until(lambda: containers(node) == [], 20.0)
 
 
 def test_what_a_worker_left_is_removed_when_the_next_one_starts(tmp_path: Path, image: str, options: ContainerOptions) -> None:

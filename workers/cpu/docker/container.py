@@ -90,6 +90,8 @@ class Container:
                     "a container's process 1 cannot be seen: it has ended, or the worker is not in the engine's process namespace"
                 ) from None
             self.dialect = Dialect.of(self._await_hello(hello, deadline, opening))
+            # Before any command, which could otherwise keep it open.
+            os.chmod(self.control / ALIVE, READ_BY_SHELL)
         finally:
             os.close(hello)
         try:
@@ -285,5 +287,6 @@ def _make_control(control: Path) -> None:
     os.chmod(control, 0o755)
     (control / STATES).mkdir()
     os.chmod(control / STATES, 0o755)
-    make_fifo(str(control / ALIVE), READ_BY_SHELL)
+    # Until the container init has opened it; see `init.py`.
+    make_fifo(str(control / ALIVE), WRITTEN_BY_SHELL)
     make_fifo(str(control / HELLO), WRITTEN_BY_SHELL)

@@ -6,9 +6,12 @@ program.
 1. It reads the FIFO `alive`, which the worker holds open for writing as long as it lives. When the worker has gone, the init reads
    the end of the file and exits. The kernel then ends every process of the container, and the engine removes it. A worker that
    vanishes leaves nothing behind.
-2. `alive` belongs to root. Commands run as another user, who may only read it, so no command can keep it open.
-3. Each line on `alive` has it collect the children that have ended: orphans become children of process 1.
-4. The shells of sessions are not its children. `kill -9 -1` spares process 1, by the kernel's own rule, and the engine starts the next
+2. To open a FIFO for reading waits until somebody writes to it, for ever if the worker has gone before. So the init first opens it for
+   both, which does not wait, and keeps only the reading end. `hello`, by which it then says that it is up, does not wait either.
+3. `alive` belongs to root. It may be written to by others only until the worker has read `hello`, before any command. Commands run as
+   another user, who may only read it, so no command can keep it open.
+4. Each line on `alive` has it collect the children that have ended: orphans become children of process 1.
+5. The shells of sessions are not its children. `kill -9 -1` spares process 1, by the kernel's own rule, and the engine starts the next
    shell as it did the first.
 """
 
@@ -24,7 +27,8 @@ STATES, STATES_INSIDE = "states", "/run/tangram-states"
 """The folder in it for what shells write themselves, and where a container sees that; all else it can only read."""
 
 SCRIPT = f"""
-if command -v bash >{INSIDE}/{HELLO} 2>/dev/null; then :; else echo /bin/sh >{INSIDE}/{HELLO}; fi
-exec <{INSIDE}/{ALIVE} >/dev/null 2>&1
+exec 3<>{INSIDE}/{ALIVE} <{INSIDE}/{ALIVE} 3<>{INSIDE}/{HELLO}
+if command -v bash >&3 2>/dev/null; then :; else echo /bin/sh >&3; fi
+exec 3>&- >/dev/null 2>&1
 while read -r line; do jobs; done
 """
