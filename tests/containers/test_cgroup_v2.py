@@ -87,6 +87,13 @@ def test_use_and_kills_for_want_of_memory_are_read(container: v2.ContainerGroupV
     assert container.oom_kills() == 2
 
 
+def test_kills_of_a_group_that_is_gone_cannot_be_read(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
+    # Given a container whose group the engine has removed; when what the kernel has counted is read; then there is no telling
+    (folder_of(tmp_path) / "memory.events").unlink()
+    with pytest.raises(OSError, match="memory.events"):
+        container.oom_kills()
+
+
 def test_a_container_is_in_the_background_while_no_session_is_granted_cores(container: v2.ContainerGroupV2, tmp_path: Path) -> None:
     # Given two sessions
     names = ("session-1", "session-2")
