@@ -49,10 +49,13 @@ class ElasticCores:
         self._shrinks = shrinks
 
     def run(self, group: CoreGroup, now: float) -> None:
-        """Give out the cores of a group anew."""
+        """Give out the cores of a group anew. There is nothing to do where no action contends and none may grow."""
+        queues = self._pool.queues_of(group)
+        contended = any(queues)
+        if not contended and not group.marginal.may_grow(now):
+            return
         fairness = Fairness(self._state.shares, counts=self._rules.shares)
-        round_ = Round(group, now, self._state.shares, fairness, shrinks=self._shrinks)
-        contended = any(len(queue) for queue in self._pool.queues_of(round_.group))
+        round_ = Round(group, queues, now, self._state.shares, fairness, shrinks=self._shrinks)
         if contended:
             self._refresh(group, now)
             self._rank_again(round_)
@@ -73,7 +76,7 @@ class ElasticCores:
             group.occupants.offer(running, self._ranking.left_s(running.waiting), now + self._ranking.changes_in_s(running))
 
     def _rank_again(self, round_: Round) -> None:
-        for queue in self._pool.queues_of(round_.group):
+        for queue in round_.queues:
             if round_.now >= queue.rank_again_at:
                 queue.rank_again_at = round_.now + TUNING.rank_again_s
                 for waiting in [*queue]:
@@ -106,7 +109,7 @@ class ElasticCores:
         The walk includes actions that have had cores for less than a turn. Such an action only has to keep its cores.
         """
         now, after_s = round_.now, TUNING.turn_after_s
-        starving = [queue.starving(now, after_s) for queue in self._pool.queues_of(round_.group)]
+        starving = [queue.starving(now, after_s) for queue in round_.queues if queue]
         recent = [running.waiting for running in round_.group.occupants.recent(now, TUNING.turn_s)]
         starving.append(iter(sorted((one for one in recent if now >= one.contends_since + after_s), key=_contends_since)))
         return heapq.merge(*starving, key=_contends_since)
@@ -123,7 +126,7 @@ class ElasticCores:
     def _hand_over(self, round_: Round, *, reserved: bool) -> None:
         """Give each contender in turn its least amount. While cores are `reserved`, only preemptible contenders get any."""
         too_much = dict[str, int]()
-        contenders = self._state.in_order(self._pool.queues_of(round_.group), round_.now)
+        contenders = self._state.in_order(round_.queues, round_.now)
         for waiting in contenders:
             job, least = waiting.action.job, waiting.least
             if (reserved and not waiting.preemptible) or waiting.id in round_.turns or least >= too_much.get(job, least + 1):
@@ -190,8 +193,10 @@ class ElasticCores:
     # 3. Give what is left by marginal gain
 
     def _give_what_is_left(self, round_: Round) -> None:
-        marginal, done = round_.group.marginal, set[str]()
-        marginal.wake(round_.now)
+        marginal = round_.group.marginal
+        if not marginal.may_grow(round_.now):
+            return
+        done = set[str]()
         while (candidate := marginal.best_to_grow(done)) is not None:
             if not self._saves_enough(candidate, round_.now):
                 marginal.rest(candidate, round_.now + TUNING.rest_s)
@@ -287,12 +292,14 @@ class ElasticCores:
 
     def _wake_later(self, round_: Round) -> None:
         """Ask for a round when an expectation changes, or the next turn is due."""
-        group, now, queues = round_.group, round_.now, self._pool.queues_of(round_.group)
+        group, now = round_.group, round_.now
         self._refresh(group, now)  # includes the actions that have just got their cores
+        if not any(round_.queues):
+            return
         # An action whose turn is due waits for the end of another turn. The occupants know when.
-        times = [group.occupants.next_due(), *(queue.next_starving(now, TUNING.turn_after_s) for queue in queues)]
+        times = [group.occupants.next_due(), *(queue.next_starving(now, TUNING.turn_after_s) for queue in round_.queues)]
         at = min((at for at in times if at is not None), default=None)
-        if at is not None and any(len(queue) for queue in queues):
+        if at is not None:
             self._pool.hold_round_at(group, max(at, now + TUNING.soonest_s))
 
 

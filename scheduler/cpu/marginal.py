@@ -185,12 +185,13 @@ class MarginalQueue:
         heapq.heappop(self._next[candidate.waiting.action.job])
         heapq.heappush(self._resting, (until, candidate.waiting.seq, candidate.version, candidate))
 
-    def wake(self, now: float) -> None:
-        """Consider again the actions that have rested until `now`."""
+    def may_grow(self, now: float) -> bool:
+        """Consider again the actions that have rested until `now`; say whether any action may grow."""
         while self._resting and self._resting[0][0] <= now:
             _, seq, version, candidate = heapq.heappop(self._resting)
             if not candidate.gone and version == candidate.version:
                 _push(self._next, (-candidate.next_step.gain, seq, version, candidate))
+        return bool(self._next)
 
     def _count(self, candidate: Candidate, units: int) -> None:
         job = candidate.waiting.action.job

@@ -10,6 +10,7 @@ from scheduler.cpu.marginal import Candidate, Step
 from scheduler.cpu.occupants import Occupant
 from scheduler.cpu.tuning import TUNING
 from scheduler.model import Running, Waiting
+from scheduler.model.queue import Contenders
 from scheduler.model.shares import Shares
 from tangram.action import CORES
 
@@ -22,6 +23,8 @@ class Round:
 
     Attributes
     ----------
+    queues
+        The queues whose actions may start on the group.
     free, memory_free
         Cores, and memory in MB, that remain after all decisions so far.
     entering
@@ -35,8 +38,11 @@ class Round:
 
     """
 
-    def __init__(self, group: CoreGroup, now: float, shares: Shares, fairness: Fairness, *, shrinks: bool) -> None:
+    def __init__(
+        self, group: CoreGroup, queues: list[Contenders], now: float, shares: Shares, fairness: Fairness, *, shrinks: bool
+    ) -> None:
         self.group = group
+        self.queues = queues
         self.node = group.node
         self.now = now
         self.fairness = fairness
