@@ -60,11 +60,6 @@ class ActionError(TangramError):
         self.reason = reason
         self.cause = cause_of(self.status, cause)
 
-    @property
-    def names_its_cause(self) -> bool:
-        """Whether whoever raised it said why."""
-        return len(self.args) > 1 and self.args[-1] == self.cause
-
     def __str__(self) -> str:
         """Return the reason."""
         return self.reason

@@ -94,12 +94,5 @@ def _followed_at(connection: Connection, run: Row[*tuple[Any, ...]]) -> float | 
     return next((started_at for jobs, started_at in connection.execute(later) if not set(run.jobs).isdisjoint(jobs)), None)
 
 
-def list_runs(engine: Engine, limit: int = 50) -> list[RunRecord]:
-    """Return the newest `limit` runs, newest first. Raises `DatabaseError` when they cannot be read."""
-    with database_errors(engine.url), engine.connect() as connection:
-        rows = connection.execute(select(RUNS).order_by(Run.started_at.desc()).limit(limit)).all()
-    return [_record(row._asdict()) for row in rows]
-
-
 def _record(row: Mapping[str, Any]) -> RunRecord:
     return RunRecord(**{**row, "jobs": tuple(row["jobs"])})
