@@ -76,7 +76,7 @@ class _Stop:
 
 
 class Publisher:
-    """Sends submissions and control messages, in the order in which they were given to `send`."""
+    """Sends submissions and control requests, in the order in which they were given to `send`."""
 
     def __init__(self, app: Celery, store: Redis, inbox: Inbox, client_id: str, connect_timeout_s: float) -> None:
         """Prepare; `start` begins. What cannot be sent fails in `inbox`."""

@@ -41,7 +41,7 @@ from workers.reporter import Reporter
 log = logging.getLogger(__name__)
 
 REMEMBERED = 4096
-"""Tries of actions of which early control messages, and ends, are remembered."""
+"""Tries of actions of which early control requests, and ends, are remembered."""
 
 LEAST_GROWTH_S, LEAST_GROWTH = 0.05, 0.2
 """How far a command must have got in the background since the last report for another: in core-seconds, and as a part of that report's."""

@@ -51,7 +51,7 @@ THREADS = {"cpu": 1_064, "gpu": 1_064, "api": 256}
 """The most threads of a worker, beside `THREADS_PER_CORE`; each exists once as many calls as that have run at once.
 
 A command keeps a thread for as long as it runs, most of them in the background. The scheduler has at most 1,000 started on a node
-(`scheduler/cpu/elastic.py`), and what it grants beyond that is for the cores. The rest is for files and for control messages, which must
+(`scheduler/cpu/elastic.py`), and what it grants beyond that is for the cores. The rest is for files and for control requests, which must
 not wait for a command to end. A call of a service keeps a thread until it is answered. On eight cells there may be 64 calls each, and those
 that waited for a thread would not be batched.
 """

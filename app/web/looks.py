@@ -49,7 +49,7 @@ class Look:
 
 
 class Looks:
-    """Looks when somebody asks."""
+    """The looks at a deployment, each taken when somebody asks."""
 
     def __init__(self, engine: Engine, store: Redis) -> None:
         self._engine = engine

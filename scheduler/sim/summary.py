@@ -66,7 +66,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRecord:
-    """A whole run.
+    """A whole replay, live or simulated.
 
     `decision_us` holds the duration of each scheduling decision, in order. `cores_granted` holds pairs of a time and the cores
     granted from then on. `stays` holds the environments. Both exist for simulated runs only.

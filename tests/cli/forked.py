@@ -6,6 +6,7 @@ For commands that make no Celery application, or that are refused before they us
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,7 @@ def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
                 os.chdir(cwd)
                 os.environ.clear()
                 os.environ.update(environment(cwd, variables))
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 for number, file in ((1, out), (2, err)):
                     os.dup2(file.fileno(), number)
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
@@ -51,7 +53,12 @@ def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
                 sys.stderr.flush()
             finally:
                 os._exit(code)
-        _, status = os.waitpid(child, 0)
+        try:
+            _, status = os.waitpid(child, 0)
+        except BaseException:  # the test's time is over
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
         texts = []
         for file in (out, err):
             file.seek(0)

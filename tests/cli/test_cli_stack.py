@@ -58,7 +58,8 @@ def ran(up: subprocess.Popen[str], folder: Path) -> Callable[..., subprocess.Com
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         no_celery = words[0] in ("envs", "export", "report", "status", "top") or "--simulate" in words
-        done = forked(*words, cwd=folder) if no_celery else tangram(folder, *words)
+        services = str(folder / "services.toml")
+        done = forked(*words, cwd=folder, TANGRAM_SERVICES_FILE=services) if no_celery else tangram(folder, *words)
         assert done.returncode == 0, done.stderr
         return done
 

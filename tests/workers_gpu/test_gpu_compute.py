@@ -70,20 +70,20 @@ def test_a_block_holds_every_kind_of_tensor_and_gives_it_back_bit_by_bit() -> No
     assert module.tied.weight is module.first.weight
 
 
-def test_a_watch_sees_a_block_go_once_no_view_is_left() -> None:
+def test_a_probe_sees_a_block_go_once_no_view_is_left() -> None:
     module = Odd().requires_grad_(False)
     layout = Layout.of(module)
     block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     layout.take(module, block)
     layout.fill(module, block)
-    watch = StorageProbe(block)
+    probe = StorageProbe(block)
 
     del block
-    held_by_views = watch.held_bytes()
+    held_by_views = probe.held_bytes()
     empty(module)
 
     assert held_by_views == layout.size_bytes
-    assert watch.held_bytes() == 0
+    assert probe.held_bytes() == 0
 
 
 def test_a_file_copy_leaves_no_file_behind_and_loads_the_same_bytes(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What a command prints: captured up to a limit, and thrown away beyond it.
 
-A stream is a FIFO in the session's control folder. One that a background process still holds when its command is over
+A stream is a FIFO in the session's protocol folder. One that a background process still holds when its command is over
 goes to the `Drain`, so that the process neither blocks nor dies of SIGPIPE; the next command gets a fresh FIFO, so
 that late output of one command never appears in another's.
 """

@@ -54,7 +54,7 @@ class SessionSetup:
     state_inside: str = ""
 
     def control(self) -> ProtocolFolder:
-        """Return the control folder of one more session."""
+        """Return the protocol folder of one more session."""
         name = secrets.token_hex(8)
         folder, inside = self.control_folder / name, f"{self.control_inside}/{name}"
         return ProtocolFolder(folder, inside, self.state_folder or folder, self.state_inside or inside)
@@ -328,7 +328,7 @@ class Session:
                 self._backend.hang_up()
 
     def close(self) -> None:
-        """End all processes of the session and remove its control folder.
+        """End all processes of the session and remove its protocol folder.
 
         Raises:
             ProcessesLeft: some did not end within `CLOSE_LIMIT_S` seconds, nor in as many more after what held them was ended by force.

@@ -87,7 +87,7 @@ class StorageProbe:
     """Knows whether the memory of a block is still taken, without keeping the block alive."""
 
     def __init__(self, block: torch.Tensor) -> None:
-        """Watch the block's storage, which all views of it share."""
+        """Note the block's storage, which all views of it share."""
         self._size = block.numel()
         self._storage = StorageWeakRef(block.untyped_storage())  # type: ignore[no-untyped-call]
 
