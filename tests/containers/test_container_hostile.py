@@ -258,7 +258,7 @@ def test_folders_without_end_are_ended_for_that(sandbox: ContainerSandbox, env: 
     # Then it is ended for that, and the sandbox goes on to watch
     assert outcome.status == "failed", outcome
     assert "deeper" in outcome.reason
-    assert "tangram-watch" in sandbox_threads()
+    assert "tangram-monitor" in sandbox_threads()
     assert printed(sandbox.open(EnvironmentSpec(id="fresh")), "echo fresh") == "fresh\n"
 
 

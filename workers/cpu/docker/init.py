@@ -6,8 +6,8 @@ program.
 1. It reads the FIFO `alive`, which the worker holds open for writing as long as it lives. When the worker has gone, the init reads
    the end of the file and exits. The kernel then ends every process of the container, and the engine removes it. A worker that
    vanishes leaves nothing behind.
-2. To open a FIFO for reading waits until somebody writes to it, for ever if the worker has gone before. So the init first opens it for
-   both, which does not wait, and keeps only the reading end. `hello`, by which it then says that it is up, does not wait either.
+2. Opening a FIFO for reading waits until somebody has it open for writing: for ever, if the worker has gone. So the init first opens it
+   for both, which does not wait, and keeps only the reading end. `hello`, by which it then says that it is up, does not wait either.
 3. `alive` belongs to root. It may be written to by others only until the worker has read `hello`, before any command. Commands run as
    another user, who may only read it, so no command can keep it open.
 4. Each line on `alive` has it collect the children that have ended: orphans become children of process 1.

@@ -42,7 +42,7 @@ class ContainerMonitor:
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="tangram-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tangram-monitor", daemon=True)
         self._thread.start()
 
     def add(self, container: Container, is_busy: Callable[[], bool], on_end: Callable[[], None]) -> None:
