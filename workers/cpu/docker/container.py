@@ -161,17 +161,17 @@ class Container:
         with self._losing:
             if not self._loss and not self._is_removed and self.is_ending():
                 is_full = self._new_oom_kills()  # First: the engine removes the control group soon.
-                how = self.engine.state(self.id) or (MEMORY_FULL if is_full else "")
-                is_full = is_full or how == MEMORY_FULL
-                self.loss_cause = "disk_limit" if self.end_reason else "out_of_memory" if is_full else "environment_lost"
+                how = MEMORY_FULL if is_full else self.engine.state(self.id, may_be_full=is_full is None)
+                self.loss_cause = "disk_limit" if self.end_reason else "out_of_memory" if how == MEMORY_FULL else "environment_lost"
                 self._loss = self.end_reason or f"its container ended{f': {how}' if how else ''}"
             return self._loss
 
-    def _new_oom_kills(self) -> bool:
+    def _new_oom_kills(self) -> bool | None:
+        """Say whether the kernel has ended processes that no command has reported; None once the control group has gone."""
         try:
             return self.group.oom_kills() > self.oom_kills_reported
         except OSError:
-            return False
+            return None
 
     def end(self, reason: str) -> None:
         """Have the engine end it; whoever watches it learns `reason`."""

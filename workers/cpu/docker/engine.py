@@ -7,6 +7,7 @@ the action that asked. Pulls are made in `pull.py`.
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ import requests
 from docker.auth import get_config_header, resolve_repository_name
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
-from docker.utils import parse_host
+from docker.utils import convert_filters, parse_host
 
 from workers.cpu.docker.init import INSIDE, SCRIPT, STATES, STATES_INSIDE, TEMPORARY, WORK
 from workers.cpu.docker.options import ContainerOptions
@@ -29,8 +30,12 @@ from workers.cpu.errors import ContainerFailed, EngineUnavailable, ImageMissing
 MEMORY_FULL = "its memory was full"
 """How a container ended of which the kernel has ended process 1 for want of memory."""
 
-FULL_BEFORE_END_NS = 1_000_000_000
-"""How long before the end of a container its memory was full if it ended for that; earlier, a command alone did."""
+FULL_BEFORE_END_NS = 10_000_000_000
+"""The longest time between full memory and the end of a container that ended for it. An earlier `oom` event concerns a command alone."""
+KILLED = "137"
+"""The exit code of a container whose process 1 was killed."""
+HEARS_WITHIN_S = 0.2
+"""How long after the kernel the engine usually hears of the end of a container."""
 NODE_LABEL = "tangram.node"
 SNAPSHOT_LABEL = "tangram.snapshot"
 FILTERS_VSOCK = 23
@@ -191,31 +196,45 @@ class DockerEngine:
         volumes = tuple(mount["Source"] for mount in found.get("Mounts") or () if mount.get("Type") == "volume")
         return pid, layer, volumes
 
-    def state(self, container_id: str) -> str:
-        """Return how a container ended, for a person; nothing where there is no telling, also as the engine has not heard of it yet."""
+    def state(self, container_id: str, *, may_be_full: bool = True) -> str:
+        """Return how a container ended, for a person; nothing where there is no telling, also as the engine has not heard of it yet.
+
+        A container that is killed within `FULL_BEFORE_END_NS` of full memory has ended for that, unless the caller knows better and denies
+        `may_be_full`. Otherwise a kill by somebody is not told apart that comes so soon after a command alone was ended for memory.
+        """
         try:
             state = self._api.inspect_container(container_id)["State"]
+            if state.get("Running"):
+                time.sleep(HEARS_WITHIN_S)
+                state = self._api.inspect_container(container_id)["State"]
         except NotFound:
-            return self._last_known(container_id)
+            state = {}
         except (DockerException, requests.RequestException):
             return ""
         if state.get("Running"):
             return ""
-        return MEMORY_FULL if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
+        code, is_full = self._last_events(container_id) or (str(state.get("ExitCode", "")), bool(state.get("OOMKilled")))
+        if is_full and may_be_full and code == KILLED:
+            return MEMORY_FULL
+        return f"exit code {code}" if code.isdigit() else ""
 
-    def _last_known(self, container_id: str) -> str:
-        """Return how a container ended that has been removed, as long as the engine has it among its latest events."""
-        wanted = {"container": container_id, "event": ["oom", "die"]}
+    def _last_events(self, container_id: str) -> tuple[str, bool] | None:
+        """Return the exit code of a container and whether its memory was full, as long as its end is among the engine's latest events."""
+        wanted = convert_filters({"container": container_id, "event": ["oom", "die"]})
+        # Without `until` the engine would go on to send what happens next. The SDK's own `events` has no time limit.
+        params = {"since": 1, "until": f"{time.time():.9f}", "filters": wanted}
         try:
-            # Without `until` the engine would go on to send what happens next.
-            events = list(self._api.events(since=1, until=f"{time.time():.9f}", filters=wanted, decode=True))
+            said = self._api._result(self._api._get(self._api._url("/events"), params=params), binary=True)
+            events = [json.loads(line) for line in said.splitlines()]
+            end = next(event for event in events if event["Action"] == "die")
+            # Labels of the image may stand in the place of an attribute.
+            code = str(end["Actor"]["Attributes"]["exitCode"])
+            is_full = any(event["Action"] == "oom" and end["timeNano"] - event["timeNano"] <= FULL_BEFORE_END_NS for event in events)
         except (DockerException, requests.RequestException):
-            return ""
-        end = next((event for event in events if event["Action"] == "die"), None)
-        if end is None:
-            return ""
-        is_full = any(event["Action"] == "oom" and end["timeNano"] - event["timeNano"] < FULL_BEFORE_END_NS for event in events)
-        return MEMORY_FULL if is_full else f"exit code {end['Actor']['Attributes'].get('exitCode')}"
+            return None
+        except (StopIteration, LookupError, TypeError, ValueError):  # There is no end, or events have another form.
+            return None
+        return code, is_full
 
     def run(self, container_id: str, argv: Sequence[str]) -> tuple[str, int]:
         """Start a program in a container, attached to nothing; return the engine's id for it and its process id."""
