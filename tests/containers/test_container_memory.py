@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 from tests.workers_cpu.support import admit, printed, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.engine import DockerEngine
+from workers.cpu.docker.environment import ContainerEnvironment
+from workers.cpu.docker.meter import GroupMeter
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
@@ -20,6 +23,9 @@ from .support import containers, groups_of, worker
 
 TAKES_PROCESS_1 = "echo 1000 >/proc/1/oom_score_adj; for f in 1 2 3 4; do head -c 30000000 /dev/zero >/dev/shm/$f; done"
 """Has the kernel end process 1 of a container of 64 MB."""
+OVER_LATER = "(sleep 1; touch over) >/dev/null 2>&1 &"
+"""Says so once the command has certainly ended."""
+LOSS = "its container ended: its memory was full"
 
 
 class LateEngine(DockerEngine):
@@ -50,13 +56,24 @@ def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_lo
         outcome = admit(env, f"{fills} & echo 1000 >/proc/$$/oom_score_adj; : >full; wait", cores=(0,)).wait()
         # Then the command is lost for that
         assert (outcome.status, outcome.cause, outcome.exit_code) == ("lost", "out_of_memory", None), outcome
-        assert "its memory was full" in outcome.reason
+        assert outcome.reason == LOSS
     finally:
         box.close()
 
 
-@pytest.mark.parametrize("command", ["touch over; sleep 300", "tail /dev/zero; touch over; (exit 137)"], ids=["runs", "has ended"])
-def test_a_worker_that_stood_still_says_that_the_kernel_has_ended_the_container(tmp_path: Path, image: str, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("touch over; sleep 300", f"out_of_memory: {LOSS}"),
+        (f"tail /dev/zero; {OVER_LATER} (exit 137)", f"out_of_memory: {LOSS}"),
+        (f"{OVER_LATER} (exit 3)", "exit: "),
+        (f"{OVER_LATER} :", ": "),
+    ],
+    ids=["runs", "was killed", "has failed", "has succeeded"],
+)
+def test_a_worker_that_stood_still_says_whether_the_kernel_has_ended_a_command_with_its_container(
+    tmp_path: Path, image: str, command: str, said: str
+) -> None:
     # Given a worker that stands still while a command runs or fills the memory
     node = f"{NODE}-stopped"
     with worker(tmp_path, node, image, f"touch begun; until test -e go; do sleep 0.05; done; {command}") as (process, container_id):
@@ -72,7 +89,23 @@ def test_a_worker_that_stood_still_says_that_the_kernel_has_ended_the_container(
 
         assert until(is_gone)
         process.send_signal(signal.SIGCONT)
-        # Then the command has ended for that
+        # Then a command that ran, or was killed, has ended for that, and any other one as it did
         assert process.stdout is not None
-        said = process.stdout.readline()
-        assert said.startswith("out_of_memory: ") and "full" in said, said
+        assert process.stdout.readline() == f"{said}\n"
+
+
+def test_the_kill_of_process_1_is_no_commands(env: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a command that has ended, and a container whose process 1 the kernel has ended for memory, but which has not noticed yet
+    printed(env, ":")
+    container, session = env.container, env.container.group.session("meter")
+    meter = GroupMeter(container, session)
+    subprocess.run(["docker", "pause", container.id], check=True, capture_output=True)
+    try:
+        os.kill(container.pid, signal.SIGKILL)
+        monkeypatch.setattr(container.group, "oom_kills", lambda: 1)
+        # When the command is remarked on; then that kill is left to the loss of the container
+        assert until(container.is_ending, 5.0)
+        assert (meter.remark(), container.oom_kills_reported) == ("", 0)
+        assert (container.loss(), container.loss_cause) == (LOSS, "out_of_memory")
+    finally:
+        subprocess.run(["docker", "unpause", container.id], capture_output=True)

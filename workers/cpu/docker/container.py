@@ -18,6 +18,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ CHECK_S = 0.1
 """How often the start of a container checks whether it is to go on."""
 STAT_FLAGS, PF_EXITING = 6, 0x4
 """Where /proc/<pid>/stat has the flags of a process, counted from its state; the flag of one that is ending."""
+STAT_PENDING, PENDING_SIGKILL = 28, 1 << (signal.SIGKILL - 1)
+"""Where it has the signals that wait for the process; the one of SIGKILL."""
 NAME_PREFIX = "tangram-"
 
 Groups = Callable[[int], ContainerGroup]
@@ -188,13 +191,14 @@ class Container:
             return bool(poller.poll(0))
 
     def is_ending(self) -> bool:
-        """Say whether its process 1 has begun to end: the kernel ends all others before that is gone."""
+        """Say whether its process 1 has begun to end, or is about to: the kernel ends all others before that is gone."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
                 fields = file.read(4096).rpartition(b")")[2].split()
         except OSError:
             return True
-        return bool(int(fields[STAT_FLAGS]) & PF_EXITING) or self.has_ended()
+        is_killed = bool(int(fields[STAT_PENDING]) & PENDING_SIGKILL)
+        return is_killed or bool(int(fields[STAT_FLAGS]) & PF_EXITING) or self.has_ended()
 
     def set_memory(self, memory_mb: int) -> None:
         """Hold it to another amount of memory."""

@@ -42,12 +42,12 @@ class GroupMeter(Meter):
         """Say that the kernel has ended processes for want of memory; see the base class."""
         try:
             kills = self._container.group.oom_kills()
-        except OSError:  # The group went with the container, whose loss says why.
-            loss = self._container.loss()
-            return loss if self._container.loss_cause == "out_of_memory" else ""
+        except OSError:  # The group has gone with the container.
+            return ""
+        if self._container.is_ending():  # Kills that ended the container are left to `loss`.
+            return ""
+        self._container.oom_kills_reported = kills
         ended = kills - self._ended_before
-        if not self._container.is_ending():  # What has ended it is for its loss to report.
-            self._container.oom_kills_reported = kills
         memory = f"the environment's {self._container.memory_mb} MB of memory were full"
         return f"{memory}: the kernel has ended {ended} of its processes" if ended > 0 else ""
 

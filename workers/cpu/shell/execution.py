@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -27,13 +26,10 @@ from workers.cpu.abstract import ExecOutcome, ExecRequest, Execution, Given, Hol
 from workers.cpu.errors import MemoryFull, SandboxError
 from workers.cpu.shell.backend import Backend, Meter
 from workers.cpu.shell.grants import Grants
-from workers.cpu.shell.run import Hooks, NotBegun, Run
+from workers.cpu.shell.run import KILLED, Hooks, NotBegun, Run
 from workers.cpu.shell.session import QueueEntry, Session, Shell
 
 log = logging.getLogger(__name__)
-
-KILLED = 128 + signal.SIGKILL
-"""The exit code of what the kernel has ended."""
 
 Phase = Literal["waiting", "running", "ending", "over"]
 

@@ -19,9 +19,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from signal import SIGINT
+from signal import SIGINT, SIGKILL
 
 from workers.cpu.abstract import Data, ExecOutcome, ExecRequest, Given, Signal, Status
+from workers.cpu.errors import MemoryFull
 from workers.cpu.shell.backend import Event, Exited, Gone, HungUp, Meter
 from workers.cpu.shell.output import Capture
 from workers.cpu.shell.session import Session, Shell
@@ -32,6 +33,8 @@ GRACE_S, CHECK_S, BEGIN_CHECK_S, HELD_CHECK_S = 0.2, 0.1, 0.005, 0.02
 ANSWER_S = 12.0
 """Longest wait for the answer to a kill, seconds. A backend that is well gives up on processes that cannot be killed before that."""
 LONGEST_REPORT = 64
+KILLED = 128 + SIGKILL
+"""The exit code of what the kernel has ended."""
 _CODE = re.compile(rb"[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5]")
 NEVER = float("inf")
 
@@ -342,7 +345,7 @@ class Run:
         held = [capture.finish() for capture in self._streams.captures]
         self._hand_on(held)
         stdout, stderr = self._streams.outputs()
-        remark, cause = self.meter.remark(), ending.cause
+        remark, cause = self._remark(ending), ending.cause
         if ending.exit_code:
             cause = "out_of_memory" if remark else "exit"
         return ExecOutcome(
@@ -358,6 +361,16 @@ class Run:
             waited_s=waited_s,
             cause=cause,
         )
+
+    def _remark(self, ending: Ending) -> str:
+        """Return what the reason does not say yet of how the command fared."""
+        if ending.status == "lost":
+            return ""
+        remark = self.meter.remark()
+        # A command that was killed together with its environment. One with another code had ended before.
+        if not remark and ending.exit_code == KILLED and (loss := self._session.loss) and self._session.loss_cause == MemoryFull.cause:
+            return loss
+        return remark
 
     def _hand_on(self, held: list[bool]) -> None:
         """Give streams that a background process still holds to the drain, and take fresh ones for the next command."""
