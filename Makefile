@@ -70,8 +70,8 @@ demo: $(STAMP)
 BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone'
 # The files of the others, so that not all are imported once more.
 ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
-# More at once than there are cores, since much of it is waiting: $(call at_once,MORE,MOST).
-at_once = -n $$($(BIN)/python -c 'import os; print(min($(2), os.cpu_count() + $(1)))')
+# Two more at once than there are cores, since much of it is waiting, and four at most.
+AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
 
 # What is built around the core: benchmarks, metrics, pages in a browser, documents, the gateway with other systems' clients, classes
 # for other frameworks, servers of vLLM as the worker sees them, what elastic is worth on few cores and GPUs, and plans.
@@ -84,11 +84,11 @@ DOCKER := tests/containers tests/deployment
 
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(patsubst %,--ignore=%,$(AROUND) $(DOCKER)) $(call at_once,2,4) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(patsubst %,--ignore=%,$(AROUND) $(DOCKER)) $(AT_ONCE) $(BESIDE)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone $(ALONE)
 
 test-around: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) --ignore=tests/vllm/real $(call at_once,4,6) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
 
 # What these files list is installed as it is. torch alone goes by what it asks for: only a build for CPU runs by itself.
 .venv-clients/%/.installed: constraints-clients-%.txt
@@ -114,7 +114,7 @@ compatibility: $(STAMP)
 	@$(BIN)/python -m tests.clients $(if $(JSON),--json) $(if $(OUT),--out $(OUT))
 
 test-docker: $(STAMP)
-	@$(BIN)/python -m pytest $(DOCKER) $(call at_once,1,4) $(BESIDE)
+	@$(BIN)/python -m pytest $(DOCKER) -n auto --maxprocesses 4 $(BESIDE)
 
 # pip picks CUDA builds of what is removed again: beside torch for CPU they fail at import, and text models do not need them.
 $(VLLM_STAMP): constraints-vllm.txt

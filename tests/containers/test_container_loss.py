@@ -75,15 +75,14 @@ def test_every_action_of_a_container_that_dies_says_that_the_environment_is_lost
 
 @pytest.mark.parametrize("how", ["memory", "disk"])
 def test_what_its_own_background_does_to_a_container_is_the_programs_fault(stack: Live, how: str) -> None:
-    fills = {
-        "memory": "echo 1000 >/proc/1/oom_score_adj; tail /dev/zero & tail /dev/zero & wait",
-        "disk": "while :; do cat /dev/zero >>big; done",
-    }
+    # What is left has half a per cent of a core, so most of the memory is full before.
+    first = {"memory": "head -c 50000000 /dev/zero >/dev/shm/most; echo 1000 >/proc/1/oom_score_adj; ", "disk": ""}
+    fills = {"memory": "while :; do tail /dev/zero; done", "disk": "while :; do cat /dev/zero >>big; done"}
     with stack.client() as client:
         before = set(containers(NODE))
         # Given an environment in which nothing runs but what a command has left
         env = client.open(trajectory="t", memory_mb=64)
-        env.exec(f"(until test -f go; do sleep 0.05; done; {fills[how]}) >/dev/null 2>&1 &")
+        env.exec(f"{first[how]}(until test -f go; do sleep 0.05; done; {fills[how]}) >/dev/null 2>&1 &")
         env.write_file("go", b"")
         # When that fills the memory or the disk, and the container ends for it: late on a busy machine, since it only gets idle time
         assert until(lambda: set(containers(NODE)) == before, 200.0)

@@ -44,6 +44,19 @@ hosts = ["127.0.0.1"]
 
 [quotas.public]
 concurrency = 32
+
+[quotas.dated]
+rate_per_s = 20
+hosts = ["127.0.0.1"]
+
+[quotas.llm]
+tokens_per_min = 600
+hosts = ["127.0.0.1"]
+
+[quotas.costly]
+tokens_per_min = 600
+hosts = ["127.0.0.1"]
+usage_header = "X-Cost"
 """
 
 FAST_BEATS = {"TANGRAM_BEAT_S": "0.8", "TANGRAM_TAKEOVER_S": "1.5"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,19 +36,6 @@ hosts = ["127.0.0.1"]
 [quotas.ordered]
 rate_per_s = 20
 hosts = ["127.0.0.1"]
-
-[quotas.dated]
-hosts = ["127.0.0.1"]
-rate_per_s = 20
-
-[quotas.llm]
-tokens_per_min = 600
-hosts = ["127.0.0.1"]
-
-[quotas.costly]
-tokens_per_min = 600
-hosts = ["127.0.0.1"]
-usage_header = "X-Cost"
 """
 
 
@@ -131,43 +117,6 @@ def test_what_has_priority_goes_out_first(fleet: Live, moody: Any) -> None:
     # Then it overtakes all that were not on their way yet
     order = sorted(seen, key=lambda path: seen[path][0])
     assert order.index("/200/0/high") < 45
-
-
-def test_tokens_that_answers_name_are_waited_for(fleet: Live, server: str) -> None:
-    with fleet.client("tests") as client:
-        # Given 10 tokens a second, and an answer that cost 20 though none were declared
-        began = time.monotonic()
-        client.call("llm", url=f"{server}/limited?account=any&tokens=20")
-        fleet.until(lambda: ended(fleet, "llm"))
-        # When the next one comes
-        client.call("llm", url=f"{server}/limited?account=any", tokens=1)
-        # Then it waits for them, from the end of the first one on
-        assert 1.5 < time.monotonic() - began < 40.0
-
-
-def test_retry_after_may_be_a_date_and_a_post_gets_its_refusal(fleet: Live, moody: Any) -> None:
-    url, seen = moody
-    with fleet.client("tests") as client:
-        # Given a POST that is refused with a date two seconds ahead
-        assert client.call("dated", method="POST", url=f"{url}/date/1/p").status_code == 429
-        fleet.until(lambda: ended(fleet, "dated"))
-        # When another request of the account comes
-        assert client.call("dated", url=f"{url}/date/0/q").status_code == 200
-        # Then it has waited for that date, which names whole seconds
-        (first,), (second,) = seen.values()
-        assert 0.9 < second - first < 40.0
-        # And what is idempotent waits itself
-        assert client.call("dated", method="POST", url=f"{url}/date/1/r", idempotent=True).status_code == 200
-
-
-def test_the_cost_of_an_answer_may_be_in_a_header(fleet: Live, moody: Any) -> None:
-    url, _ = moody
-    with fleet.client("tests") as client:
-        began = time.monotonic()
-        client.call("costly", url=f"{url}/cost/1/a")
-        fleet.until(lambda: ended(fleet, "costly"))
-        client.call("costly", url=f"{url}/cost/0/b", tokens=1)
-        assert 1.5 < time.monotonic() - began < 40.0
 
 
 def test_a_restarted_scheduler_goes_on_at_the_same_rate(fleet: Live, server: str) -> None:
