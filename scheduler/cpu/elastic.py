@@ -52,7 +52,7 @@ class ElasticCores:
         """Give out the cores of a group anew. There is nothing to do where no action contends and none may grow."""
         queues = self._pool.queues_of(group)
         contended = any(queues)
-        if not contended and not group.marginal.may_grow(now):
+        if not contended and not group.marginal.wake(now):
             return
         fairness = Fairness(self._state.shares, counts=self._rules.shares)
         round_ = Round(group, queues, now, self._state.shares, fairness, shrinks=self._shrinks)
@@ -194,7 +194,7 @@ class ElasticCores:
 
     def _give_what_is_left(self, round_: Round) -> None:
         marginal = round_.group.marginal
-        if not marginal.may_grow(round_.now):
+        if not marginal.wake(round_.now):
             return
         done = set[str]()
         while (candidate := marginal.best_to_grow(done)) is not None:

@@ -185,8 +185,8 @@ class MarginalQueue:
         heapq.heappop(self._next[candidate.waiting.action.job])
         heapq.heappush(self._resting, (until, candidate.waiting.seq, candidate.version, candidate))
 
-    def may_grow(self, now: float) -> bool:
-        """Consider again the actions that have rested until `now`; say whether any action may grow."""
+    def wake(self, now: float) -> bool:
+        """Consider again the actions that have rested until `now`, and return whether any action may grow."""
         while self._resting and self._resting[0][0] <= now:
             _, seq, version, candidate = heapq.heappop(self._resting)
             if not candidate.gone and version == candidate.version:

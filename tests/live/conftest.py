@@ -17,6 +17,7 @@ from app.journal.database import open_engine, sqlite_url
 from app.journal.migrating import upgrade
 from app.local.stack import StackPlan
 from app.replay.outside_api import OutsideApi
+from bench.quotas import outside as counting_server
 from tangram import Client
 from tests.conftest import RedisServer
 from tests.live.network import Network
@@ -118,6 +119,13 @@ class _Moody(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Run a server that counts, in a process of its own."""
+    with counting_server() as url:
+        yield url
 
 
 @pytest.fixture

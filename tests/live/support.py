@@ -113,6 +113,11 @@ class Live:
             raise AssertionError("waited in vain\n" + "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in names))
 
 
+def ended_calls(live: Live, quota: str) -> int:
+    """Return of how many calls the scheduler knows the ends, which trainers learn of a little earlier."""
+    return int(live.rows(f"select count(*) from actions where quota = '{quota}' and ended_at is not null")[0][0])
+
+
 @contextlib.contextmanager
 def running(folder: Path, plan: StackPlan) -> Iterator[Live]:
     """Run a stack in `folder`."""

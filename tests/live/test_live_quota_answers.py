@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from bench.quotas import outside
-from tests.live.support import Live
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Run a server that counts, in a process of its own."""
-    with outside() as url:
-        yield url
-
-
-def ended(live: Live, quota: str) -> int:
-    """Return of how many calls the scheduler knows the ends, which trainers learn of a little earlier."""
-    return int(live.rows(f"select count(*) from actions where quota = '{quota}' and ended_at is not null")[0][0])
+from tests.live.support import Live, ended_calls
 
 
 def test_tokens_that_answers_name_are_waited_for(live: Live, server: str) -> None:
@@ -29,7 +13,7 @@ def test_tokens_that_answers_name_are_waited_for(live: Live, server: str) -> Non
         # Given 10 tokens a second, and an answer that cost 20 though none were declared
         began = time.monotonic()
         client.call("llm", url=f"{server}/limited?account=any&tokens=20")
-        live.until(lambda: ended(live, "llm"))
+        live.until(lambda: ended_calls(live, "llm"))
         # When the next one comes
         client.call("llm", url=f"{server}/limited?account=any", tokens=1)
         # Then it waits for them, from the end of the first one on
@@ -41,7 +25,7 @@ def test_retry_after_may_be_a_date_and_a_post_gets_its_refusal(live: Live, moody
     with live.client("tests") as client:
         # Given a POST that is refused with a date two seconds ahead
         assert client.call("dated", method="POST", url=f"{url}/date/1/p").status_code == 429
-        live.until(lambda: ended(live, "dated"))
+        live.until(lambda: ended_calls(live, "dated"))
         # When another request of the account comes
         assert client.call("dated", url=f"{url}/date/0/q").status_code == 200
         # Then it has waited for that date, which names whole seconds
@@ -56,6 +40,6 @@ def test_the_cost_of_an_answer_may_be_in_a_header(live: Live, moody: Any) -> Non
     with live.client("tests") as client:
         began = time.monotonic()
         client.call("costly", url=f"{url}/cost/1/a")
-        live.until(lambda: ended(live, "costly"))
+        live.until(lambda: ended_calls(live, "costly"))
         client.call("costly", url=f"{url}/cost/0/b", tokens=1)
         assert 1.5 < time.monotonic() - began < 40.0

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from app.local.stack import StackPlan
-from bench.quotas import LEAST_USED, RATE, call_all, figures, outside, refusals, seen
+from bench.quotas import LEAST_USED, RATE, call_all, figures, refusals, seen
 from tangram import AsyncClient, calls
-from tests.live.support import Live, running
+from tests.live.support import Live, ended_calls, running
 
 pytestmark = pytest.mark.alone
 
@@ -40,13 +40,6 @@ hosts = ["127.0.0.1"]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Run a server that counts, in a process of its own."""
-    with outside() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack with two API workers; each test has a quota to itself, but for the first and the last."""
     folder = tmp_path_factory.mktemp("quotas")
@@ -54,11 +47,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     plan = StackPlan(cores=1, memory_mb=4096, api_nodes=2, services_file=folder / "quotas.toml")
     with running(folder / "state", plan) as started:
         yield started
-
-
-def ended(fleet: Live, quota: str) -> int:
-    """Return of how many calls the scheduler knows the ends, which trainers learn of a little earlier."""
-    return int(fleet.rows(f"select count(*) from actions where quota = '{quota}' and ended_at is not null")[0][0])
 
 
 def test_a_fleet_keeps_a_strict_quota_and_uses_it(fleet: Live, server: str) -> None:
@@ -122,11 +110,11 @@ def test_what_has_priority_goes_out_first(fleet: Live, moody: Any) -> None:
 def test_a_restarted_scheduler_goes_on_at_the_same_rate(fleet: Live, server: str) -> None:
     # Given a full queue at a server that counts strictly
     httpx.put(f"{server}/limits?account=restart&{LIMITS}").raise_for_status()
-    url, before = f"{server}/limited?account=restart&seconds=0.05", ended(fleet, "search")
+    url, before = f"{server}/limited?account=restart&seconds=0.05", ended_calls(fleet, "search")
     found: list[int] = []
     calling = threading.Thread(target=lambda: found.extend(asyncio.run(call_all(fleet.settings, url, 150, 1))))
     calling.start()
-    fleet.until(lambda: ended(fleet, "search") > before + 60)
+    fleet.until(lambda: ended_calls(fleet, "search") > before + 60)
     # When the scheduler is killed and another one takes over
     fleet.process("scheduler").kill()
     fleet.until(lambda: "scheduler" in fleet.stack.dead())
