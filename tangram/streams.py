@@ -58,7 +58,7 @@ class Reading:
         self.chunks: deque[Chunk] = deque()
         self.came_bytes = self.taken_bytes = 0
         """What was put into `chunks` by the thread, and taken out by the reader, so far."""
-        self.told = after
+        self.acknowledged = after
         """Up to where the worker knows that output has been read."""
         self.ended = False
         self.error: TangramError | None = None
@@ -218,7 +218,7 @@ class OutputReader:
                         _take(reading, number, fields)
             for reading in wanted[key]:
                 reading.wake()
-        self._tell([reading for reading in readings if reading.after >= reading.told + READ_STEP_BYTES and not reading.ended])
+        self._tell([reading for reading in readings if reading.after >= reading.acknowledged + READ_STEP_BYTES and not reading.ended])
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_S
             self._look_for_ends([reading for reading in readings if not reading.ended])
@@ -232,7 +232,7 @@ class OutputReader:
                 pipe.set(READ_KEY_PREFIX + reading.task_id, reading.after, ex=OUTPUT_TTL_S)
             pipe.execute()
         for reading in readings:
-            reading.told = reading.after
+            reading.acknowledged = reading.after
 
     def _look_for_ends(self, readings: list[Reading]) -> None:
         """End those whose action has a result, and whose stream has been silent since."""

@@ -40,7 +40,7 @@ class Simulating:
         if self._status is not None:
             self._status.stop()
 
-    def told(self, case: Case, count: int) -> None:
+    def progress(self, case: Case, count: int) -> None:
         """Show that `count` cases are simulated, `case` as the last one."""
         if self._status is not None:
             self._status.update(escape(f"{count} simulated; last: {case.options.policy}, {case.cores} cores, {case.gpus} GPUs"))

@@ -92,7 +92,7 @@ def plan(
     calibration = _calibration(Settings())
     began = time.monotonic()
     with Simulations(read, processes or len(os.sched_getaffinity(0))) as simulations, plan_output.Simulating() as shown:
-        simulations.told = shown.told
+        simulations.progress = shown.progress
         found = Planner(request, simulations).plan()
         document = plan_document(found, read, simulations.done)
     document |= {"wall_s": time.monotonic() - began, "calibration": calibration}

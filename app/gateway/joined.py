@@ -67,7 +67,7 @@ class JoinedRuns:
         self._store = store
         self._runs: dict[str, _Run] = {}
         self._watching: set[asyncio.Task[None]] = set()
-        self._leaving: dict[asyncio.Task[None], str] = {}
+        self._departures: dict[asyncio.Task[None], str] = {}
         """Runs that are being abandoned, by what writes that down, with their bodies."""
 
     async def answer(self, body: str, begin: Callable[[], Coroutine[object, object, str]], patience_s: float, request: Request) -> str:
@@ -84,8 +84,8 @@ class JoinedRuns:
 
         """
         deadline = time.monotonic() + patience_s
-        if leaving := [task for task, left in self._leaving.items() if left == body]:
-            await asyncio.wait(leaving)  # the caller came again sooner than the store knew that it had gone
+        if departing := [task for task, left in self._departures.items() if left == body]:
+            await asyncio.wait(departing)  # the caller came again sooner than the store knew that it had gone
         joined = await self._store.zpopmin(_ABANDONED + body)
         if joined:
             member = joined[0][0]
@@ -124,10 +124,10 @@ class JoinedRuns:
                 noted.extend(run.actions)
             if not run.task.done():
                 is_watched, run.was_abandoned = run.was_abandoned, True
-                leaving = asyncio.ensure_future(self._leave(run))
-                self._leaving[leaving] = run.body
-                leaving.add_done_callback(self._leaving.pop)
-                await asyncio.shield(leaving)
+                departing = asyncio.ensure_future(self._leave(run))
+                self._departures[departing] = run.body
+                departing.add_done_callback(self._departures.pop)
+                await asyncio.shield(departing)
                 if not is_watched:
                     self._keep(self._cancel_unless_joined(run))
         if run.task.done():

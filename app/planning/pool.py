@@ -40,11 +40,11 @@ def _run(case: Case) -> Outcome:
 class Simulations:
     """Outcomes of cases of one trace, `processes` at a time; `done` has those that were asked for, in that order."""
 
-    def __init__(self, trace: Trace, processes: int, told: Callable[[Case, int], None] = lambda case, count: None) -> None:
-        """Start the processes; `told(case, count)` is called after each simulation with the number of those that were done."""
+    def __init__(self, trace: Trace, processes: int, progress: Callable[[Case, int], None] = lambda case, count: None) -> None:
+        """Start the processes; `progress(case, count)` is called after each simulation with the number of those that were done."""
         self.trace = trace
         self.at_once = processes
-        self.told = told
+        self.progress = progress
         self.done: dict[Case, Outcome] = {}
         context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(trace,))
@@ -69,7 +69,7 @@ class Simulations:
         try:
             for case, future in futures:
                 self.done[case] = future.result()
-                self.told(case, len(self.done))
+                self.progress(case, len(self.done))
         except BrokenProcessPool:
             raise TangramError("a process of the simulation ended by itself: there may be too little memory for so many at once") from None
         return [self.done[case] for case in cases]

@@ -219,8 +219,8 @@ class SubprocessExecutor:
         return target
 
     def _environment(self, units: int) -> dict[str, str]:
-        told = {"TANGRAM_DOP": str(units), "TANGRAM_DOP_MAX": str(units), "OMP_NUM_THREADS": str(units), "MAKEFLAGS": f"-j{units}"}
-        return {"PATH": self._path, "HOME": str(self._folder), "LANG": "C.UTF-8", **told}
+        amounts = {"TANGRAM_DOP": str(units), "TANGRAM_DOP_MAX": str(units), "OMP_NUM_THREADS": str(units), "MAKEFLAGS": f"-j{units}"}
+        return {"PATH": self._path, "HOME": str(self._folder), "LANG": "C.UTF-8", **amounts}
 
 
 def _end_late(late: threading.Event, group: int) -> None:

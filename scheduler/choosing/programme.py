@@ -38,13 +38,13 @@ class Programme:
             best = row + amounts.durations_s[0]
             choice = np.zeros(spare + 1, dtype=np.int16)
             for index in range(1, len(amounts.units)):
-                price = amounts.units[index] - amounts.units[0]
-                if price > spare:
+                extra_units = amounts.units[index] - amounts.units[0]
+                if extra_units > spare:
                     break
-                candidate = row[: spare + 1 - price] + amounts.durations_s[index]
-                better = candidate < best[price:] - 1e-12
-                best[price:][better] = candidate[better]
-                choice[price:][better] = index
+                candidate = row[: spare + 1 - extra_units] + amounts.durations_s[index]
+                better = candidate < best[extra_units:] - 1e-12
+                best[extra_units:][better] = candidate[better]
+                choice[extra_units:][better] = index
             row = best
             self._rows.append(row)
             self._choices.append(choice)

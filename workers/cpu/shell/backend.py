@@ -247,15 +247,15 @@ class Backend(ABC):
         if number == SIGINT:
             self._interrupt_copies(shell, {process.identity for process in living}, copies)
 
-    def _interrupt_copies(self, shell: int, told: set[tree.Identity], copies: set[tree.Identity]) -> None:
-        """Interrupt what the shell was about to start, `copies` of itself and what was forked after `told` were listed.
+    def _interrupt_copies(self, shell: int, interrupted: set[tree.Identity], copies: set[tree.Identity]) -> None:
+        """Interrupt what the shell was about to start, `copies` of itself and what was forked after `interrupted` were listed.
 
         Between fork and exec a process takes an interrupt for the shell's own, and forgets it with the exec. A copy that stays one is a
         subshell and has understood.
         """
         now, over_at = tree.now_ticks(), time.monotonic() + COPIES_S
         for process in self.command_processes():
-            if process.identity not in told and process.start <= now:
+            if process.identity not in interrupted and process.start <= now:
                 tree.send(process, SIGINT)
                 copies.add(process.identity)
         while copies and time.monotonic() < over_at:
