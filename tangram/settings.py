@@ -158,7 +158,8 @@ class Settings(BaseSettings):
     web_token: SecretStr | None = Field(
         default=None,
         min_length=16,
-        description="Token with which a person may cancel actions and close environments on the live page; without one it is read-only.",
+        description="Token with which a person may cancel actions, close environments and drain nodes on the live page; "
+        "without one it is read-only.",
     )
     metrics_port: int | None = Field(
         default=None,

@@ -4,7 +4,7 @@
 |---|---|---|
 | `actions` | trainer → scheduler | Celery task messages with header `tangram` (`Action.to_header`, `client`, `submitted_at`, `blobs`) |
 | `node.<name>` | scheduler → worker | the same messages, same task id, with header `grant`; and control tasks, see below |
-| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, used, finished, unknown, service |
+| `scheduler.events` | worker → scheduler | `{"events": [...]}`: joined, left, beat, started, sent, used, finished, unknown, service |
 | `scheduler.control` | trainer, CLI, live page → scheduler | `{"cancel": {...}}`, `{"renew": …}`, `{"give": …}`, `{"drain": …}` |
 
 All four are plain durable queues on the default exchange (`direct_queue`), declared alike by everyone, so that Redis

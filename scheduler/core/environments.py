@@ -1,6 +1,6 @@
-"""The placement of environments, and the actions that wait for them.
+"""The life of environments, and the actions that wait for them.
 
-An environment is placed once, by memory and load, and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`.
+An environment is placed once (`open_order.py`) and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`.
 Actions wait here, *parked*, until their environment is open and the earlier action of the same shell session has ended. So a worker
 only receives actions that can start at once.
 """

@@ -25,7 +25,7 @@ class Tuning:
     """Seconds for which a turn lasts. 1: -0.7 %. 4: +0.8 %."""
 
     cores_per_turn: int = 8
-    """Cores of a node for each turn that runs at a time; at least one turn runs."""
+    """Cores of a node for each turn that runs at a time; at least one turn runs. It sets T of the bound in docs/scheduling.md."""
 
     rank_again_s: float = 10.0
     """Seconds after which contenders are ranked anew. Their expected work changes with every action that ends."""

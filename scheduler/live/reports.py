@@ -1,6 +1,6 @@
-"""Workers' reports (`tangram.wire`), one class per report.
+"""What the scheduler is sent besides actions: workers' reports, and control requests of clients and operators.
 
-Each report is read in full first, and accepted or refused on its own.
+One class each. Each report is read in full first, and accepted or refused on its own. `tangram/wire.py` has the queues.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The services of one node: carries out the scheduler's decisions, and refuses those that cannot be carried out.
 
-The scheduler chooses cells and evictions. The host itself only chooses which copies are dropped from host memory. A service has one
+The scheduler chooses cells and evictions. The host itself chooses which copies are dropped from host memory, and evicts what a decision
+could not know of: an instance that is in the way, or a sleeper whose residue takes the room. A service has one
 instance for each set of cells, with an engine that is made when it is first needed. `scheduler/model/lifecycle.py` has the states of an
 instance; every change is reported to the listener. `eviction.py` says how an instance leaves its cells.
 

@@ -91,7 +91,7 @@ class Engine(ABC):
     def evict(self, drain_s: float = 60.0, copy: bool = True) -> None:
         """Move the weights from the devices to host memory, once the running calls have ended.
 
-        Without `copy` the weights are dropped, and a restore reads them from the folder; for engines that `leave_without_copy`.
+        Without `copy` the weights are dropped, and a restore reads them from the folder; where `leaves_without_copy` says so.
 
         Raises `EngineBusy` if they do not within `drain_s` seconds, `EngineFailed` if moving failed.
         """
