@@ -5,6 +5,7 @@ For commands that make no Celery application, or that are refused before they us
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -36,6 +37,7 @@ def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
         child = os.fork()
         if child == 0:
             code = 70
+            gc.freeze()  # else a collection may look at all that the tests have, and so copy it
             try:
                 os.chdir(cwd)
                 os.environ.clear()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from tests.cli.template import PROGRAM, Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,19 +25,31 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def tangram(folder: Path, *words: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "tangram", *words]
-    return subprocess.run(argv, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=timeout_s, check=False)
+    argv = [*PROGRAM, *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return finished(Forked(argv, cwd=folder, env=environment(folder), text=True, **pipes), timeout_s)
+
+
+def finished(process: subprocess.Popen[str], timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
+    """Wait for a command; end it when its time is over."""
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @contextmanager
 def started(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command in the background, with more variables; where the test did not end it, it is told to end, and its stack with it."""
-    argv = [sys.executable, "-m", "tangram", *words]
+    argv = [*PROGRAM, *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # Whoever runs these tests in the background of a shell has interrupts ignored, which a child would inherit.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        process = subprocess.Popen(argv, cwd=folder, env={**environment(folder), **variables}, text=True, **pipes)  # type: ignore[call-overload]
+        process = Forked(argv, cwd=folder, env={**environment(folder), **variables}, text=True, **pipes)
     finally:
         signal.signal(signal.SIGINT, heard)
     try:

@@ -4,12 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from app.local.processes import wait_until
+from tests.cli.template import PROGRAM, Forked
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,8 +25,8 @@ def test_a_replay_ends_when_its_scheduler_dies(tmp_path: Path) -> None:
     trace.write_text(json.dumps(TRACE) + "\n", encoding="utf-8")
     state = tmp_path / "state"
     env = {**os.environ, "TANGRAM_STATE_DIR": str(state)}
-    words = [sys.executable, "-m", "tangram", "replay", str(trace), "--live", "--cores", "1"]
-    replay = subprocess.Popen(words, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    words = [*PROGRAM, "replay", str(trace), "--live", "--cores", "1"]
+    replay = Forked(words, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     # Given a replay that waits for a long command
     stack = state / "stack.json"
     log = state / "logs" / "scheduler.log"

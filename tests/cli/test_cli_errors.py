@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.forked import environment, forked
+from tests.cli.support import finished
+from tests.cli.template import PROGRAM, Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "examples" / "traces"
@@ -33,18 +34,9 @@ def trace(tmp_path: Path) -> Path:
 
 
 def tangram(*words: str, cwd: Path, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own, with its state in the folder `cwd`."""
-    return subprocess.run(
-        [sys.executable, "-m", "tangram", *words],
-        cwd=cwd,
-        env=environment(cwd, variables),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    """Run a command that makes a Celery application, or that prints to a file, with its state in the folder `cwd`."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.PIPE}
+    return finished(Forked([*PROGRAM, *words], cwd=cwd, env=environment(cwd, variables), text=True, **pipes))
 
 
 def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:

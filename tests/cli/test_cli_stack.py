@@ -20,6 +20,7 @@ import pytest
 from app.local.processes import wait_until
 from tests.cli.forked import forked
 from tests.cli.support import environment, leftovers, started, tangram
+from tests.cli.template import PROGRAM, Forked
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -220,8 +221,8 @@ def test_a_second_stack_in_the_folder_is_refused(up: subprocess.Popen[str], fold
 
 def test_top_shows_the_state_until_it_is_interrupted(up: subprocess.Popen[str], folder: Path) -> None:
     terminal, its_end = os.openpty()
-    argv = [sys.executable, "-m", "tangram", "top", "--interval", "0.1"]
-    process = subprocess.Popen(argv, cwd=folder, env=environment(folder), stdout=its_end, stderr=subprocess.PIPE, text=True)
+    argv = [*PROGRAM, "top", "--interval", "0.1"]
+    process = Forked(argv, cwd=folder, env=environment(folder), stdout=its_end, stderr=subprocess.PIPE, text=True)
     try:
         os.close(its_end)
         seen = b""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import pty
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.cli.forked import ROOT, environment, forked
+from tests.cli.template import PROGRAM, Forked
 
 TRACE = ROOT / "examples" / "rollouts.jsonl"
 
@@ -39,7 +38,7 @@ def test_completion_knows_the_commands(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
 def test_no_colours_where_they_are_not_wanted(tmp_path: Path, variable: str) -> None:
-    words = (sys.executable, "-m", "tangram", "replay", str(TRACE), "--simulate", "--cores", "2")
+    words = (*PROGRAM, "replay", str(TRACE), "--simulate", "--cores", "2")
     unwanted = {"NO_COLOR": "1", "TERM": "xterm-256color"} if variable == "NO_COLOR" else {"TERM": "dumb"}
 
     shown = on_a_terminal(words, environment(tmp_path, unwanted))
@@ -51,7 +50,7 @@ def test_no_colours_where_they_are_not_wanted(tmp_path: Path, variable: str) -> 
 def on_a_terminal(words: tuple[str, ...], env: dict[str, str]) -> str:
     """Return what a command prints to a terminal."""
     ours, its = pty.openpty()
-    process = subprocess.Popen(words, env=env, stdin=its, stdout=its, stderr=its)
+    process = Forked(words, env=env, stdin=its, stdout=its, stderr=its)
     os.close(its)
     shown = b""
     try:

@@ -21,7 +21,7 @@ from bench.quotas import outside as counting_server
 from tangram import Client
 from tests.conftest import RedisServer
 from tests.live.network import Network
-from tests.live.support import FAST_BEATS, SERVICES, Live, running
+from tests.live.support import FAST_BEATS, INCLUDE, SERVICES, Live, running_forks
 
 
 @pytest.fixture(scope="session")
@@ -44,19 +44,38 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="package")
 def live(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
-    """Run the stack that most tests share; none of them may harm it."""
+    """Run the stack that most tests share; none of them may harm it. Who needs more than a CPU node asks for `gpu_node` or `api_node`."""
     folder = tmp_path_factory.mktemp("live")
-    plan = StackPlan(
-        nodes=1,
-        cores=2,
-        memory_mb=4096,
-        cells=2,
-        cell_memory_mb=1200,
-        services_file=services_file,
-        include=("tests.live.live_tasks",),
-    )
-    with running(folder, plan) as started:
+    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE)
+    with running_forks(folder, plan) as started:
         yield started
+
+
+@pytest.fixture(scope="package")
+def gpu_node(live: Live) -> None:
+    """Have a GPU node in the shared stack."""
+    live.add(cells=2, cell_memory_mb=1200)
+
+
+@pytest.fixture(scope="package")
+def api_node(live: Live) -> None:
+    """Have an API node in the shared stack."""
+    live.add(api_nodes=1)
+
+
+@pytest.fixture(scope="module")
+def worn_by_module(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
+    """Run the stack of `worn`."""
+    plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE, variables=FAST_BEATS)
+    with running_forks(tmp_path_factory.mktemp("worn"), plan) as started:
+        yield started
+
+
+@pytest.fixture
+def worn(worn_by_module: Live) -> Live:
+    """Return a stack whose processes a test may kill: they are started again for the next test of the module."""
+    worn_by_module.repair()
+    return worn_by_module
 
 
 @pytest.fixture
@@ -68,7 +87,7 @@ def own_stack(tmp_path: Path, services_file: Path) -> Iterator[Callable[..., Liv
             usual: dict[str, Any] = {"nodes": 1, "cores": 2, "memory_mb": 4096, "api_nodes": 0, "services_file": services_file}
             variables = {**FAST_BEATS, **plan.pop("variables", {})}
             whole = StackPlan(**usual | plan, variables=variables)
-            return stacks.enter_context(running(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", whole))
+            return stacks.enter_context(running_forks(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", whole))
 
         yield start
 

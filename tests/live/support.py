@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 from sqlalchemy import Engine
 
 from app.journal.database import open_engine
-from app.local import stack
+from app.local import processes, stack
 from app.local.embedded import EmbeddedStack
 from app.local.processes import Command, wait_until
 from app.local.stack import StackPlan
 from tangram import Client, Settings
+from tests.cli.template import Forked
 
 SERVICES = """
 [services.judge]
@@ -59,6 +63,14 @@ hosts = ["127.0.0.1"]
 usage_header = "X-Cost"
 """
 
+INCLUDE = ("tests.live.live_tasks",)
+
+FORKS = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
+"""What starts processes as forks."""
+
+_forking = 0
+"""How many stacks there are whose processes are forks."""
+
 FAST_BEATS = {"TANGRAM_BEAT_S": "0.8", "TANGRAM_TAKEOVER_S": "1.5"}
 """For tests that lose nodes: a node is lost soon, but not because a busy machine holds its worker up for two seconds."""
 
@@ -88,6 +100,31 @@ class Live:
         """Return the process of that name."""
         return psutil.Process(self.stack._processes[name].identity.pid)
 
+    def add(self, **nodes: Any) -> None:
+        """Start the nodes that the plan has with the fields `nodes` and did not have before, and wait for them."""
+        whole = replace(self.plan, **nodes)
+        for name in whole.node_names():
+            if name not in self.plan.node_names():
+                self.stack.spawn(next(command for command in stack.commands(whole) if command.name == name))
+        self.plan = whole
+        stack.wait_until_up(self.stack, whole)
+
+    def repair(self) -> None:
+        """Start again what has died, and wait until all nodes are up."""
+        for name in self.stack.dead():
+            self.stack.restart(name)
+        stack.wait_until_up(self.stack, self.plan)
+
+    def end(self, name: str, with_signal: int = signal.SIGKILL) -> None:
+        """Have a process end."""
+        self.process(name).send_signal(with_signal)
+        self.until(lambda: name in self.stack.dead())
+
+    def replace_scheduler(self) -> None:
+        """Kill the scheduler and start the next one."""
+        self.end("scheduler")
+        self.stack.restart("scheduler")
+
     def command(self, name: str) -> Command:
         """Return what a process of that name is started with."""
         return next(command for command in stack.commands(self.plan) if command.name == name)
@@ -116,6 +153,21 @@ class Live:
 def ended_calls(live: Live, quota: str) -> int:
     """Return of how many calls the scheduler knows the ends, which trainers learn of a little earlier."""
     return int(live.rows(f"select count(*) from actions where quota = '{quota}' and ended_at is not null")[0][0])
+
+
+@contextlib.contextmanager
+def running_forks(folder: Path, plan: StackPlan) -> Iterator[Live]:
+    """Run a stack in `folder` whose processes, also those that are started later, are forks of one that has imported their modules."""
+    global _forking
+    processes.subprocess = FORKS  # type: ignore[assignment]
+    _forking += 1
+    try:
+        with running(folder, plan) as live:
+            yield live
+    finally:
+        _forking -= 1
+        if not _forking:
+            processes.subprocess = subprocess
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ import pytest
 from tangram import Action, ActionFailed, AsyncClient, Client, InvalidAction
 from tests.live.support import Live
 
+pytestmark = pytest.mark.usefixtures("gpu_node")
+
 SEQUENCES = [[1, 2, 3], [4, 5], [6]]
 
 

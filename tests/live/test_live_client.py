@@ -19,6 +19,8 @@ from app.replay.outside_api import OutsideApi
 from tangram import Action, ActionCancelled, ActionError, ActionFailed, ActionTimedOut, AsyncClient, Client, calls
 from tests.live.support import Live
 
+pytestmark = pytest.mark.usefixtures("gpu_node", "api_node")
+
 
 def test_state_is_kept_between_commands(client: Client) -> None:
     with client.open(trajectory="t") as env:

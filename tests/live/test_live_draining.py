@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
+from app.local.stack import StackPlan
 from tangram import Client
 from tangram.client import Environment
 from tangram.session import Session
-from tests.live.support import Live
+from tests.cli.template import PROGRAM, Forked
+from tests.live.support import FAST_BEATS, Live, running_forks
 
 pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Run a stack of two nodes; each test puts back what it has drained."""
+    plan = StackPlan(nodes=2, cores=2, memory_mb=4096, api_nodes=0, variables=FAST_BEATS)
+    with running_forks(tmp_path_factory.mktemp("pair"), plan) as started:
+        yield started
 
 
 @contextmanager
@@ -39,9 +48,9 @@ def stand_on(live: Live, node: str) -> set[str]:
     return {row[0] for row in live.rows(f"SELECT id FROM environments WHERE node = '{node}' AND ended_at IS NULL")}
 
 
-def test_a_node_is_drained_under_load_over_a_restart_of_the_scheduler_and_put_back(own_stack: Callable[..., Live]) -> None:
+def test_a_node_is_drained_under_load_over_a_restart_of_the_scheduler_and_put_back(pair: Live) -> None:
     # Given two nodes on which environments stand, a command that runs in each, and rollouts that come and go
-    live = own_stack(nodes=2)
+    live = pair
     with live.client("rollouts") as client, operator(live) as drain, ThreadPoolExecutor(4) as rollouts:
         standing = {node: _environment_on(live, client, node) for node in ("cpu-0", "cpu-1")}
         running = standing["cpu-0"].submit("until [ -e go ]; do sleep 0.05; done; echo gone on", session="other")
@@ -58,9 +67,7 @@ def test_a_node_is_drained_under_load_over_a_restart_of_the_scheduler_and_put_ba
         assert standing["cpu-0"].id in left
         assert _opened_on(live, "after-%") == {"cpu-1"}
         # When the scheduler is killed, and the next one goes on
-        live.process("scheduler").kill()
-        live.until(lambda: "scheduler" in live.stack.dead())
-        live.stack.restart("scheduler")
+        live.replace_scheduler()
         assert _rollout(client, "restarted") == "3"
         assert _opened_on(live, "restarted") == {"cpu-1"}
         # Then what ran on the draining node still does, and comes to its end, and so does its environment
@@ -76,6 +83,7 @@ def test_a_node_is_drained_under_load_over_a_restart_of_the_scheduler_and_put_ba
         drain("cpu-0", False)
         assert waits.result(60) == "3"
         assert _opened_on(live, "waits") == {"cpu-0"}
+        drain("cpu-1", False)
 
 
 def _environment_on(live: Live, client: Client, node: str) -> Environment:
@@ -97,19 +105,20 @@ def _opened_on(live: Live, trajectory: str) -> set[str]:
     return {row[0] for row in live.rows(f"SELECT node FROM actions WHERE kind = 'cpu.open' AND trajectory LIKE '{trajectory}'")}
 
 
-def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(own_stack: Callable[..., Live]) -> None:
+def test_a_drain_that_no_scheduler_takes_up_says_so_and_counts_for_the_next_one(pair: Live) -> None:
     # Given a stack whose scheduler has died
-    live = own_stack()
-    live.process("scheduler").kill()
-    live.until(lambda: "scheduler" in live.stack.dead())
+    live = pair
+    live.end("scheduler")
     # When a node is drained
-    words = [sys.executable, "-m", "tangram", "drain", "cpu-0"]
+    words = [*PROGRAM, "drain", "cpu-0"]
     environment = {**os.environ, **live.environment, "TANGRAM_STATE_DIR": str(live.stack.state_dir)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    with Forked(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as drains:
+        out, err = drains.communicate(timeout=100)
     # Then that is said in one line
-    assert (done.returncode, done.stdout) == (2, "")
-    said = "tangram: no scheduler has taken the request up in 6.5 s; the next one that is active will (`tangram status`)\n"
-    assert done.stderr == said
+    assert (drains.returncode, out) == (2, "")
+    assert err == "tangram: no scheduler has taken the request up in 6.5 s; the next one that is active will (`tangram status`)\n"
     # And the next scheduler drains it
     live.stack.restart("scheduler")
     live.until(lambda: live.rows("SELECT 1 FROM nodes WHERE name = 'cpu-0' AND draining = 1"))
+    with operator(live) as drain:
+        drain("cpu-0", False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any
 import pytest
 
 from app.local.processes import Command
-from app.local.stack import commands
+from app.local.stack import StackPlan
 from tangram import ActionCancelled
-from tests.live.support import Live
+from tests.live.support import FAST_BEATS, Live, running_forks
 from workers.node import LEAST_GROWTH, LEAST_GROWTH_S
 
 
@@ -50,8 +51,7 @@ def commanded(lines: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
 
 def stop_scheduler(live: Live) -> None:
     """Have the scheduler end, and its log with it."""
-    live.process("scheduler").terminate()
-    live.until(lambda: "scheduler" in live.stack.dead())
+    live.end("scheduler", signal.SIGTERM)
 
 
 def replayed(log: Path) -> subprocess.CompletedProcess[str]:
@@ -77,9 +77,7 @@ def test_the_log_of_a_live_scheduler_replays_to_the_same_commands(own_stack: Cal
         env.close()
     live.until(lambda: live.rows("select count(*) from actions where ended_at is null") == [(0,)])
     # And another scheduler takes over, which learns from what has ended
-    live.process("scheduler").kill()
-    live.until(lambda: "scheduler" in live.stack.dead())
-    live.stack.restart("scheduler")
+    live.replace_scheduler()
     live.until(lambda: log.read_text().count("tangram.events/4") == 2)
     with live.client("coding") as client:
         assert client.open(trajectory="t2").exec("echo fine").stdout == "fine\n"
@@ -102,21 +100,38 @@ main()
 """A worker that holds its background on one core. By the other means it gets nothing on a machine that is busy with something else."""
 
 
-def test_workers_say_what_commands_get_in_the_background(own_stack: Callable[..., Live], log: Path) -> None:
-    # Given a stack of two cores, whose workers say again and again what commands get in the background
-    live = own_stack(nodes=0, variables={"TANGRAM_EVENT_LOG": str(log), "TANGRAM_USAGE_S": "0.2"})
-    worker = next(command for command in commands(replace(live.plan, nodes=1)) if command.name == "cpu-0")
-    live.stack.spawn(Command("cpu-0", (sys.executable, "-c", HELD_BY_AFFINITY, *worker.argv[3:]), worker.env))
+@pytest.fixture(scope="module")
+def two_cores_by_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Run the stack of `two_cores`."""
+    folder = tmp_path_factory.mktemp("log")
+    variables = {"TANGRAM_EVENT_LOG": str(folder / "events.jsonl"), "TANGRAM_USAGE_S": "0.2", "TANGRAM_WITHOUT": "learning"}
+    plan = StackPlan(nodes=0, cores=2, memory_mb=4096, api_nodes=0, variables={**FAST_BEATS, **variables})
+    with running_forks(folder / "state", plan) as started:
+        started.plan = replace(plan, nodes=1)
+        worker = started.command("cpu-0")
+        started.stack.spawn(Command("cpu-0", (sys.executable, "-c", HELD_BY_AFFINITY, *worker.argv[3:]), worker.env))
+        yield started
+
+
+@pytest.fixture
+def two_cores(two_cores_by_module: Live) -> tuple[Live, Path]:
+    """Return a stack of two cores, whose worker says again and again what commands get in the background, and its scheduler's log."""
+    two_cores_by_module.repair()
+    return two_cores_by_module, Path(two_cores_by_module.environment["TANGRAM_EVENT_LOG"])
+
+
+def test_workers_say_what_commands_get_in_the_background(two_cores: tuple[Live, Path]) -> None:
+    live, log = two_cores
     with live.client() as client:
         env = client.open(trajectory="t")
         # When two commands that sleep have the cores, and one that is busy uses what they leave idle
         sleeping = [env.submit("sleep 300", session=f"s{n}") for n in range(2)]
         for handle in sleeping:
-            live.until(lambda handle=handle: any(started["id"] == handle.id for started in handled(lines(log), "Started")))  # type: ignore[misc]
+            live.until(lambda handle=handle: any(started["id"] == handle.id for started in handled(of_the_last(log), "Started")))  # type: ignore[misc]
         busy = env.submit("while :; do :; done", session="busy")
         # Then it alone is reported, with more each time
-        live.until(lambda: len(handled(lines(log), "Used")) >= 3)
-        used = handled(lines(log), "Used")
+        live.until(lambda: len(handled(of_the_last(log), "Used")) >= 3)
+        used = handled(of_the_last(log), "Used")
         got = [one["background_cpu_s"] for one in used]
         assert {one["id"] for one in used} == {busy.id}
         assert got[0] >= LEAST_GROWTH_S
@@ -131,9 +146,9 @@ def test_workers_say_what_commands_get_in_the_background(own_stack: Callable[...
     assert cpu_s >= got[-1]
 
 
-def test_a_restarted_scheduler_goes_on_with_the_cores_of_the_last_resize(own_stack: Callable[..., Live], log: Path) -> None:
+def test_a_restarted_scheduler_goes_on_with_the_cores_of_the_last_resize(two_cores: tuple[Live, Path]) -> None:
     # Given an elastic command on both cores, which had to give one back
-    live = own_stack(variables={"TANGRAM_EVENT_LOG": str(log), "TANGRAM_WITHOUT": "learning"})
+    live, log = two_cores
     with live.client() as client:
         env = client.open(trajectory="t")
         elastic = env.submit("sleep 300", units=[1, 2], parallel_fraction=0.9, work_s=100.0)
@@ -142,12 +157,11 @@ def test_a_restarted_scheduler_goes_on_with_the_cores_of_the_last_resize(own_sta
         live.until(lambda: live.rows(f"select units from grants where action = '{elastic.id}'") == [(1,)])
         live.until(lambda: any(started["id"] == other.id for started in handled(lines(log), "Started")))
         # When the scheduler is started anew
-        live.process("scheduler").kill()
-        live.until(lambda: "scheduler" in live.stack.dead())
-        live.stack.restart("scheduler")
+        openings = log.read_text().count("tangram.events/4")
+        live.replace_scheduler()
         # Then it knows which core each of them has
-        live.until(lambda: len(handled(lines(log), "Resumed")) == 2)
-        cores = {event["id"]: event["grant"]["core_ids"] for event in handled(lines(log), "Resumed")}
+        live.until(lambda: log.read_text().count("tangram.events/4") > openings and len(handled(of_the_last(log), "Resumed")) == 2)
+        cores = {event["id"]: event["grant"]["core_ids"] for event in handled(of_the_last(log), "Resumed")}
         assert sorted(cores.values()) == [[0], [1]]
         live.until(lambda: handled(of_the_last(log), "Tick"))
         assert commanded(of_the_last(log), "Resize") == []

@@ -39,8 +39,7 @@ def test_an_action_that_breaks_two_schedulers_fails_and_the_others_run(own_stack
     # Given a stack of which each scheduler has a bug that one action meets
     live = own_stack(include=("tests.live.live_tasks",))
     mark = tmp_path / "mark"
-    live.process("scheduler").kill()
-    live.until(lambda: "scheduler" in live.stack.dead())
+    live.end("scheduler")
     with live.client() as client:
 
         def submit(number: int) -> Any:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from tests.live.support import Live, ended_calls
+
+pytestmark = pytest.mark.usefixtures("api_node")
 
 
 def test_tokens_that_answers_name_are_waited_for(live: Live, server: str) -> None:

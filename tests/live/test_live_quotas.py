@@ -13,7 +13,7 @@ import pytest
 from app.local.stack import StackPlan
 from bench.quotas import LEAST_USED, RATE, call_all, figures, refusals, seen
 from tangram import AsyncClient, calls
-from tests.live.support import Live, ended_calls, running
+from tests.live.support import Live, ended_calls, running_forks
 
 pytestmark = pytest.mark.alone
 
@@ -44,8 +44,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack with two API workers; each test has a quota to itself, but for the first and the last."""
     folder = tmp_path_factory.mktemp("quotas")
     (folder / "quotas.toml").write_text(QUOTAS)
-    plan = StackPlan(cores=1, memory_mb=4096, api_nodes=2, services_file=folder / "quotas.toml")
-    with running(folder / "state", plan) as started:
+    plan = StackPlan(nodes=0, api_nodes=2, services_file=folder / "quotas.toml")
+    with running_forks(folder / "state", plan) as started:
         yield started
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tangram import Client
 
+pytestmark = pytest.mark.usefixtures("api_node")
+
 
 @pytest.mark.parametrize("kind", ["502", "503", "504", "broken"])
 def test_what_passes_is_repeated_by_the_worker_for_idempotent_requests_only(client: Client, moody: Any, kind: str) -> None:

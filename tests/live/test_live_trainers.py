@@ -5,22 +5,31 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
+import pytest
 from celery import Celery
 
+from app.local.stack import StackPlan
 from tangram import Action, Cost
 from tangram.connection import open_store
 from tangram.life_signs import silences
 from tangram.wire import INGRESS_QUEUE
 from tests.freezing import freeze
-from tests.live.support import Live
+from tests.live.support import FAST_BEATS, Live, running_forks
 
 ORPHAN_S = 8.0
-QUICKLY = {"TANGRAM_ORPHAN_S": str(ORPHAN_S)}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Run a stack that soon gives up clients that are silent; tests may leave commands of theirs running."""
+    plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, variables={**FAST_BEATS, "TANGRAM_ORPHAN_S": str(ORPHAN_S)})
+    with running_forks(tmp_path_factory.mktemp("watched"), plan) as started:
+        yield started
 
 
 @dataclass
@@ -82,9 +91,9 @@ def in_environment(environment: str, command: str) -> Action:
     return Action(kind="cpu.exec", environment=environment, session="mine", cost=Cost.of(cores=1), arguments=arguments)
 
 
-def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(own_stack: Callable[..., Live]) -> None:
+def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(watched: Live) -> None:
     # Given two clients of one job, and an environment that was opened, and a command that was sent, by plain Celery
-    live = own_stack(cores=4, variables=QUICKLY)
+    live = watched
     with live.client("training") as client, client.open(trajectory="t") as env, training(live) as trainer:
         publish(live, Action(kind="cpu.open", environment="plain", job="training", arguments={"environment": "plain"}), "open-plain")
         live.until(lambda: state(live, "plain")[0] == "open")
@@ -94,9 +103,7 @@ def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(own_stac
         # When one is killed, and the scheduler afterwards
         trainer.process.send_signal(signal.SIGKILL)
         trainer.process.wait(10)
-        live.process("scheduler").kill()
-        live.until(lambda: "scheduler" in live.stack.dead())
-        live.stack.restart("scheduler")
+        live.replace_scheduler()
         # Then its command is cancelled and its environment closed, for that reason
         live.until(lambda: status(live, trainer.command) == "cancelled")
         reason = f"its client gave no sign of life for {ORPHAN_S:g} s"
@@ -108,8 +115,8 @@ def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(own_stac
         assert (status(live, "exec-plain"), state(live, "plain")[0]) == ("running", "open")
 
 
-def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_why_after_it(own_stack: Callable[..., Live]) -> None:
-    live = own_stack(cores=4, variables=QUICKLY)
+def test_a_trainer_that_stands_still_loses_nothing_before_the_limit_and_learns_why_after_it(watched: Live) -> None:
+    live = watched
     store = open_store(str(live.settings.result_url), 5.0)
     with training(live) as trainer:
         stopped = psutil.Process(trainer.process.pid)

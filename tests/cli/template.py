@@ -1,0 +1,178 @@
+"""Commands of the system as forks of a process that has imported its modules: half of the CPU time of a fresh process.
+
+`Forked` is a `subprocess.Popen` for `python -m tangram …`. The template is a process of its own, as a process of tests has threads and
+applications of Celery, which a fork must not begin with. What it forks is a child of the process of the tests all the same: its first
+parent ends at once, and the process of the tests takes over orphans meanwhile. Such a child ends as every Python process does.
+
+The template has nothing of `app.celery`, whose application has the addresses of the environment in which it was imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = [sys.executable, "-m", "tangram"]
+MODULES = (
+    "celery.app.amqp",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.apps.worker",
+    "celery.backends.redis",
+    "celery.bin.celery",
+    "celery.concurrency.thread",
+    "celery.events.state",
+    "celery.loaders.app",
+    "celery.worker.consumer",
+    "celery.worker.strategy",
+    "kombu.transport.redis",
+    "sqlalchemy.dialects.sqlite",
+    "app.action_task",
+    "app.broker.transport",
+    "app.cli.demo",
+    "app.cli.draining",
+    "app.event_log",
+    "app.journal.leader",
+    "app.journal.retention",
+    "app.local.stack",
+    "app.reach",
+    "app.replay.record_command",
+    "app.replay.replay_command",
+    "scheduler.live.service",
+    "scheduler.policies",
+    "workers.api.requests",
+    "workers.context",
+    "workers.cpu.root",
+    "workers.cpu.streams",
+    "workers.gpu.host",
+    "workers.node",
+)
+"""What processes of the system import, and what makes no application."""
+PR_SET_CHILD_SUBREAPER = 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class Template:
+    """The template's process, and orders for it."""
+
+    def __init__(self) -> None:
+        """Start it; it ends with this process."""
+        self._orders, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._turn = threading.Lock()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
+        argv = [sys.executable, "-c", "from tests.cli.template import serve; serve()", str(its_end.fileno())]
+        with its_end:
+            self._process = subprocess.Popen(argv, cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT)}, pass_fds=[its_end.fileno()])
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Have it end."""
+        self._orders.close()
+        self._process.wait(60)
+
+    def fork(self, order: dict[str, Any], standard: list[int]) -> int:
+        """Start a command with these standard files; return the number of its process."""
+        with self._turn:
+            _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._orders, [json.dumps(order).encode()], standard)
+                number, adopted = self._orders.recv(64), self._orders.recv(64)
+            finally:
+                _prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        assert adopted, "the template has ended"
+        return int(number)
+
+
+@cache
+def template() -> Template:
+    """Return the template of this process."""
+    return Template()
+
+
+class Forked(subprocess.Popen[Any]):
+    """A command in a fork of the template, if it is one of the system's; else a usual process."""
+
+    def _execute_child(self, *given: Any) -> None:
+        args, cwd, env, new_session = list(given[0]), given[5], given[6], given[21]
+        if args[:3] != PROGRAM:
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        files = given[10:16]
+        standard = [file if file != -1 else number for number, file in enumerate((files[0], files[3], files[5]))]
+        order = {"words": args[3:], "cwd": str(cwd or os.getcwd()), "env": dict(os.environ if env is None else env), "session": new_session}
+        try:
+            self.pid = template().fork(order, standard)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*files)  # type: ignore[attr-defined]
+
+
+def serve() -> None:
+    """Import modules, then fork a child for each order. Returns when there are no more; in a child, runs the command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[0] = str(ROOT)
+    for name in MODULES:
+        importlib.import_module(name)
+    assert "app.celery" not in sys.modules
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as orders:
+        while True:
+            text, files, _, _ = socket.recv_fds(orders, 1 << 20, 3)
+            if not text:
+                return
+            between = os.fork()
+            if between == 0:
+                first = os.getpid()
+                child = os.fork()
+                if child:
+                    orders.send(str(child).encode())
+                    os._exit(0)
+                while os.getppid() == first:
+                    time.sleep(0.0005)
+                break
+            os.waitpid(between, 0)
+            orders.send(b"adopted")
+            for file in files:
+                os.close(file)
+    _become(json.loads(text), files)
+    from tangram.__main__ import main
+
+    main()
+
+
+def _become(order: dict[str, Any], files: list[int]) -> None:
+    """Take on what a process is given by whoever starts it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if order["session"]:
+        os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    sys.argv = ["tangram", *order["words"]]
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        raw: Any = io.FileIO(number, "r" if number == 0 else "w", closefd=False)
+        binary = io.BufferedReader(raw) if number == 0 else raw if unbuffered else io.BufferedWriter(raw)
+        errors = "backslashreplace" if number == 2 else "strict"
+        lines = number == 2 or os.isatty(number)
+        setattr(sys, name, io.TextIOWrapper(binary, "utf-8", errors, line_buffering=lines, write_through=unbuffered))
