@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -23,6 +23,14 @@ from .images import BUSYBOX, busybox, make_busybox, make_with_program
 # A node's containers go when another worker of that name starts, so each test run has a name of its own.
 NODE = f"tangram-test-{os.getpid()}"
 PROBE = "tangram-test-probe:1"
+
+
+LONGEST = ("test_container_hostile.py", "test_known_failures.py", "test_container_rollouts.py", "deployment/test_services.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first: files run beside each other, and one that begins last would go on alone."""
+    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
 
 
 def needed(missing: str) -> None:
@@ -60,11 +68,17 @@ def probe_image(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return PROBE
 
 
-@pytest.fixture
-def options(image: str) -> ContainerOptions:
+@pytest.fixture(scope="session")
+def bounds(image: str) -> ContainerOptions:
     """Give options with bounds that tests can run into."""
     limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_check_s=0.1)
     return ContainerOptions(image=image, pull="never", limits=limits)
+
+
+@pytest.fixture
+def options(bounds: ContainerOptions) -> ContainerOptions:
+    """Give the options of `sandbox`, which a file of tests may change."""
+    return bounds
 
 
 @pytest.fixture
@@ -79,3 +93,23 @@ def sandbox(options: ContainerOptions, tmp_path: Path) -> Iterator[ContainerSand
 def env(sandbox: ContainerSandbox) -> ContainerEnvironment:
     """Give an environment."""
     return sandbox.open(EnvironmentSpec(id="e1"))
+
+
+@pytest.fixture(scope="module")
+def module_sandbox(bounds: ContainerOptions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
+    """Give a sandbox that the tests of a module share. Its node is another one, whose containers `NODE` does not count."""
+    box = ContainerSandbox(tmp_path_factory.mktemp("module") / "box", node=f"{NODE}-module", options=bounds)
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def shared(module_sandbox: ContainerSandbox) -> ContainerEnvironment:
+    """Give the module's environment as a new one: without processes, variables and files of earlier tests. Sessions are kept.
+
+    For tests of what commands do. Each container costs several times what they do.
+    """
+    environment = module_sandbox.open(EnvironmentSpec(id="shared"))
+    cleared = environment.start(ExecRequest(action_id="clear", command="cd; rm -rf ./* /tmp/*", fence=True, timeout_s=60)).wait()
+    assert (cleared.status, cleared.exit_code) == ("succeeded", 0), cleared
+    return environment

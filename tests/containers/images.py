@@ -5,19 +5,26 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BUSYBOX = "tangram-test-busybox:1"
+VOLUME = "tangram-test-volume:1"
+PYTHON = "tangram-test-python:1"
 TOOLS = (
     "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid nohup "
     "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep "
     "tee mkfifo readlink swapon insmod reboot unshare nsenter dmesg sysctl su"
 )
+GNU_TOOLS = "sh cat mkdir ls rm cp mv head tail wc grep sed find sort tr make"
+"""What prints the same in a container as on this machine only if it is the same program."""
 USERS = b"root:x:0:0::/root:/bin/sh\nsandbox:x:1000:1000::/work:/bin/sh\n"
 SHADOW = b"root:secret-of-the-image:1::::::\n"
 
@@ -36,10 +43,13 @@ def make_busybox(
     programs: Mapping[str, Path] | None = None,
     setuid: Mapping[str, Path] | None = None,
     without: Sequence[str] = (),
+    volumes: Sequence[str] = (),
+    links: Mapping[str, str] | None = None,
 ) -> None:
     """Import an image whose programs are busybox, under the names of `TOOLS`, and `programs` by their path inside.
 
-    Those of `setuid` belong to root and run as root, if the container lets them.
+    Those of `setuid` belong to root and run as root, if the container lets them. To the folders `volumes` everybody may write.
+    `links` are further links, by their path inside.
     """
     program = busybox()
     assert program is not None, "busybox-static is not installed"
@@ -62,17 +72,26 @@ def make_busybox(
         _add_file(archive, "etc/shadow", SHADOW, 0o640)
         for inside, path in (setuid or {}).items():
             _add_file(archive, inside, path.read_bytes(), 0o4755)
-    _import(packed.getvalue(), name)
+        for inside, target in (links or {}).items():
+            link = tarfile.TarInfo(inside)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
+        for folder in volumes:
+            entry = tarfile.TarInfo(folder.lstrip("/"))
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o777
+            archive.addfile(entry)
+    _import(packed.getvalue(), name, [f"VOLUME {folder}" for folder in volumes])
 
 
-def _import(archive: bytes, name: str) -> None:
+def _import(archive: bytes, name: str, described: Sequence[str]) -> None:
     """Import an image, unless it is there: other tests, in this run or another, may be using it under its name."""
     content = hashlib.sha256(archive).hexdigest()
     with open(f"/tmp/{name.replace(':', '-')}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         asked = ["docker", "image", "inspect", "--format", '{{index .Config.Labels "content"}}', name]
         if subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() != content:
-            change = ["--change", "ENV PATH=/bin", "--change", f"LABEL content={content}"]
+            lines = ["ENV PATH=/bin", f"LABEL content={content}", *described]
+            change = [word for line in lines for word in ("--change", line)]
             subprocess.run(["docker", "import", *change, "-", name], input=archive, check=True, capture_output=True)
 
 
@@ -81,12 +100,43 @@ def _without_time(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
+def make_with_volume() -> str:
+    """Import an image that asks for a volume at /data, and return its name."""
+    make_busybox(VOLUME, volumes=["/data"])
+    return VOLUME
+
+
+def make_with_python() -> str:
+    """Import an image with this Python, without packages of others, and this machine's tools in the place of busybox'; return its name.
+
+    Debian's packages for the same take a minute to fetch and unpack.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    python = Path(os.path.realpath(sys.executable))
+    left_out = {"site-packages", "dist-packages", "test", "idlelib", "lib2to3", "ensurepip", "turtledemo", "__pycache__"}
+    programs: dict[str, Path] = {}
+    for folder, below, names in os.walk(library):
+        below[:] = sorted(each for each in below if each not in left_out and not each.startswith("config-"))
+        programs |= {str(path).lstrip("/"): path for name in sorted(names) if (path := Path(folder, name)).suffix in (".py", ".so")}
+    tools = {tool: Path(found) for tool in GNU_TOOLS.split() if (found := shutil.which(tool))}
+    linked = [python, *tools.values(), *(path for path in programs.values() if path.suffix == ".so")]
+    programs |= _libraries(linked) | {f"bin/{tool}": path for tool, path in tools.items()}
+    programs[str(python).lstrip("/")] = python
+    make_busybox(PYTHON, programs=programs, links={"bin/python3": str(python)})
+    return PYTHON
+
+
+def _libraries(programs: Sequence[Path]) -> dict[str, Path]:
+    """Return the libraries that programs are linked with, by their path inside."""
+    listed = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True).stdout
+    return {path.lstrip("/"): Path(path) for path in re.findall(r"(/\S+) \(0x", listed)}
+
+
 def make_with_shell(shell: str, name: str) -> None:
     """Import an image with this machine's `shell` and its libraries: bash beside busybox's sh, any other instead of it."""
     found = shutil.which(shell)
     assert found is not None, f"{shell} is not installed"
-    listed = subprocess.run(["ldd", found], check=True, capture_output=True, text=True).stdout
-    programs = {path.lstrip("/"): Path(path) for path in re.findall(r"(/\S+) \(0x", listed)}
+    programs = _libraries([Path(found)])
     programs["bin/bash" if shell == "bash" else "bin/sh"] = Path(found)
     make_busybox(name, programs=programs)
 

@@ -1,4 +1,4 @@
-"""A worker to be killed, or stopped: an environment, one that stands ready, a background process and a running command."""
+"""A worker to be killed, or stopped: an environment, others that stand ready, a background process and a running command."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StuckEngine(DockerEngine):
 
 
 def main() -> None:
-    base, node, image, command, hold = sys.argv[1:]
-    options = ContainerOptions(image=image, pull="never", warm={image: 1})
+    base, node, image, command, hold, ready = sys.argv[1:]
+    options = ContainerOptions(image=image, pull="never", warm={image: int(ready)} if int(ready) else {})
     if hold == STARTS:
         ContainerSandbox(Path(base), node=node, options=replace(options, warm={}), engine=StuckEngine()).open(EnvironmentSpec(id="e1"))
     sandbox = ContainerSandbox(Path(base), node=node, options=options)

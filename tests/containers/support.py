@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from tests.workers_cpu.support import admit
 from workers.cpu.abstract import Environment, ExecOutcome
@@ -22,10 +27,33 @@ from .conftest import NODE
 ROOT = Path(__file__).parents[2]
 
 
+class _Connection(HTTPConnection):
+    """A connection to the engine's socket."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect("/var/run/docker.sock")
+
+
+def engine_says(path: str) -> Any:
+    """Return what the engine answers, None where it has no such thing. Conditions ask often, and a command of docker's costs more."""
+    connection = _Connection("engine")
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        said = json.loads(answer.read())
+    finally:
+        connection.close()
+    if answer.status == 404:
+        return None
+    assert answer.status == 200, said
+    return said
+
+
 def containers(node: str) -> list[str]:
     """Return the ids of a node's containers, running or not."""
-    argv = ["docker", "ps", "-aq", "--no-trunc", "--filter", f"label=tangram.node={node}"]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+    filters = json.dumps({"label": [f"tangram.node={node}"]})
+    return [each["Id"] for each in engine_says(f"/containers/json?all=1&filters={quote(filters)}")]
 
 
 @contextmanager
@@ -38,10 +66,10 @@ def alone_as(node: str) -> Iterator[None]:
 
 def waits_for_its_worker(container_id: str) -> bool:
     """Say whether the container init has come to where it notices that its worker ends."""
-    argv = ["docker", "inspect", "--format", "{{.State.Pid}}", container_id]
-    pid = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    known = engine_says(f"/containers/{container_id}/json")
+    assert known is not None, f"there is no container {container_id}"
     try:
-        return os.readlink(f"/proc/{pid}/fd/0").endswith("/alive")
+        return os.readlink(f"/proc/{known['State']['Pid']}/fd/0").endswith("/alive")
     except OSError:
         return False
 
@@ -105,7 +133,7 @@ def neighbour_at_work(neighbour: Environment, core: int) -> Iterator[Meanwhile]:
     command = "i=0; s=0; while [ $i -lt 1000 ]; do s=$((s + i)); i=$((i + 1)); done; echo $s"
 
     def work() -> None:
-        while not stop.wait(0.01) or not meanwhile.outcomes:
+        while not stop.wait(0.05) or not meanwhile.outcomes:
             meanwhile.outcomes.append(admit(neighbour, command, cores=(core,)).wait())
 
     thread = threading.Thread(target=work)
@@ -128,9 +156,14 @@ def box_of(base: Path, options: ContainerOptions, node: str = NODE) -> Iterator[
 
 
 @contextmanager
-def worker(tmp_path: Path, node: str, image: str, command: str, hold: str = ":") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Give a worker in a process of its own that carries out `hold` and then `command`, and the id of its environment's container."""
-    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, command, hold]
+def worker(
+    tmp_path: Path, node: str, image: str, command: str, hold: str = ":", ready: int = 0
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Give a worker in a process of its own that carries out `hold` and then `command`, and the id of its environment's container.
+
+    So many containers are to stand `ready` beside.
+    """
+    argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, command, hold, str(ready)]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

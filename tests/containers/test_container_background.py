@@ -17,6 +17,12 @@ HERE = sorted(os.sched_getaffinity(0))
 FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
 
 
+@pytest.fixture
+def env(shared: ContainerEnvironment) -> ContainerEnvironment:
+    """Give the environment that the tests share."""
+    return shared
+
+
 def sleeper(number: str) -> int:
     """Return the process `sleep number`, once there is one."""
     return sleepers(number)[0]

@@ -40,11 +40,9 @@ def shared(box: ContainerSandbox) -> ContainerEnvironment:
 
 
 @pytest.fixture
-def env(box: ContainerSandbox) -> Iterator[ContainerEnvironment]:
-    """Give an environment of the test's own."""
-    environment = box.open(EnvironmentSpec(id="own"))
-    yield environment
-    environment.close()
+def env(box: ContainerSandbox) -> ContainerEnvironment:
+    """Give a second environment, a new one where a test has ended it."""
+    return box.open(EnvironmentSpec(id="other"))
 
 
 # -- who it is -------------------------------------------------------------------------------------------------------

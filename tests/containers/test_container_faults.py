@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone, SandboxError
 
 from .conftest import NODE
+from .images import make_with_volume
 from .support import containers
 
 
@@ -105,9 +105,9 @@ def test_a_shell_that_is_stopped_while_it_starts_fails_the_command_in_time(optio
         box.close()
 
 
-def test_the_control_folder_cannot_be_written(env: ContainerEnvironment) -> None:
+def test_the_control_folder_cannot_be_written(shared: ContainerEnvironment) -> None:
     # Given a session; when a command writes to the folder through which it is spoken to; then it is refused by the mount
-    said = printed(env, "touch /run/tangram/x 2>&1; touch /run/tangram-states/x 2>&1; true")
+    said = printed(shared, "touch /run/tangram/x 2>&1; touch /run/tangram-states/x 2>&1; true")
     assert "Read-only file system" in said.splitlines()[0]
     assert "Permission denied" in said.splitlines()[1]
 
@@ -127,9 +127,7 @@ def test_files_that_are_only_mapped_are_counted(tmp_path: Path) -> None:
 
 def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: ContainerOptions, tmp_path: Path) -> None:
     # Given an image that asks for a volume
-    name = f"{NODE}-volume:1"
-    description = f"FROM {image}\nUSER root\nRUN mkdir /data && chmod 777 /data\nVOLUME /data\n"
-    subprocess.run(["docker", "build", "-q", "-t", name, "-"], input=description.encode(), check=True, capture_output=True)
+    name = make_with_volume()
     box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-volume", options=options)
     try:
         env = box.open(EnvironmentSpec(id="e1", image=name))
@@ -141,7 +139,6 @@ def test_what_is_written_to_a_volume_of_the_image_counts(image: str, options: Co
         assert "to disk" in outcome.reason
     finally:
         box.close()
-        subprocess.run(["docker", "rmi", "-f", name], capture_output=True)
 
 
 def test_a_living_container_is_not_lost_by_an_event_of_another(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
@@ -208,11 +205,11 @@ def test_an_environment_can_be_opened_again_while_it_closes(sandbox: ContainerSa
     assert printed(second, "cat file 2>/dev/null || echo none") == "none\n"
 
 
-def test_a_fence_leaves_room_for_processes(env: ContainerEnvironment) -> None:
+def test_a_fence_leaves_room_for_processes(shared: ContainerEnvironment) -> None:
     # Given a command that has left as many processes as the container may have
-    admit(env, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()
+    admit(shared, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()
     # When a fenced command starts programs; then it can
-    outcome = env.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=20)).wait()
+    outcome = shared.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=20)).wait()
     assert (outcome.status, outcome.exit_code, outcome.stderr) == ("succeeded", 0, b"")
 
 

@@ -11,6 +11,12 @@ from workers.cpu.abstract import ExecOutcome, ExecRequest, Holding
 from workers.cpu.docker.environment import ContainerEnvironment
 
 
+@pytest.fixture
+def env(shared: ContainerEnvironment) -> ContainerEnvironment:
+    """Give the environment that the tests share."""
+    return shared
+
+
 def test_a_command_sees_the_cores_that_it_holds(env: ContainerEnvironment) -> None:
     # Given grants of different cores; when commands look; then they see them
     for cores, seen in (((0,), "0"), ((1,), "1"), ((0, 1), "0-1")):

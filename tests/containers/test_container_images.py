@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -24,6 +25,7 @@ from workers.cpu.errors import ImageMissing
 
 from .conftest import NODE
 from .registry import Registry, served
+from .support import engine_says
 
 MIB = 1 << 20
 
@@ -40,13 +42,13 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def here(registry: Registry) -> list[str]:
     """Return the ids of the engine's images from a registry."""
-    argv = ["docker", "images", "-q", "--no-trunc", "--filter", f"reference={registry.address}/*/*"]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+    filters = json.dumps({"reference": [f"{registry.address}/*/*"]})
+    return [each["Id"] for each in engine_says(f"/images/json?filters={quote(filters)}")]
 
 
 def has(reference: str) -> bool:
     """Say whether the engine has an image under a name."""
-    return subprocess.run(["docker", "image", "inspect", reference], capture_output=True).returncode == 0
+    return engine_says(f"/images/{reference}/json") is not None
 
 
 def docker_pull(reference: str) -> None:

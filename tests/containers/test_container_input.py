@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.workers_cpu.support import followed, printed
 from workers.cpu.abstract import Data, EndOfInput, Signal, WindowSize
 from workers.cpu.docker.environment import ContainerEnvironment
+
+
+@pytest.fixture
+def env(shared: ContainerEnvironment) -> ContainerEnvironment:
+    """Give the environment that the tests share."""
+    return shared
 
 
 def test_output_comes_as_it_is_printed_and_input_is_read_to_its_end(env: ContainerEnvironment) -> None:

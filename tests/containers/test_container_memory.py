@@ -19,7 +19,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .conftest import NODE
-from .support import containers, groups_of, worker
+from .support import containers, engine_says, groups_of, worker
 
 TAKES_PROCESS_1 = "echo 1000 >/proc/1/oom_score_adj; for f in 1 2 3 4; do head -c 30000000 /dev/zero >/dev/shm/$f; done"
 """Has the kernel end process 1 of a container of 64 MB."""
@@ -47,7 +47,7 @@ def test_a_shell_and_then_its_container_that_the_kernel_ends_for_memory_are_a_lo
 
         def is_gone() -> bool:
             subprocess.run(["docker", "exec", env.container.id, "sh", "-c", TAKES_PROCESS_1], capture_output=True)
-            return not containers(f"{NODE}-late") and not groups_of(env.container.id)
+            return until(lambda: not containers(f"{NODE}-late") and not groups_of(env.container.id), 5.0)
 
         engine.meanwhile = lambda: until(is_gone)
         # Given a command whose shell the kernel ends for want of memory
@@ -78,14 +78,15 @@ def test_a_worker_that_stood_still_says_whether_the_kernel_has_ended_a_command_w
     node = f"{NODE}-stopped"
     with worker(tmp_path, node, image, f"touch begun; until test -e go; do sleep 0.05; done; {command}") as (process, container_id):
         inside = ["docker", "exec", container_id, "sh", "-c"]
-        assert until(lambda: subprocess.run([*inside, "test -e /work/begun"]).returncode == 0)
+        begun = Path(f"/proc/{engine_says(f'/containers/{container_id}/json')['State']['Pid']}/root/work/begun")
+        assert until(begun.exists)
         process.send_signal(signal.SIGSTOP)
         subprocess.run([*inside, "touch /work/go; until test -e /work/over; do sleep 0.05; done"], check=True)
         # When the kernel ends process 1, and the engine removes the container, before the worker goes on
 
         def is_gone() -> bool:
             subprocess.run([*inside, TAKES_PROCESS_1], capture_output=True)
-            return container_id not in containers(node) and not groups_of(container_id)
+            return until(lambda: container_id not in containers(node) and not groups_of(container_id), 5.0)
 
         assert until(is_gone)
         process.send_signal(signal.SIGCONT)

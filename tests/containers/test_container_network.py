@@ -26,7 +26,7 @@ def docker(*argv: str) -> str:
     return subprocess.run(["docker", *argv], check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(image: str) -> Iterator[str]:
     """Give the address of a server outside an internal network, on which `egress` is a proxy that leads there."""
     made: list[str] = []
@@ -52,9 +52,9 @@ def reaches(env: ContainerEnvironment, address: str, port: int) -> bool:
     return run(env, f"nc -w 3 {address} {port} </dev/null").stdout.decode().strip() == GREETING
 
 
-def test_a_container_has_no_network_by_default(env: ContainerEnvironment, server: str) -> None:
-    assert not reaches(env, server, 9000)
-    assert [line.split(":")[0].strip() for line in printed(env, "cat /proc/net/dev").splitlines()[2:]] == ["lo"]
+def test_a_container_has_no_network_by_default(shared: ContainerEnvironment, server: str) -> None:
+    assert not reaches(shared, server, 9000)
+    assert [line.split(":")[0].strip() for line in printed(shared, "cat /proc/net/dev").splitlines()[2:]] == ["lo"]
 
 
 def test_a_container_on_a_named_network_reaches_what_is_on_it(tmp_path: Path, options: ContainerOptions, server: str) -> None:

@@ -58,7 +58,7 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give an image whose shell never comes to anything."""
     script = tmp_path_factory.mktemp("hangs") / "sh"
-    script.write_text("#!/bin/busybox yes\n")
+    script.write_text("#!/bin/busybox sh\nexec sleep 3600\n")
     script.chmod(0o755)
     make_busybox(HANGS, programs={"bin/sh": script})
     return HANGS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers_cpu.support import admit, printed, until
-from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
@@ -33,11 +33,19 @@ def box(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contai
 
 
 @pytest.fixture
-def env(box: ContainerSandbox) -> Iterator[ContainerEnvironment]:
-    """Give an environment of the test's own."""
-    environment = box.open(EnvironmentSpec(id="own"))
-    yield environment
-    environment.close()
+def env(box: ContainerSandbox) -> ContainerEnvironment:
+    """Give an environment that all tests share, in which nothing of the earlier ones runs or is in their folders."""
+    environment = box.open(EnvironmentSpec(id="shared"))
+    request = ExecRequest(action_id="clear", command="cd; rm -rf ./* /tmp/*", fence=True, timeout_s=60)
+    cleared = environment.start(request).wait()
+    assert (cleared.status, cleared.exit_code) == ("succeeded", 0), cleared
+    return environment
+
+
+@pytest.fixture(scope="module")
+def strange(box: ContainerSandbox) -> ContainerEnvironment:
+    """Give one for files of which a shell might not get rid."""
+    return box.open(EnvironmentSpec(id="strange"))
 
 
 def test_paths_are_those_of_the_container(env: ContainerEnvironment, tmp_path: Path) -> None:
@@ -120,11 +128,11 @@ def test_a_huge_file_is_refused(env: ContainerEnvironment) -> None:
 
 
 @pytest.mark.parametrize("path", ["a/" * 1500 + "x", "a" * 300, "a/" * 3000 + "x", "\udcff", "a\nb", "-rf"], ids=range(6))
-def test_a_strange_path_is_a_file_or_one_of_our_errors(env: ContainerEnvironment, path: str) -> None:
+def test_a_strange_path_is_a_file_or_one_of_our_errors(strange: ContainerEnvironment, path: str) -> None:
     # Given a path that is very deep, long or odd; when a file is written there
     try:
-        env.write_file(path, b"x")
-        data = env.read_file(path)
+        strange.write_file(path, b"x")
+        data = strange.read_file(path)
     except SandboxError:
         return
     # Then it is there, or was refused in our words

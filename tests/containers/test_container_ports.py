@@ -28,6 +28,12 @@ HERE = sorted(os.sched_getaffinity(0))
 LISTENS = 'until grep -qi ":$(printf %04x {port}) .* 0A " /proc/net/tcp*; do usleep 20000; done'
 
 
+@pytest.fixture
+def env(shared: ContainerEnvironment) -> ContainerEnvironment:
+    """Give the environment that the tests share."""
+    return shared
+
+
 def serve(env: ContainerEnvironment, port: int = 8000, *, session: str = "main", word: str = "here") -> None:
     """Have a command of a session leave busybox' server running, which gives the file `word`."""
     printed(env, f"mkdir -p {word}; echo {word} > {word}/word")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,16 +31,30 @@ except TangramError as error:
 """
 
 
-def said(base: Path, variables: Mapping[str, str], before: Sequence[str] = (), become: str = "") -> str:
+def said(base: Path, before: Sequence[str] = (), become: str = "") -> str:
     """Start a container sandbox as a worker does, in a process of its own, and return what it says."""
-    env = {**os.environ, "TANGRAM_SANDBOX": "docker", **variables}
+    env = {**os.environ, "TANGRAM_SANDBOX": "docker"}
     argv = [*before, sys.executable, "-c", START.replace("try:", f"{become}\ntry:"), str(base)]
     done = subprocess.run(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     return done.stdout
 
 
-def test_a_worker_that_may_use_the_engine_and_write_control_groups_starts(tmp_path: Path, image: str) -> None:
-    assert said(tmp_path, {}) == ""
+@pytest.fixture
+def says(tmp_path: Path, image: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Give what does the same in this process, for a worker with these variables and the rights of this process."""
+
+    def start(**variables: str) -> str:
+        for name, value in {"TANGRAM_SANDBOX": "docker", **variables}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["", str(tmp_path)])
+        exec(compile(START, "start", "exec"), {})
+        return capsys.readouterr().out
+
+    return start
+
+
+def test_a_worker_that_may_use_the_engine_and_write_control_groups_starts(says: Callable[..., str]) -> None:
+    assert says() == ""
 
 
 @pytest.mark.parametrize(
@@ -56,7 +70,7 @@ def test_a_worker_that_cannot_write_control_groups_does_not_start(tmp_path: Path
     needed("" if os.geteuid() == 0 else "changing mounts needs root")
     needed("" if Path("/sys/fs/cgroup/cpu").exists() or "mount --bind" not in before else "control groups are of version 2")
     # Given a worker whose view of control groups is no good; when it starts
-    refused = said(tmp_path, {}, ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"])
+    refused = said(tmp_path, ["unshare", "--mount", "sh", "-c", f'{before}; exec "$@"', "sh"])
     # Then one line says so, and what it needs
     assert refused.startswith("EngineUnavailable: ")
     assert reason in refused
@@ -68,22 +82,22 @@ def test_a_worker_that_is_not_root_does_not_start(tmp_path: Path, image: str) ->
     needed("" if os.geteuid() == 0 else "becoming another user needs root")
     # Given a worker that may use the engine but is not root; when it starts; then one line says so
     become = "import os, workers.cpu.docker.sandbox; os.setgid(os.stat('/var/run/docker.sock').st_gid); os.setuid(65534);"
-    refused = said(tmp_path, {}, become=become)
+    refused = said(tmp_path, become=become)
     assert refused.startswith("EngineUnavailable: control groups cannot be written by user 65534: a worker with containers must be root")
     assert refused.count("\n") == 1
 
 
-def test_an_allow_list_is_refused_and_the_alternative_named(tmp_path: Path, image: str) -> None:
+def test_an_allow_list_is_refused_and_the_alternative_named(says: Callable[..., str]) -> None:
     # Given the variable of an allow-list; when the worker starts; then it does not, and one line says what to do instead
-    refused = said(tmp_path, {"TANGRAM_CONTAINER_ALLOW": "10.0.0.5:443"})
+    refused = says(TANGRAM_CONTAINER_ALLOW="10.0.0.5:443")
     assert refused == (
         "ConfigError: TANGRAM_CONTAINER_ALLOW is not supported: "
         "let TANGRAM_CONTAINER_NETWORK name a Docker network with an egress proxy (docs/containers.md)\n"
     )
 
 
-def test_a_network_that_the_engine_does_not_have_is_refused(tmp_path: Path, image: str) -> None:
-    refused = said(tmp_path, {"TANGRAM_CONTAINER_NETWORK": "no-such-network"})
+def test_a_network_that_the_engine_does_not_have_is_refused(says: Callable[..., str]) -> None:
+    refused = says(TANGRAM_CONTAINER_NETWORK="no-such-network")
     assert refused == (
         "EngineUnavailable: the Docker engine has no network 'no-such-network': make it with `docker network create no-such-network`\n"
     )

@@ -1,9 +1,14 @@
-"""The bundled rollouts, command by command, in containers and in process environments: the same results."""
+"""Bundled rollouts, command by command, in containers and in process environments: the same results.
+
+Those whose actions differ in kind: files written and read beside commands, and files replaced by tools. The others do the same to
+other modules of the same repository.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,18 +22,20 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.process.sandbox import ProcessSandbox
 
-from . import debian
 from .conftest import NODE, needed
+from .images import make_with_python
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ROLLOUTS = [line for line in map(json.loads, (EXAMPLES / "rollouts.jsonl").read_text(encoding="utf-8").splitlines()) if "steps" in line]
+CHOSEN = ("add-stopwords", "rename-figures")
+LINES = (EXAMPLES / "rollouts.jsonl").read_text(encoding="utf-8").splitlines()
+ROLLOUTS = [line for line in map(json.loads, LINES) if line.get("trajectory") in CHOSEN]
 
 
 @pytest.fixture(scope="module")
 def python_image(image: str) -> str:
     """Give the name of an image with python3 and make."""
-    needed(debian.lacking())
-    return debian.make()
+    needed("" if shutil.which("make") and shutil.which("ldd") else "there is no make, or no ldd")
+    return make_with_python()
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from tangram.settings import Settings
+from tests.cli.forked import forked
 from tests.deployment.support import COMPOSE_FILE, PASSWORDS, ROOT, compose, environment, services
 
 OURS = {"migrate", "scheduler", "cpu-worker", "gpu-worker", "api-worker", "gateway", "web", "flower", "metrics"}
@@ -42,15 +44,15 @@ def test_without_a_password_nothing_starts_and_one_line_says_why(name: str) -> N
     assert not any(value in done.stderr for value in rest.values())
 
 
-def test_every_command_of_ours_exists(config: dict[str, dict[str, Any]]) -> None:
+def test_every_command_of_ours_exists(config: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     for name in OURS:
         words = config[name]["command"]
         if words[0] == "celery":
             argv = [sys.executable, "-m", "celery", *words[1:], "--help"]
+            done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
         else:
             assert words[0] == "tangram", name
-            argv = [sys.executable, "-m", "tangram", *words[1:], "--help"]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+            done = forked(*words[1:], "--help", cwd=tmp_path)
         assert done.returncode == 0, (name, done.stderr)
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,8 @@ from tests.containers.images import BUSYBOX, busybox, make_busybox
 from tests.deployment.support import PASSWORDS, ROOT, environment, missing, services
 
 POSTGRES = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
-LONG_RUNNING = ("scheduler", "cpu-worker", "api-worker", "flower")
+LONG_RUNNING = ("cpu-worker", "api-worker", "scheduler", "flower")
+"""Those whose check waits for an answer come first, so that few checks of the others, each a process, fail before these are up."""
 BIN = Path(sys.executable).parent
 
 
@@ -107,12 +108,12 @@ class Deployment:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Run the deployment whose environments are sandboxes of processes."""
-    with deployed(tmp_path_factory.mktemp("deployment"), "process") as made:
+    with deployed(tmp_path_factory.mktemp("deployment")) as made:
         yield made
 
 
 @contextmanager
-def deployed(folder: Path, sandbox: str) -> Iterator[Deployment]:
+def deployed(folder: Path) -> Iterator[Deployment]:
     """Run Redis, the migration and the services, each as compose would."""
     redis_port, flower_port = free_port(), free_port()
     config = services(
@@ -124,7 +125,7 @@ def deployed(folder: Path, sandbox: str) -> Iterator[Deployment]:
     with empty_database() as database_url, ExitStack() as stop:
         replaced = {
             "TANGRAM_DATABASE_URL": database_url,
-            "TANGRAM_SANDBOX": sandbox,
+            "TANGRAM_SANDBOX": "process",
             "FLOWER_ADDRESS": "127.0.0.1",
             "FLOWER_PORT": str(flower_port),
         }
@@ -152,10 +153,10 @@ def test_all_become_healthy_and_the_smoke_check_passes(deployment: Deployment) -
     becomes_healthy(deployment)
 
 
-def becomes_healthy(deployment: Deployment) -> None:
+def becomes_healthy(deployment: Deployment, names: Sequence[str] = LONG_RUNNING) -> None:
     # Given services that have just been started
     # When compose's own checks are run until they pass
-    for name in LONG_RUNNING:
+    for name in names:
         assert wait_until(lambda name=name: deployment.look(name).returncode == 0, 90), f"{name}\n{deployment.logs()}"
     smoke = deployment.run("scheduler", [sys.executable, "-m", "app.smoke"])
     # Then a trainer finds a deployment that works
@@ -165,6 +166,19 @@ def becomes_healthy(deployment: Deployment) -> None:
     for process in deployment.processes.values():
         text = process.log.read_text()
         assert "Traceback" not in text and not any(password in text for password in PASSWORDS.values()), process.name
+
+
+def test_the_same_holds_where_environments_are_containers(deployment: Deployment) -> None:
+    if busybox() is None or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        # Not a failure in CI, where the tests of containers have a run and an engine of their own.
+        pytest.skip("no Docker engine answers, or there is no statically linked busybox")
+    make_busybox()
+    # Given the deployment with another CPU worker, whose sandbox is the one that the file names
+    deployment.processes["cpu-worker"].stop(30)
+    assert environment(deployment.config["cpu-worker"])["TANGRAM_SANDBOX"] == "docker"
+    del deployment.replaced["TANGRAM_SANDBOX"]
+    deployment.start("cpu-worker", deployment.config["cpu-worker"]["command"])
+    becomes_healthy(deployment, ["cpu-worker"])
 
 
 def test_redis_asks_for_the_password(deployment: Deployment) -> None:
@@ -196,15 +210,6 @@ def test_the_check_of_a_scheduler_fails_where_none_leads(deployment: Deployment)
     deployment.processes["scheduler"].stop(30)
     looked = deployment.look("scheduler")
     assert looked.returncode != 0 and "no scheduler leads" in looked.stderr
-
-
-def test_the_same_holds_where_environments_are_containers(tmp_path: Path) -> None:
-    if busybox() is None or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
-        # Not a failure in CI, where the tests of containers have a run and an engine of their own.
-        pytest.skip("no Docker engine answers, or there is no statically linked busybox")
-    make_busybox()
-    with deployed(tmp_path, "docker") as deployment:
-        becomes_healthy(deployment)
 
 
 def test_the_smoke_check_ends_at_the_first_thing_that_fails(redis_urls: RedisUrls) -> None:
