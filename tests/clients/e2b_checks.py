@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -206,10 +207,12 @@ def _(here: Here) -> None:
 
 @check("Commands.kill")
 def _(here: Here) -> None:
-    def children() -> list[psutil.Process]:
-        return [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "98765"]]
+    nap = f"98765.{os.getpid()}"  # others on this machine may run the same test
 
-    running = _background(here, "sleep 98765 & echo begun; wait")
+    def children() -> list[psutil.Process]:
+        return [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", nap]]
+
+    running = _background(here, f"sleep {nap} & echo begun; wait")
     assert next(iter(running))[0] == "begun\n"
     here.served.live.until(children)  # the shell goes on before its child has become `sleep`
     assert here.sandbox.commands.kill(running.pid)

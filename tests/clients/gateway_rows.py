@@ -74,8 +74,8 @@ ROCK_TESTS: dict[str, tuple[str, ...]] = {
     "execute": node(_ROCK, "test_commands_run_in_a_session_and_beside"),
     "read_file, write_file, upload": node(_ROCK, "test_files_go_in_and_come_out"),
     "close_session, stop, delete, close": node(_ROCK, "test_a_sandbox_that_was_stopped_is_gone")
-    + node("clients/test_not_served", "test_rock_closes_and_deletes"),
-    "restart, archive, commit": node("clients/test_not_served", "test_what_rock_has_and_we_have_not_is_not_found"),
+    + node("gateway/test_gateway_not_served", "test_rock_closes_and_deletes"),
+    "restart, archive, commit": node("gateway/test_gateway_not_served", "test_what_rock_has_and_we_have_not_is_not_found"),
 }
 
 FUSION = (
@@ -108,7 +108,7 @@ def rows() -> Iterator[Row]:
             version=one.version,
             method=one.method,
             **said(one.how),
-            tests=node("clients/test_e2b_methods", f"test_row[{one.method}]"),
+            tests=node("gateway/test_gateway_e2b_methods", f"test_row[{one.method}]"),
         )
     for table, tests in ((REX, REX_TESTS), (ROCK, ROCK_TESTS)):
         for client, version, method, how in table:
@@ -120,7 +120,7 @@ def rows() -> Iterator[Row]:
         version="0.3.7",
         method="get_prompts, submit, list_datasets",
         **said("not served: data sets and their scoring are the caller's"),
-        tests=node("clients/test_not_served", "test_data_sets_of_sandbox_fusion_are_not_found"),
+        tests=node("gateway/test_gateway_not_served", "test_data_sets_of_sandbox_fusion_are_not_found"),
     )
     for call in score_methods.METHODS:
         if call.client == "trl" and call.method in REAL_TRL:
@@ -136,6 +136,6 @@ def rows() -> Iterator[Row]:
         shown = (
             node(_SCORES, f"test_recorded_requests_are_answered_as_their_client_reads_it[{call.name}]")
             if call.path
-            else node("clients/test_not_served", f"test_a_path_that_is_not_served_is_not_found[{call.name}]")
+            else node("gateway/test_gateway_not_served", f"test_a_path_that_is_not_served_is_not_found[{call.name}]")
         )
         yield Row(client=call.client, version=call.version, method=call.method, **said(call.how), tests=shown)

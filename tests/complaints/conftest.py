@@ -1,4 +1,4 @@
-"""What these tests need beyond the gateway's: a sandbox of their own."""
+"""A stack with a gateway that these tests share, and a sandbox without one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.conftest import served
+from app.journal.environments import SILENCE_S
+from app.local.stack import StackPlan
+from tests.gateway.conftest import Served, free_port
+from tests.live.support import running
 from workers.cpu.process.sandbox import ProcessSandbox
 
-__all__ = ["served"]
+ORPHAN_S = 3 * SILENCE_S
+"""Silence after which environments of a client are closed; before that they are listed as orphans for long enough to be seen."""
+
+
+@pytest.fixture(scope="package")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run a stack whose clients may be silent for `ORPHAN_S`. A test that kills its node starts it again."""
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    variables = {"TANGRAM_ORPHAN_S": str(ORPHAN_S)}
+    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
+    with running(tmp_path_factory.mktemp("complaints") / "state", plan) as live:
+        yield Served(live, plan.gateway_url)
 
 
 @pytest.fixture

@@ -10,31 +10,19 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from app.local.stack import StackPlan
 from tests.freezing import freeze
-from tests.gateway.conftest import Served, free_port, options_of
-from tests.live.support import FAST_BEATS, running
+from tests.gateway.conftest import Served, options_of
 
 CREATES: list[tuple[str, dict[str, Any]]] = [
     ("/api/v1/environments", {"trajectory": "t"}),
     ("/v2/sandboxes", {"templateID": "base", "timeout": 60}),
 ]
-
-
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Served]:
-    """Run a stack whose node a test may kill."""
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=FAST_BEATS)
-    with running(tmp_path / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
 
 
 def opens_of(served: Served, job: str) -> int:
@@ -118,25 +106,26 @@ def test_duplicates_are_not_made_by_a_name_that_is_created_again(served: Served)
     assert opens_of(served, "named") == 1
 
 
-def test_a_dead_environment_is_a_terminal_error_and_never_a_blank_one(mortal: Served) -> None:
+def test_a_dead_environment_is_a_terminal_error_and_never_a_blank_one(served: Served) -> None:
     e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
     # Given environments of three shapes, each with work in it
-    sandbox = e2b.Sandbox.create(**options_of(mortal, "work"))
+    sandbox = e2b.Sandbox.create(**options_of(served, "work"))
     sandbox.files.write("work", "done")
-    with mortal.http("work") as http:
+    with served.http("work") as http:
         path = f"/api/v1/environments/{http.post('/api/v1/environments', json={}).json()['id']}"
         assert http.put(f"{path}/files", params={"path": "work"}, content=b"done").status_code < 300
         assert http.post("/envs/rollout/create_session", json={"startup_timeout": 60}).status_code == 200
         assert http.post("/envs/rollout/run_in_session", json={"action_type": "bash", "command": "touch work"}).status_code == 200
         start = {"image": "any", "memory": "64m", "sandbox_id": "rock"}
         assert http.post("/apis/envs/sandbox/v1/start_async", json=start).json()["status"] == "Success"
-        before = opens_of(mortal, "work")
+        before = opens_of(served, "work")
         ids = {one["name"]: one["id"] for one in http.get("/api/v1/environments").json()}
         # When their node dies, and another worker takes its place
-        mortal.live.process("cpu-0").kill()
-        mortal.live.until(lambda: "cpu-0" in mortal.live.stack.dead())
-        mortal.live.stack.restart("cpu-0")
-        mortal.live.until(lambda: http.post("/api/v1/environments", json={}).status_code == 201)
+        served.live.process("cpu-0").kill()
+        served.live.until(lambda: "cpu-0" in served.live.stack.dead())
+        served.live.stack.restart("cpu-0")
+        with served.http("after") as other:
+            served.live.until(lambda: other.post("/api/v1/environments", json={}).status_code == 201)
         # Then each call says so, again and again, in a way that no trainer takes for an answer of the program
         for _ in range(3):
             native = http.post(f"{path}/exec", json={"command": "cat work"})
@@ -159,7 +148,7 @@ def test_a_dead_environment_is_a_terminal_error_and_never_a_blank_one(mortal: Se
             assert (named.status_code, named.json()["error"]["cause"]) == (502, "environment_lost")
             assert http.post("/apis/envs/sandbox/v1/start_async", json=start).json()["result"]["code"] == 5000
         # And nothing was opened in their place
-        assert opens_of(mortal, "work") == before + 1
+        assert opens_of(served, "work") == before
         # Whoever closes the name begins afresh, knowingly
         assert http.post("/envs/rollout/close", json=None).status_code == 200
         assert http.post("/envs/rollout/create_session", json={"startup_timeout": 60}).status_code == 200

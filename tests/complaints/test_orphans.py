@@ -8,28 +8,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from app.cli.environments import read_environments
 from app.journal.environments import SILENCE_S
-from app.local.stack import StackPlan
-from tests.live.support import Live, running
+from tangram.life_signs import silences
+from tests.gateway.conftest import Served
+from tests.live.support import Live
 from tests.live.test_live_trainers import training
-
-ORPHAN_S = 3 * SILENCE_S
-"""Silence after which environments of a client are closed; before that they are listed for long enough to be seen."""
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Run a stack whose clients may be silent for `ORPHAN_S`."""
-    variables = {"TANGRAM_ORPHAN_S": str(ORPHAN_S)}
-    plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, variables=variables)
-    with running(tmp_path_factory.mktemp("orphans") / "state", plan) as live:
-        yield live
 
 
 def listed(live: Live, *flags: str) -> dict[str, dict[str, Any]]:
@@ -40,17 +26,19 @@ def listed(live: Live, *flags: str) -> dict[str, dict[str, Any]]:
 
 
 def known(live: Live, *, orphans: bool = False) -> set[str]:
-    """Return what `tangram envs` would list, without a process of its own for each look."""
-    return {one["id"] for one in read_environments(live.settings, job=None, orphans=orphans)}
+    """Return what `tangram envs` would list of the job `left`, without a process of its own for each look."""
+    return {one["id"] for one in read_environments(live.settings, job="left", orphans=orphans)}
 
 
-def test_the_environment_of_a_killed_client_is_listed_as_an_orphan_and_ends(live: Live) -> None:
+def test_the_environment_of_a_killed_client_is_listed_as_an_orphan_and_ends(served: Served) -> None:
+    live = served.live
     with training(live, job="left") as trainer:
         # Given a client that lives: its environment is nobody's orphan
-        assert trainer.environment in listed(live) and listed(live, "--orphans") == {}
+        assert trainer.environment in known(live) and known(live, orphans=True) == set()
         pid = trainer.process.pid
     # When it is killed, as `training` does at its end
-    live.until(lambda: trainer.environment in known(live, orphans=True))
+    with served.store() as store:
+        live.until(lambda: (silences(store, [trainer.client])[trainer.client] or 0.0) > SILENCE_S)
     # Then its environment is listed with its owner, its job and its age
     found = listed(live, "--orphans")
     one = found[trainer.environment]
@@ -59,5 +47,6 @@ def test_the_environment_of_a_killed_client_is_listed_as_an_orphan_and_ends(live
     # And the one that was opened to outlast its client is not
     assert trainer.detached not in found
     # And it ends without anybody's doing
-    live.until(lambda: trainer.environment not in known(live), timeout_s=120)
-    assert trainer.detached in listed(live)
+    ended = f"SELECT id FROM environments WHERE id = '{trainer.environment}' AND ended_at IS NOT NULL"
+    live.until(lambda: live.rows(ended), timeout_s=120)
+    assert known(live) == {trainer.detached}

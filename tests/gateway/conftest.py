@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ import pytest
 import redis
 
 from app.gateway.tokens import make_token
-from app.journal.database import open_engine
 from app.local.stack import StackPlan
 from tangram.connection import redis_url
 from tests.live.support import SERVICES, Live, running
@@ -35,11 +35,7 @@ class Served:
 
     def token(self, job: str) -> str:
         """Return a fresh token of a job."""
-        engine = open_engine(self.live.stack.database_url)
-        try:
-            return make_token(engine, job)
-        finally:
-            engine.dispose()
+        return make_token(self.live.journal, job)
 
     def store(self) -> redis.Redis:
         """Return the result store."""
@@ -53,6 +49,10 @@ class Served:
 # A busy machine may need longer for an answer than the five seconds for which httpx waits where a call says nothing.
 for _step in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _step, 60.0)
+
+# Each client reads all certificates of the machine, which takes longer than several calls. They share them: no call here is encrypted.
+_transports: Any = httpx._transports.default
+_transports.create_ssl_context = functools.cache(_transports.create_ssl_context)
 
 _held: list[socket.socket] = []
 

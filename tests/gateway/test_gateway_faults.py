@@ -20,15 +20,14 @@ import pytest
 from app.cli.reporting import read_report
 from app.cli.state import read_state
 from app.local.processes import Command
-from app.local.stack import StackPlan
-from app.tiny_models import make_tiny
+from app.local.stack import StackPlan, wait_until_up
 from tangram import ActionError, Client, EnvironmentLost
 from tangram.calls import Place
 from tangram.integrations.verl_reward import KEPT, ScoreFailed, compute_score
 from tests.freezing import freeze
 from tests.gateway.conftest import Served, free_port, options_of
 from tests.gateway.test_gateway_rock import VERBS, Sandbox
-from tests.live.support import running
+from tests.live.support import Live, running
 
 WRONG = "exit 3"
 SLOW = "sleep 600"
@@ -62,34 +61,44 @@ model = "broken"
 cells = [1]
 memory_mb = 200
 """
-"""Services whose model has no weights that can be read."""
+"""Services whose model cannot be read."""
 
 ITEMS = [{"prompt": "p", "response": "r"}]
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """Run a stack with a gateway that a test may do anything to. A node is lost only after seconds."""
+CORES = 4
+
+
+@pytest.fixture(scope="module")
+def stack_with_nodes_to_lose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run a stack with a gateway. A node is lost only after seconds."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    services = SERVICES
-    if find_spec("torch") is not None:
-        (make_tiny(tmp_path / "broken", "reward") / "model.safetensors").write_bytes(b"no tensors")
-        services += BROKEN
-    (tmp_path / "services.toml").write_text(services)
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "services.toml").write_text(SERVICES)
     plan = StackPlan(
         policy="fcfs",
         nodes=1,
-        cores=2,
+        cores=CORES,
         memory_mb=16384,
         cells=4,
         cell_memory_mb=1200,
         api_nodes=0,
-        services_file=tmp_path / "services.toml",
+        services_file=folder / "services.toml",
         gateway_port=free_port(),
         variables={"TANGRAM_BEAT_S": "2", "TANGRAM_TAKEOVER_S": "6"},
     )
-    with running(tmp_path / "state", plan) as live:
+    with running(folder / "state", plan) as live:
         yield Served(live, plan.gateway_url)
+
+
+@pytest.fixture
+def served(stack_with_nodes_to_lose: Served) -> Served:
+    """Return the stack with all its nodes, of which a test may kill any."""
+    live = stack_with_nodes_to_lose.live
+    for name in live.stack.dead():
+        live.stack.restart(name)
+    wait_until_up(live.stack, live.plan)
+    return stack_with_nodes_to_lose
 
 
 def metric(served: Served, cause: str) -> dict[str, int]:
@@ -97,6 +106,11 @@ def metric(served: Served, cause: str) -> dict[str, int]:
     start = f'tangram_gateway_infra_failed_total{{cause="{cause}",shape="'
     lines = [line.removeprefix(start) for line in httpx.get(f"{served.url}/metrics").text.splitlines() if line.startswith(start)]
     return {line.partition('"')[0]: int(float(line.split()[-1])) for line in lines}
+
+
+def failures(live: Live) -> Counter[str]:
+    """Return how many actions of the stack have failed by the system's fault so far, by cause."""
+    return Counter(read_state(live.settings)[0]["infra_failed"])
 
 
 def raised(future: Future[Any]) -> Any:
@@ -107,7 +121,7 @@ def raised(future: Future[Any]) -> Any:
 def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_commands(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = served.live
+    live, before = served.live, failures(served.live)
     for name, text in live.environment.items():
         monkeypatch.setenv(name, text)
     with served.http() as http, live.client("native") as client, live.client("verl") as verl, ThreadPoolExecutor(16) as threads:
@@ -133,17 +147,21 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
 
         assert score(WRONG, 0) == {"score": 0.0, "exit_code": 3}
         # And a command that runs, or waits for a core, in each
-        calls: dict[str, Callable[[], Any]] = {
+        sandbox = _of_e2b(served)
+        calls: dict[str, Callable[[], Any]] = {"e2b": lambda: sandbox.commands.run(SLOW, timeout=600)} if sandbox else {}
+        calls |= {
             "client": lambda: mine.exec(SLOW),
             "native": lambda: http.post(f"{native}/exec", json={"command": SLOW, "session": "slow"}),
+            "run_code": lambda: http.post("/run_code", json={"language": "bash", "code": SLOW, "run_timeout": 600}),
             "swerex": lambda: http.post(rex, json={"command": SLOW, "shell": True}),
             "rock": lambda: http.post(f"{VERBS}/execute", json={"command": SLOW, "shell": True, "sandbox_id": rock.id, "timeout": 600}),
-            "run_code": lambda: http.post("/run_code", json={"language": "bash", "code": SLOW, "run_timeout": 600}),
             "verl": lambda: score(SLOW, 1),
-            **_of_e2b(served),
         }
-        pending = {name: threads.submit(call) for name, call in calls.items()}
-        live.until(lambda: _unfinished(served) == {"running": 2, "waiting": len(calls) - 2})
+        pending: dict[str, Future[Any]] = {}
+        for name, call in calls.items():
+            pending[name] = threads.submit(call)
+            live.until(lambda: _unfinished(served).total() == len(pending))
+        live.until(lambda: _unfinished(served) == {"running": CORES, "waiting": len(calls) - CORES})
         live.until(lambda: not live.rows("SELECT id FROM environments WHERE state IN ('waiting', 'opening')"))
         # When the node is killed
         live.process("cpu-0").kill()
@@ -161,32 +179,33 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         assert envelope["result"]["code"] != 6000  # the command's own failure
         assert pending["run_code"].result().status_code == 504
         assert isinstance(raised(pending["verl"]), ScoreFailed)
-        if "e2b" in pending:
+        if sandbox:
             assert type(raised(pending["e2b"])).__name__ == "SandboxNotRunningException"
         # And the gateway's metric, the status and the report count them as failures of ours
         through = dict.fromkeys(calls.keys() - {"client", "verl"}, 1)
         assert metric(served, "environment_lost") == through
-        live.until(lambda: read_state(live.settings)[0]["infra_failed"] == {"environment_lost": len(calls)})
+        assert not (sandbox and sandbox.is_running())
+        live.until(lambda: failures(live) - before == {"environment_lost": len(calls)})
     report = read_report(live.settings, "native").document()
     assert (report["total"]["by_cause"]["exit"], report["total"]["by_fault"]) == (1, {"infrastructure": 1, "program": 1})
 
 
-def _of_e2b(served: Served) -> dict[str, Callable[[], Any]]:
-    """Return E2B's client's call, where that is installed; its sandbox stands then."""
+def _of_e2b(served: Served) -> Any:
+    """Return a sandbox of E2B's client, None where that is not installed."""
     try:
         import e2b
     except ImportError:
-        return {}
+        return None
     sandbox = e2b.Sandbox.create(**options_of(served, "e2b"))
     with pytest.raises(e2b.CommandExitException) as wrong:
         sandbox.commands.run(WRONG)
     assert wrong.value.exit_code == 3
-    return {"e2b": lambda: sandbox.commands.run(SLOW, timeout=600)}
+    return sandbox
 
 
-def _unfinished(served: Served) -> dict[str, int]:
+def _unfinished(served: Served) -> Counter[str]:
     rows = served.live.rows("SELECT status FROM actions WHERE kind IN ('cpu.exec', 'gpu.score', 'gpu.logprobs') AND ended_at IS NULL")
-    return dict(Counter(row[0] for row in rows))
+    return Counter(row[0] for row in rows)
 
 
 def _scores(http: httpx.Client, client: Client, judge: str, teacher: str) -> dict[str, Callable[[], Any]]:
@@ -221,7 +240,7 @@ class Refused(Exception):
 
 def test_a_score_whose_node_dies_is_the_same_score_from_another_one(served: Served) -> None:
     live = served.live
-    with served.http() as http, live.client("native") as client, ThreadPoolExecutor(16) as threads:
+    with served.http() as http, live.client("scores") as client, ThreadPoolExecutor(16) as threads:
         # Given the scores of each shape, and the same calls once more on a node that hangs
         calls = _scores(http, client, "judge", "teacher")
         undisturbed = {name: call() for name, call in calls.items()}
@@ -233,17 +252,32 @@ def test_a_score_whose_node_dies_is_the_same_score_from_another_one(served: Serv
         # When the node dies, and another one comes
         live.process("gpu-0").kill()
         live.until(lambda: live.rows("SELECT state FROM nodes WHERE name = 'gpu-0'") == [("lost",)])
-        worker = live.command("gpu-0")
-        live.stack.spawn(Command("gpu-again", worker.argv, worker.env))
+        live.stack.restart("gpu-0")
         # Then everybody has the score that the model gives
         assert {name: future.result(timeout=120) for name, future in pending.items()} == undisturbed
         assert live.rows("SELECT DISTINCT attempts FROM actions WHERE kind LIKE 'gpu.%' ORDER BY attempts")[-1] == (2,)
 
 
+@pytest.fixture
+def broken(served: Served, tmp_path: Path) -> None:
+    """Start one more GPU node, whose services are broken. Only this one imports torch."""
+    if find_spec("torch") is None:
+        pytest.skip("the extra `gpu` is not installed")
+    model = tmp_path / "broken"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"no tensors")
+    (tmp_path / "services.toml").write_text(BROKEN)
+    live, worker = served.live, served.live.command("gpu-0")
+    own = {"TANGRAM_NODE_NAME": "gpu-broken", "TANGRAM_SERVICES_FILE": str(tmp_path / "services.toml")}
+    live.stack.spawn(Command("gpu-broken", worker.argv, {**worker.env, **own}))
+    live.until(lambda: live.rows("SELECT state FROM nodes WHERE name = 'gpu-broken'") == [("up",)])
+
+
+@pytest.mark.usefixtures("broken")
 def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> None:
-    pytest.importorskip("torch", reason="the extra `gpu` is not installed")
-    live = served.live
-    with served.http() as http, live.client("native") as client:
+    live, before = served.live, failures(served.live)
+    with served.http() as http, live.client("scores") as client:
         shapes: Counter[str] = Counter()
         for name, call in _scores(http, client, "broken-judge", "broken-teacher").items():
             # When a score is asked for, then there is none
@@ -260,4 +294,4 @@ def test_an_engine_that_fails_gives_no_score_in_any_shape(served: Served) -> Non
             shapes[name.partition(":")[0]] += 1
         # And the metric and the status count it
         assert metric(served, "engine_failed") == dict(shapes)
-        live.until(lambda: read_state(live.settings)[0]["infra_failed"] == {"engine_failed": 1 + shapes.total()})
+        live.until(lambda: failures(live) - before == {"engine_failed": 1 + shapes.total()})

@@ -11,16 +11,13 @@ import json
 import os
 import struct
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
 from app.gateway import e2b_output, e2b_process, e2b_table, records, rex_runtime, run_code
-from app.gateway.joined import ABANDONED_S
 from app.local.stack import StackPlan
 from tangram import wire
 from tangram.settings import Settings
@@ -31,14 +28,6 @@ HALF_AN_HOUR_S = 1800.0
 LENGTH_S = float(os.environ.get("TANGRAM_LONG_CALL_S", "40" if "CI" in os.environ else "0"))
 SHORT = {"TANGRAM_LEASE_S": "10", "TANGRAM_ORPHAN_S": "10", "TANGRAM_TIMEOUT_S": "10", "TANGRAM_CONNECT_TIMEOUT_S": "10"}
 """The timers of a stack, far below the length of the call."""
-
-LANGUAGES = """
-[slow]
-file = "text"
-compile = "sleep 5"
-run = "cat text"
-tool = "cat"
-"""
 
 needs_length = pytest.mark.skipif(LENGTH_S <= 0, reason="TANGRAM_LONG_CALL_S does not say how long the call is to be")
 
@@ -141,28 +130,3 @@ def test_one_long_call_through_every_shape(short_timers: Served) -> None:
             return await asyncio.gather(*(shape(http) for shape in (native, swerex, rock_shape, code, notebook, e2b_stream)))
 
     assert [one.strip() for one in asyncio.run(all_of_them())] == ["done"] * 6
-
-
-@needs_length
-@pytest.mark.timeout(60 + 3 * LENGTH_S)
-def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(tmp_path: Path) -> None:
-    (tmp_path / "languages.toml").write_text(LANGUAGES)
-    variables = {"TANGRAM_GATEWAY_LANGUAGES": str(tmp_path / "languages.toml")}
-    plan = StackPlan(policy="fcfs", nodes=1, cores=1, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
-    with running(tmp_path / "state", plan) as live, Served(live, plan.gateway_url).http() as http, ThreadPoolExecutor(1) as thread:
-        opened = http.post("/api/v1/environments", json={}).json()["id"]
-        # Given a call that is being compiled, and a command that takes the only core then
-        body = {"language": "slow", "code": "ran", "run_timeout": 1, "compile_timeout": 20}
-        first = thread.submit(http.post, "/run_code", json=body)
-        live.until(lambda: live.rows("SELECT 1 FROM actions WHERE status = 'running' AND kind = 'cpu.exec'"))
-        busy = {"command": f"sleep {LENGTH_S:g}", "timeout_s": 2 * LENGTH_S}
-        with suppress(httpx.ReadTimeout):
-            http.post(f"/api/v1/environments/{opened}/exec", json=busy, headers={"Idempotency-Key": "busy"}, timeout=0.5)
-        # When the caller has come again until there was an answer
-        answer = first.result()
-        while answer.status_code == 504:
-            answer = http.post("/run_code", json=body)
-        # Then the program has waited for its turn in the same environment, whose lease was renewed meanwhile
-        assert answer.json()["run_result"]["stdout"] == "ran"
-        (kept_s,), *others = live.rows(f"SELECT ends_at - opened_at FROM environments WHERE id != '{opened}'")
-        assert not others and kept_s > run_code.MARGIN_S + ABANDONED_S + LENGTH_S / 2

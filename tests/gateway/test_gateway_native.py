@@ -123,6 +123,7 @@ def test_a_renewed_lease_lasts(served: Served, http: httpx.Client) -> None:
     assert http.post(f"/api/v1/environments/{first}/lease", json={"lease_s": 300}).status_code == 200
     second = http.post("/api/v1/environments", json={"lease_s": 8}).json()["id"]
     # Then that one stands when the other one has ended
+    served.live.until(lambda: served.live.rows(f"SELECT state FROM environments WHERE id = '{second}'") == [("closed",)])
     served.live.until(lambda: http.get(f"/api/v1/environments/{second}").status_code == 404)
     assert http.post(f"/api/v1/environments/{first}/exec", json={"command": "true"}).json()["exit_code"] == 0
     http.delete(f"/api/v1/environments/{first}")

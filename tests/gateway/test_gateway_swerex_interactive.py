@@ -152,7 +152,7 @@ def test_a_usual_command_is_refused_while_an_interactive_program_runs(shell: Rex
 def test_a_usual_command_may_expect_something(shell: Rex) -> None:
     seen = do(shell.runtime.run_in_session(BashAction(command="echo one; echo two; (exit 3)", expect=["two"], check="silent")))
     assert (seen.expect_string, seen.exit_code, seen.output.splitlines()[0]) == ("two", 3, "one")
-    for _ in range(40):  # the command ends while its pattern is found, or is still to end
+    for _ in range(12):  # the command ends while its pattern is found, or is still to end
         seen = do(shell.runtime.run_in_session(BashAction(command="echo one; echo two; (exit 3)", expect=["two"], check="silent")))
         assert seen.exit_code == 3
     with pytest.raises(NonZeroExitCodeError, match="exit code 3"):

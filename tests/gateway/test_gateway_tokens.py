@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import base64
-import os
 import subprocess
-import sys
 
 import httpx
 import pytest
 
+from tests.cli.forked import forked
 from tests.gateway.conftest import Served, free_port
 
 ROCK = "/apis/envs/sandbox/v1"
 
 
 def tangram(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **served.live.environment}
-    return subprocess.run([sys.executable, "-m", "tangram", *words], env=environment, capture_output=True, text=True, check=False)
+    return forked(*words, cwd=served.live.stack.state_dir, **served.live.environment)
 
 
 def sees(served: Served, **headers: str) -> int:
@@ -50,14 +48,18 @@ def test_the_token_of_a_sandbox_counts_until_those_of_its_job_are_revoked(served
 
     port_of_nobody = free_port()
 
-    def answers() -> list[int]:
-        listed = httpx.post(f"{served.url}/filesystem.Filesystem/ListDir", json={"path": "."}, headers=headers)
-        file = httpx.get(f"{served.url}/files", params={"path": "nothing"}, headers=headers)
-        port = httpx.get(f"{served.url}/api/v1/environments/{sandbox['sandboxID']}/ports/{port_of_nobody}/", headers=headers)
-        return [listed.status_code, file.status_code, port.status_code]
+    calls = [
+        lambda: httpx.get(f"{served.url}/files", params={"path": "nothing"}, headers=headers),
+        lambda: httpx.post(f"{served.url}/filesystem.Filesystem/ListDir", json={"path": "."}, headers=headers),
+        lambda: httpx.get(f"{served.url}/api/v1/environments/{sandbox['sandboxID']}/ports/{port_of_nobody}/", headers=headers),
+    ]
 
-    assert answers() == [200, 404, 502]
+    def answers(most: int = len(calls)) -> list[int]:
+        return [call().status_code for call in calls[:most]]
+
+    assert answers() == [404, 200, 502]
     assert tangram(served, "token", "revoke", "--job", "revoked").stdout == "1\n"
+    served.live.until(lambda: answers(1) == [401])
     served.live.until(lambda: answers() == [401, 401, 401])
 
 

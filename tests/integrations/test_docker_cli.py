@@ -11,15 +11,22 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.conftest import standing
+from tests.integrations.docker_forks import Forks, forks
 from tests.live.support import Live
 
 pytestmark = pytest.mark.usefixtures("live")
 Docker = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forks]:
+    with forks() as started:
+        yield started
+
+
 @pytest.fixture
-def docker(executable: str) -> Docker:
-    return lambda *arguments: subprocess.run([executable, *arguments], capture_output=True, text=True, timeout=60)
+def docker(live: Live, forked: Forks) -> Docker:
+    return lambda *arguments: forked.run(*arguments, variables=os.environ)
 
 
 @pytest.fixture

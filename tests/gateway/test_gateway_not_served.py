@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.conftest import Served
+from tests.gateway.conftest import Served
 from tests.gateway.score_methods import METHODS
 from tests.gateway.test_gateway_rock import START, VERBS, Sandbox
 

@@ -1,0 +1,76 @@
+"""`tangram-docker` in forks of one process that has imported it, and has neither threads nor connections: a tenth of a fresh one's time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from tangram.integrations import docker_cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Forks:
+    """Runs `tangram-docker` in the environment variables that it is given."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def run(self, *arguments: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run a command; return what `subprocess.run` would."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+            asked = {"arguments": arguments, "variables": dict(variables), "out": out.name, "err": err.name}
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
+
+@contextmanager
+def forks() -> Iterator[Forks]:
+    """Run the process."""
+    words = [sys.executable, "-m", "tests.integrations.docker_forks"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield Forks(process)
+
+
+def serve(lines: IO[str]) -> None:
+    """Run what each line asks for in a fork, and print its exit code."""
+    for line in lines:
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _become(**asked)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _become(arguments: list[str], variables: dict[str, str], out: str, err: str) -> None:
+    code = 70
+    try:
+        os.environ.clear()
+        os.environ.update(variables)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY), number)
+        sys.argv = ["tangram-docker", *arguments]
+        try:
+            docker_cli.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(sys.stdin)
