@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 
 from app.local.processes import wait_until
-from tests.cli.support import leftovers, started, tangram
+from tests.cli.forked import forked
+from tests.cli.support import leftovers, started
 from tests.metrics.load import SERVICES
 from tests.metrics.prometheus import free_ports
 
@@ -49,6 +50,6 @@ def _answers(address: str) -> bool:
 
 
 def test_counting_celerys_events_needs_a_port(tmp_path: Path) -> None:
-    done = tangram(tmp_path, "metrics")
+    done = forked("metrics", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "tangram: set TANGRAM_METRICS_PORT to the port to listen at\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.forked import forked
 from tests.cli.support import tangram
 
 pytestmark = pytest.mark.timeout(900)
@@ -14,12 +15,19 @@ pytestmark = pytest.mark.timeout(900)
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+STEPS = 7
+"""How many steps of a rollout are replayed besides its last one, which is scored."""
+
+
 def two_rollouts(folder: Path) -> Path:
-    """Return a trace of two of the bundled rollouts, beside the files that they start from."""
-    header, *trajectories = (EXAMPLES / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    """Return a trace of the first steps and the last one of two of the bundled rollouts, beside the files that they start from."""
+    header, *lines = (EXAMPLES / "rollouts.jsonl").read_text().splitlines()
+    rollouts = [json.loads(lines[number]) for number in (0, 5)]
+    for rollout in rollouts:
+        rollout["steps"] = [*rollout["steps"][:STEPS], rollout["steps"][-1]]
     (folder / "repo").symlink_to(EXAMPLES / "repo")
     path = folder / "two.jsonl"
-    path.write_text(header + trajectories[0] + trajectories[5])
+    path.write_text("\n".join([header, *map(json.dumps, rollouts)]) + "\n")
     return path
 
 
@@ -39,6 +47,7 @@ def test_a_calibration_compares_live_runs_with_their_simulation_and_plans_show_i
         assert of["simulated"]["mean_act"] > 0.5 * of["live"]["mean_execution"]
     assert found["others_cores"] <= found["cores"] * 1.1
 
-    planned = tangram(tmp_path, "plan", trace, "--target-step", "90", "--no-curve", "--json")
+    words = ("plan", trace, "--target-step", "90", "--no-curve", "--processes", "1")
+    planned = forked(*words, "--json", cwd=tmp_path)
     assert json.loads(planned.stdout)["calibration"]["policies"]["elastic"]["error"] == found["policies"]["elastic"]["error"]
-    assert "the simulator's error on this machine" in tangram(tmp_path, "plan", trace, "--target-step", "90", "--no-curve").stdout
+    assert "the simulator's error on this machine" in forked(*words, cwd=tmp_path).stdout

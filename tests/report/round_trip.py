@@ -11,10 +11,12 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from app.replay.traces import read_trace, write_trace
 from scheduler.sim.trace import Trace, TraceAction
+from tests.cli.forked import forked
 from tests.cli.support import ROOT, tangram
 
 BUNDLED = ROOT / "examples" / "rollouts.jsonl"
@@ -36,14 +38,14 @@ def waiting(trace: Trace) -> Trace:
 
 def round_trip(folder: Path, path: Path, policy: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replay a trace live, export the run and simulate it; return what both came to."""
-    live = _ran(folder, "replay", str(path), "--live", "--policy", policy, "--cores", CORES, "--gpus", "2", "--speed", "4", "--json")
-    _ran(folder, "export", live["run"], "-o", "exported.jsonl")
-    simulated = _ran(folder, "replay", "exported.jsonl", "--simulate", "--policy", policy, "--cores", CORES, "--gpus", "2", "--json")
+    machine = ("--policy", policy, "--cores", CORES, "--gpus", "2", "--json")
+    live = _read(tangram(folder, "replay", str(path), "--live", "--speed", "4", *machine))
+    _read(forked("export", live["run"], "-o", "exported.jsonl", cwd=folder))
+    simulated = _read(forked("replay", "exported.jsonl", "--simulate", *machine, cwd=folder))
     return live, simulated
 
 
-def _ran(folder: Path, *words: str) -> dict[str, Any]:
-    done = tangram(folder, *words)
+def _read(done: CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) if done.stdout else {}
 

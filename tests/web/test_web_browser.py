@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
-from typing import Any
 
 import pytest
 
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.timeout(280)
 expect.set_options(timeout=30_000)
 
 WIDTHS = {"phone": (375, 812), "desk": (1440, 900)}
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"], "resultTypes": ["violations"]}
+COLOURS = {"runOnly": ["color-contrast"], "resultTypes": ["violations"]}
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +39,31 @@ def browser(chromium: str) -> Iterator[Browser]:
         started.close()
 
 
+@contextmanager
+def shown(browser: Browser, trouble: Trouble, width: str) -> Iterator[Page]:
+    """A page of one width; whatever a script throws fails the test."""
+    across, down = WIDTHS[width]
+    with browser.new_context(base_url=trouble.url, viewport={"width": across, "height": down}, color_scheme="light") as context:
+        page = context.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if "Content Security Policy" in message.text else None)
+        yield page
+    assert errors == []
+
+
 @pytest.fixture(params=WIDTHS)
 def page(request: pytest.FixtureRequest, browser: Browser, trouble: Trouble) -> Iterator[Page]:
-    """A page at each width; whatever a script throws fails the test."""
-    width, height = WIDTHS[request.param]
-    context = browser.new_context(base_url=trouble.url, viewport={"width": width, "height": height}, color_scheme="light")
-    page = context.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.append(message.text) if "Content Security Policy" in message.text else None)
-    yield page
-    context.close()
-    assert errors == []
+    """A page at each width, for what is laid out otherwise on a phone."""
+    with shown(browser, trouble, request.param) as page:
+        yield page
+
+
+@pytest.fixture
+def phone(browser: Browser, trouble: Trouble) -> Iterator[Page]:
+    """A page of the narrower width, for what scripts and the server do at any width."""
+    with shown(browser, trouble, "phone") as page:
+        yield page
 
 
 def test_why_does_this_action_wait_and_who_holds_what_it_needs(page: Page, trouble: Trouble) -> None:
@@ -143,48 +157,48 @@ def test_names_of_users_do_nothing_in_the_browser(page: Page, trouble: Trouble) 
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_page_stays_live_and_can_be_paused(page: Page, trouble: Trouble) -> None:
+def test_the_page_stays_live_and_can_be_paused(phone: Page, trouble: Trouble) -> None:
     # Given
-    page.goto("/actions?state=waiting&job=fresh")
-    expect(page.get_by_text("None.")).to_be_visible()
+    phone.goto("/actions?state=waiting&job=fresh")
+    expect(phone.get_by_text("None.")).to_be_visible()
     # When an action comes in
     with trouble.live.client("fresh") as client:
         environment = client.open(trajectory="f1")
         handle = environment.submit("true", preemptible=False)
         # Then it appears by itself
-        expect(page.get_by_role("link", name=handle.id)).to_be_visible(timeout=30_000)
+        expect(phone.get_by_role("link", name=handle.id)).to_be_visible(timeout=30_000)
         # When the page is paused
-        page.get_by_role("button", name="Pause").click()
+        phone.get_by_role("button", name="Pause").click()
         handle.cancel()
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
         # Then it stays as it is, until it goes on
-        expect(page.locator("#live-text")).to_have_text("paused")
-        expect(page.get_by_role("link", name=handle.id)).to_be_visible()
-        page.get_by_role("button", name="Pause").click()
-        expect(page.get_by_role("link", name=handle.id)).to_have_count(0, timeout=30_000)
+        expect(phone.locator("#live-text")).to_have_text("paused")
+        expect(phone.get_by_role("link", name=handle.id)).to_be_visible()
+        phone.get_by_role("button", name="Pause").click()
+        expect(phone.get_by_role("link", name=handle.id)).to_have_count(0, timeout=30_000)
 
 
-def test_a_look_that_failed_is_said_and_the_timeline_comes_back_after_it(page: Page, trouble: Trouble) -> None:
-    # Given the first page, live
-    page.goto("/")
-    bars = page.locator(".timeline canvas")
+def test_a_look_that_failed_is_said_and_the_timeline_comes_back_after_it(phone: Page, trouble: Trouble) -> None:
+    # Given the first phone, live
+    phone.goto("/")
+    bars = phone.locator(".timeline canvas")
     expect(bars).to_have_attribute("data-bars", re.compile("[1-9]"))
     # When the server cannot read the journal at the next looks
     look = Look(version=1, at=0.0, scheduler=None, overview=None)
     words = {"look": look, "now": 0.0, "overview": None, "may_act": False, "problem": "the journal cannot be read", "path": "/"}
     failed = make_templates().get_template("problem.html").render(words)
-    page.route(f"{trouble.url}/", lambda route: route.fulfill(status=503, content_type="text/html", body=failed))
+    phone.route(f"{trouble.url}/", lambda route: route.fulfill(status=503, content_type="text/html", body=failed))
     # Then the page does not call itself live
-    expect(page.get_by_role("heading", name="The deployment cannot be read")).to_be_visible()
-    expect(page.locator("#live-text")).to_have_text("cannot be read")
-    assert page.locator("#live-dot.on").count() == 0
+    expect(phone.get_by_role("heading", name="The deployment cannot be read")).to_be_visible()
+    expect(phone.locator("#live-text")).to_have_text("cannot be read")
+    assert phone.locator("#live-dot.on").count() == 0
     # When it can be read again, all is back without a hand
-    page.unroute(f"{trouble.url}/")
+    phone.unroute(f"{trouble.url}/")
     expect(bars).to_have_attribute("data-bars", re.compile("[1-9]"), timeout=30_000)
-    expect(page.locator("#live-text")).to_have_text("live")
+    expect(phone.locator("#live-text")).to_have_text("live")
 
 
-def test_a_page_of_an_old_look_says_how_old_it_is(page: Page, trouble: Trouble) -> None:
+def test_a_page_of_an_old_look_says_how_old_it_is(phone: Page, trouble: Trouble) -> None:
     # Given a server whose last look is a minute old when it is asked
     late_s = 60
 
@@ -193,21 +207,21 @@ def test_a_page_of_an_old_look_says_how_old_it_is(page: Page, trouble: Trouble) 
         date = format_datetime(parsedate_to_datetime(answer.headers["date"]) + timedelta(seconds=late_s), usegmt=True)
         route.fulfill(response=answer, headers={**answer.headers, "date": date})
 
-    page.route(f"{trouble.url}/health", late)
-    page.goto("/health")
+    phone.route(f"{trouble.url}/health", late)
+    phone.goto("/health")
     # Then it says so, but for the second that a date of whole seconds may lack, and with the age of the look
-    expect(page.locator("#live-text")).to_have_text(re.compile(r"as of (59|[67]\d) s ago"))
-    assert page.locator("#live-dot.on").count() == 0
+    expect(phone.locator("#live-text")).to_have_text(re.compile(r"as of (59|[67]\d) s ago"))
+    assert phone.locator("#live-dot.on").count() == 0
     # When it looks again
     late_s = 0
     # Then
-    expect(page.locator("#live-text")).to_have_text("live")
-    page.unroute_all(behavior="wait")
+    expect(phone.locator("#live-text")).to_have_text("live")
+    phone.unroute_all(behavior="wait")
 
 
-def test_tabs_in_the_background_leave_connections_for_others_and_catch_up(page: Page, trouble: Trouble) -> None:
+def test_tabs_in_the_background_leave_connections_for_others_and_catch_up(phone: Page, trouble: Trouble) -> None:
     # Given more tabs than a browser has connections for one server, each of them hidden once it was live
-    tabs = [page, *(page.context.new_page() for _ in range(6))]
+    tabs = [phone, *(phone.context.new_page() for _ in range(6))]
     for tab in tabs:
         tab.goto("/actions?state=waiting&job=tabs")
         expect(tab.locator("#live-text")).to_have_text("live")
@@ -216,9 +230,9 @@ def test_tabs_in_the_background_leave_connections_for_others_and_catch_up(page: 
     with trouble.live.client("tabs") as client:
         handle = client.open(trajectory="f1").submit("true", preemptible=False)
         # Then the tab that is looked at again shows it
-        _show(page, True)
-        expect(page.get_by_role("link", name=handle.id)).to_be_visible(timeout=30_000)
-        expect(page.locator("#live-text")).to_have_text("live")
+        _show(phone, True)
+        expect(phone.get_by_role("link", name=handle.id)).to_be_visible(timeout=30_000)
+        expect(phone.locator("#live-text")).to_have_text("live")
         handle.cancel()
 
 
@@ -231,31 +245,31 @@ def _show(tab: Page, shown: bool) -> None:
     )
 
 
-def test_a_cancel_asks_once_for_the_token_and_whether_it_is_meant(page: Page, trouble: Trouble) -> None:
+def test_a_cancel_asks_once_for_the_token_and_whether_it_is_meant(phone: Page, trouble: Trouble) -> None:
     with trouble.live.client("regret") as client:
         environment = client.open(trajectory="r1")
         handle = environment.submit("true", preemptible=False)
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}'"))
         # When
-        page.goto(f"/actions/{handle.id}")
-        page.get_by_role("button", name="Cancel this action").click()
+        phone.goto(f"/actions/{handle.id}")
+        phone.get_by_role("button", name="Cancel this action").click()
         # Then it is asked once whether this action is meant, with the token; Back leaves all as it is
-        expect(page.get_by_role("dialog", name="Cancel this action?")).to_contain_text(handle.id)
-        page.get_by_role("button", name="Back").click()
-        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(phone.get_by_role("dialog", name="Cancel this action?")).to_contain_text(handle.id)
+        phone.get_by_role("button", name="Back").click()
+        expect(phone.get_by_role("dialog")).to_have_count(0)
         # and a token that no browser can send is wrong
-        page.get_by_role("button", name="Cancel this action").click()
-        page.locator("#token-text").fill("ключ-ключ-ключ-ключ")
-        page.locator("#token-text").press("Enter")
-        expect(page.locator("#said")).to_have_text("the token is wrong")
+        phone.get_by_role("button", name="Cancel this action").click()
+        phone.locator("#token-text").fill("ключ-ключ-ключ-ключ")
+        phone.locator("#token-text").press("Enter")
+        expect(phone.locator("#said")).to_have_text("the token is wrong")
         # When
-        page.get_by_role("button", name="Cancel this action").click()
-        page.locator("#token-text").fill(TOKEN)
-        page.locator("#token-text").press("Enter")
+        phone.get_by_role("button", name="Cancel this action").click()
+        phone.locator("#token-text").fill(TOKEN)
+        phone.locator("#token-text").press("Enter")
         # Then
-        expect(page.locator("#said")).to_have_text("the cancel is on its way")
+        expect(phone.locator("#said")).to_have_text("the cancel is on its way")
         trouble.live.until(lambda: trouble.live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND status = 'cancelled'"))
-        expect(page.locator(".lead .state")).to_have_text("cancelled", timeout=30_000)
+        expect(phone.locator(".lead .state")).to_have_text("cancelled", timeout=30_000)
 
 
 def test_a_node_is_drained_and_put_back(page: Page, trouble: Trouble) -> None:
@@ -308,22 +322,24 @@ def test_a_keyboard_reaches_everything(page: Page, trouble: Trouble) -> None:
     assert any(label.startswith("Timeline of nodes") for label in reached)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     "name", ["/", "/actions", "waiter", "lost", "/jobs/unlucky", "/environments", "/nodes/cpu-1", "/services/judge", "/health"]
 )
-def test_axe_finds_nothing(browser: Browser, trouble: Trouble, name: str, scheme: Any) -> None:
+def test_axe_finds_nothing(browser: Browser, trouble: Trouble, name: str, width: str) -> None:
     # Given
     path = name if name.startswith("/") else f"/actions/{trouble.handles[name].id}"
-    for width, height in WIDTHS.values():
-        context = browser.new_context(base_url=trouble.url, viewport={"width": width, "height": height}, color_scheme=scheme)
-        page = context.new_page()
+    with shown(browser, trouble, width) as page:
+        page.emulate_media(reduced_motion="reduce")  # no colour on its way to another one
         page.goto(path)
         expect(page.locator("#live-text")).to_have_text("live")
         page.get_by_role("button", name="Pause").click()
         # When
-        found = Axe().run(page, options=RULES)
+        light = Axe().run(page, options=RULES)
+        # and the same page is dark, which changes nothing but colours
+        page.emulate_media(color_scheme="dark")
+        dark = Axe().run(page, options=COLOURS)
         # Then
-        assert found.violations_count == 0, found.generate_report()
+        for found in (light, dark):
+            assert found.violations_count == 0, found.generate_report()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        context.close()

@@ -179,8 +179,7 @@ def test_a_result_store_that_is_gone_is_not_a_scheduler_that_is_gone(journal: st
         assert "No scheduler" not in before and "runs commands without isolation" in before and ">full<" in before
         # When the result store goes, and a look is taken after that
         redis.stop()
-        while client.get("/ready").status_code == 200:
-            pass
+        assert wait_until(lambda: client.get("/ready").status_code != 200, 100)
         answer = client.get("/")
     # Then the page says so, and does not say that no scheduler is active
     assert answer.status_code == 200
@@ -197,13 +196,11 @@ def test_the_page_sees_again_soon_after_the_result_store_has_hung(
     with TestClient(make_app(settings, journal)) as client:
         assert client.get("/ready").status_code == 200
         freeze(redis.identity.pid)
-        while client.get("/ready").status_code == 200:
-            pass
+        assert wait_until(lambda: client.get("/ready").status_code != 200, 100)
         # When it answers again
         os.kill(redis.identity.pid, signal.SIGCONT)
         began = time.monotonic()
-        while client.get("/ready").status_code != 200:
-            pass
+        assert wait_until(lambda: client.get("/ready").status_code == 200, 100)
     # Then the timeout is not taken for the cost of looking, which the next look would follow 27 s later
     assert time.monotonic() - began < 20
 
@@ -293,8 +290,7 @@ def test_a_journal_that_is_gone_is_said_on_a_page(journal: str, redis: RedisServ
         with engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE actions RENAME TO elsewhere")
         engine.dispose()
-        while client.get("/ready").status_code == 200:
-            pass
+        assert wait_until(lambda: client.get("/ready").status_code != 200, 100)
         answer = client.get("/")
     # Then
     assert answer.status_code == 503
