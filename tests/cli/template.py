@@ -13,6 +13,7 @@ import atexit
 import ctypes
 import gc
 import importlib
+import inspect
 import io
 import json
 import os
@@ -64,6 +65,9 @@ MODULES = (
     "workers.node",
 )
 """What processes of the system import, and what makes no application."""
+PARAMETERS = [*inspect.signature(subprocess.Popen._execute_child).parameters][1:]  # type: ignore[attr-defined]
+"""What `subprocess` hands to the method that starts a process; further versions of Python may add to it."""
+
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -109,13 +113,19 @@ class Forked(subprocess.Popen[Any]):
     """A command in a fork of the template, if it is one of the system's; else a usual process."""
 
     def _execute_child(self, *given: Any) -> None:
-        args, cwd, env, new_session = list(given[0]), given[5], given[6], given[21]
+        named = dict(zip(PARAMETERS, given, strict=True))
+        args, env = list(named["args"]), named["env"]
         if args[:3] != PROGRAM:
             super()._execute_child(*given)  # type: ignore[misc]
             return
-        files = given[10:16]
+        files = [named[end] for end in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         standard = [file if file != -1 else number for number, file in enumerate((files[0], files[3], files[5]))]
-        order = {"words": args[3:], "cwd": str(cwd or os.getcwd()), "env": dict(os.environ if env is None else env), "session": new_session}
+        order = {
+            "words": args[3:],
+            "cwd": str(named["cwd"] or os.getcwd()),
+            "env": dict(os.environ if env is None else env),
+            "session": named["start_new_session"],
+        }
         try:
             self.pid = template().fork(order, standard)
             self._child_created = True
