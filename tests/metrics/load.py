@@ -65,15 +65,13 @@ def _trajectories(live: Live, job: str, api: OutsideApi, stop: threading.Event) 
 def _one(client: Client, trajectory: str, api: OutsideApi) -> None:
     env = client.open(trajectory=trajectory, memory_mb=64)
     try:
-        # The longest of them only holds its core, which costs the machine nothing.
-        commands = ("sleep 3", BURN.format(seconds=0.3), BURN.format(seconds=0.1))
-        running = [env.submit(command, units=[1, 2], session=f"s{n}") for n, command in enumerate(commands)]
+        burning = [env.submit(BURN.format(seconds=seconds), units=[1, 2], session=f"s{n}") for n, seconds in enumerate((3.0, 0.3, 0.1))]
         with contextlib.suppress(ActionError):
             env.read_file("nowhere")
         client.score("judge", [{"prompt": "p", "response": trajectory}])
         client.logprobs("teacher", [[5, 17, 33]])
         client.call("search", method="GET", url=f"{api.base_url}/search?q=x")
-        for handle in running:
+        for handle in burning:
             handle.result(timeout_s=600)
     finally:
         with contextlib.suppress(TangramError):
