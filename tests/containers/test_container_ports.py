@@ -15,6 +15,7 @@ from tests.workers_cpu.test_ports import ask
 from workers.cpu.abstract import EnvironmentSpec, Holding
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
+from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone, NoAnswer, NothingListens
 from workers.cpu.ports.exchange import HttpRequest
 from workers.cpu.ports.wait import Wait
@@ -114,7 +115,8 @@ def test_what_is_parked_has_the_core_of_the_request_while_that_runs(env: Contain
     assert 0 < quota_of(pid) < 10_000
 
 
-def test_a_request_to_a_container_that_ends_says_that_it_is_lost(env: ContainerEnvironment) -> None:
+def test_a_request_to_a_container_that_ends_says_that_it_is_lost(module_sandbox: ContainerSandbox) -> None:
+    env = module_sandbox.open(EnvironmentSpec(id="mortal"))
     serve(env)
     docker("kill", env.container.id)
     assert until(lambda: env.container.has_ended(), 20)
