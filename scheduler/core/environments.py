@@ -1,6 +1,22 @@
 """The life of environments, and the actions that wait for them.
 
-An environment is placed once (`open_order.py`) and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`.
+An environment is placed once (`open_order.py`) and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`:
+
+| from | to | by |
+|---|---|---|
+| | waiting | `open` |
+| waiting | opening | `allocate` |
+| waiting | closed, lost | `withdraw` |
+| opening | open | `opened` |
+| opening | waiting | `wait_again`, since its node was lost |
+| opening | closed, lost | `not_opened` |
+| open | closing | `closing`: a trainer asked; `close_unasked`: its lease is over or its client gone; `gone`, if actions run in it |
+| open | lost | `gone`, if none runs in it; `forget`, since its node was lost |
+| closing | closed, lost | `closed`, once its last action has ended; `forget`, since its node was lost |
+
+All ways to the last two states end in `forget`, which gives back its room. A scheduler that takes over enters environments by `adopt`
+and `readopt_opening`.
+
 Actions wait here, *parked*, until their environment is open and the earlier action of the same shell session has ended. So a worker
 only receives actions that can start at once.
 """
@@ -77,15 +93,8 @@ class Environments:
         self._note(environment)
         self._changed = True
 
-    def joined(self, spec: NodeSpec) -> None:
-        """Count the memory of a node that has come."""
-        self._offer(spec, 1)
-
-    def node_gone(self, spec: NodeSpec) -> None:
-        """Count the memory of a node no longer."""
-        self._offer(spec, -1)
-
-    def _offer(self, spec: NodeSpec, sign: int) -> None:
+    def count_node(self, spec: NodeSpec, sign: int) -> None:
+        """Count the memory of a node that has come, or stop counting it with the `sign` -1."""
         if "cpu" in spec.pools:
             self.shares.offer(MEMORY_MB, sign * spec.memory_mb)
         self._changed = True
@@ -107,11 +116,11 @@ class Environments:
         environment.cause = cause
         self.opens.remove(waiting)
         self.forget(environment, reason, now)
-        self._changed = True
 
     def wake(self, now: float) -> None:
-        """Take note of the time."""
-        self.end_leases(now)
+        """Close the environments whose lease is over."""
+        for environment in self.leases.over(now):
+            self.close_unasked(environment, self.leases.why(environment), "lease_over", now)
         self._changed = True
 
     def allocate(self, now: float) -> None:
@@ -167,13 +176,16 @@ class Environments:
         return self.next_start_s if len(self.opens) and self.next_start_s > now else None
 
     def _put(self, environment: Environment, node: Node, pod_cores: int) -> None:
-        environment.node = node.spec.name
         environment.enter("opening")
+        self._occupy(environment, node)
+        if pod_cores:
+            self._cpu.take_pod(environment, node, pod_cores)
+
+    def _occupy(self, environment: Environment, node: Node) -> None:
+        environment.node = node.spec.name
         node.environments[environment.id] = None
         node.memory_free -= environment.memory_mb
         self._count_memory(environment, 1)
-        if pod_cores:
-            self._cpu.take_pod(environment, node, pod_cores)
 
     def opened(self, environment: Environment, now: float) -> None:
         """Note that an environment stands. Its parked actions go on, unless the environment is to be closed again."""
@@ -203,7 +215,7 @@ class Environments:
         lease_s = self._state.limits.lease_s
         if lease_s is not None:
             environment.last_used = min(now, max(environment.last_used, now - lease_s) + lease_s * NOTED_FRACTION)
-        self._occupy(environment, node)
+        self._resume(environment, node)
         environment.state = "closing" if environment.close_requested else "open"
         if environment.state == "open":
             self.leases.resume(environment, now)
@@ -220,14 +232,12 @@ class Environments:
             environment.pod_core_ids = ()
             self._keep(environment)
         else:
-            self._occupy(environment, node)
+            self._resume(environment, node)
 
-    def _occupy(self, environment: Environment, node: Node) -> None:
+    def _resume(self, environment: Environment, node: Node) -> None:
         self._keep(environment)
-        environment.state, environment.node = "opening", node.spec.name
-        node.environments[environment.id] = None
-        node.memory_free -= environment.memory_mb
-        self._count_memory(environment, 1)
+        environment.state = "opening"
+        self._occupy(environment, node)
         self._cpu.resume_pod(environment, node)
 
     def not_opened(self, environment: Environment, reason: str, cause: str, now: float) -> None:
@@ -236,7 +246,6 @@ class Environments:
         self._count_opening(environment, -1)
         failed = f"it could not be opened: {reason}" if reason else "it could not be opened"
         self.forget(environment, reason if environment.lost else failed, now)
-        self._changed = True
 
     def admit(self, waiting: Waiting, environment: Environment, now: float) -> None:
         """Queue an action of an environment for cores, or park it while it cannot run."""
@@ -285,14 +294,12 @@ class Environments:
             environment.over = reason
             return
         self.forget(environment, reason, now)
-        self._changed = True
 
     def gone(self, environment: Environment, reason: str, now: float) -> None:
         """Note that an environment ended by itself. Waiting actions are lost; its room is free once running actions end."""
         environment.lost = True
         if not environment.actions:
             self.forget(environment, reason, now)
-            self._changed = True
             return
         environment.enter("closing")
         environment.over = reason
@@ -336,18 +343,9 @@ class Environments:
         """Note that an environment is in use. The journal gets a note once per part of a lease, for restarted schedulers."""
         environment.last_used = now
         lease_s = self._state.limits.lease_s
-        if (
-            environment.state == "open"
-            and lease_s is not None
-            and environment.ends_at is None
-            and now - environment.use_noted >= lease_s * NOTED_FRACTION
-        ):
+        due = lease_s is not None and now - environment.use_noted >= lease_s * NOTED_FRACTION
+        if due and environment.state == "open" and environment.ends_at is None:
             self._note(environment)
-
-    def end_leases(self, now: float) -> None:
-        """Close the environments whose lease is over."""
-        for environment in self.leases.over(now):
-            self.close_unasked(environment, self.leases.why(environment), "lease_over", now)
 
     def renew_lease(self, renewed: LeaseRenewed, now: float) -> None:
         """Renew the lease of an environment. Do nothing if the environment is gone or being closed, or belongs to another job."""
@@ -361,11 +359,11 @@ class Environments:
         how = "is lost" if environment.lost else "is gone"
         self._end_waiting(environment, f"environment {environment.id} {how}: {reason}", now)
         node = self._state.nodes.get(environment.node or "")
-        if node is not None and environment.id in node.environments:
+        if node is not None and environment.id not in node.environments:
+            node = None
+        if node is not None:
             del node.environments[environment.id]
             self._pools.give_memory(node, environment.memory_mb)
-        else:
-            node = None
         self._cpu.environment_gone(environment, node)
         if environment.node is not None:
             self._count_memory(environment, -1)
@@ -380,6 +378,7 @@ class Environments:
         )
         self.ended.add(gone)
         self._note(environment, reason)
+        self._changed = True
 
     def _note(self, environment: Environment, reason: str = "") -> None:
         """Ask for an environment's state to be written down."""
