@@ -64,7 +64,8 @@ class Heartbeats:
         self._incarnations: dict[str, str] = {}
         self._unheard: dict[str, None] = {}
         self._beat_at: dict[str, float] = {}
-        self._orphan_beats: dict[str, int] = {}
+        self._unexpected: dict[str, dict[tuple[str, str], int]] = {}
+        """How many beats in a row have shown what a node should not hold, by node."""
         self._resent: dict[str, int] = {}
         self._looked_at = now
         self._lost_connections = 0
@@ -100,14 +101,12 @@ class Heartbeats:
     def forget_the_gone(self) -> None:
         """Drop the entries of gone nodes and ended actions."""
         nodes, running, waiting = self._core.state.nodes, self._core.state.running, self._core.state.waiting
-        for kept in (self._incarnations, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard):
+        for kept in (self._incarnations, self._beat_at, self.busy_cores, self._executor.descriptions, self._unheard, self._unexpected):
             for name in [name for name in kept if name not in nodes]:
                 del kept[name]
         self.instances.forget([name for name in self.instances.nodes() if name not in nodes])
         for action_id in [action_id for action_id in self._resent if action_id not in running and action_id not in waiting]:
             del self._resent[action_id]
-        for key in [key for key in self._orphan_beats if key.partition("/")[0] not in nodes]:
-            del self._orphan_beats[key]
 
     def excuse(self, now: float) -> None:
         """Count a beat for every node while this scheduler could not hear beats."""
@@ -278,16 +277,14 @@ class Heartbeats:
         node = self._core.state.nodes.get(name)
         if node is None:
             return
-        orphans = [("tangram.stop", i) for i in description["running"] if i not in node.running]
-        orphans += [("tangram.close_environment", e) for e in description["environments"] if e not in node.environments]
-        seen = {key: self._orphan_beats.pop(key, 0) + 1 for key in (f"{name}/{orphan}" for _, orphan in orphans)}
-        for key in [key for key in self._orphan_beats if key.startswith(f"{name}/")]:
-            del self._orphan_beats[key]
-        self._orphan_beats.update(seen)
-        for task, orphan in orphans:
-            if seen[f"{name}/{orphan}"] == 2:
-                log.warning("node %s holds %s, which it should not: %s", name, orphan, task)
-                self._transport.send_control(name, task, {"id": orphan, "attempt": 0, "reason": f"node {name} should not hold it any more"})
+        unexpected = [("tangram.stop", i) for i in description["running"] if i not in node.running]
+        unexpected += [("tangram.close_environment", e) for e in description["environments"] if e not in node.environments]
+        before = self._unexpected.get(name, {})
+        self._unexpected[name] = {each: before.get(each, 0) + 1 for each in unexpected}
+        for (task, id_), beats in self._unexpected[name].items():
+            if beats == 2:
+                log.warning("node %s holds %s, which it should not: %s", name, id_, task)
+                self._transport.send_control(name, task, {"id": id_, "attempt": 0, "reason": f"node {name} should not hold it any more"})
 
     def resend_commands(self) -> None:
         """Send commands again that may have been lost with a broker's connection. Each is harmless when it comes twice.
