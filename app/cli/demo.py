@@ -89,12 +89,12 @@ def tiny_services(state_dir: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def _core_seconds(database_url: str, run_id: str) -> dict[str, float]:
-    """Return core-seconds reserved and used. A pod is reserved for its whole life, a grant while its action runs."""
+    """Return core-seconds reserved and used."""
     engine = open_engine(database_url)
     report = act_report(engine, Selection.of_run(load_run(engine, run_id)))
     engine.dispose()
     return {
-        "core_s_reserved": report.pod_core_s or report.total.core_s_reserved,
+        "core_s_reserved": report.core_s_reserved,
         "core_s_used": report.total.core_s_used,
     }
 

@@ -90,6 +90,11 @@ class ActReport:
     by_job: Mapping[str, ActStats]
     pod_core_s: float
 
+    @property
+    def core_s_reserved(self) -> float:
+        """Core-seconds reserved in all. A pod is reserved for its whole life, and the grants inside it with it."""
+        return self.pod_core_s or self.total.core_s_reserved
+
 
 def act_report(engine: Engine, selection: Selection = EVERYTHING) -> ActReport:
     """Return the ACT figures of the selected actions."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
 
 import psutil
 
@@ -92,11 +92,11 @@ class Process:
 
     def _start(self) -> None:
         with self._start_errors(), self.log.open("ab") as output:
-            self._child = subprocess.Popen(
+            self._child = Popen(
                 self._command.argv,
-                stdin=subprocess.DEVNULL,
+                stdin=DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=STDOUT,
                 env=self._env,
                 start_new_session=True,
             )

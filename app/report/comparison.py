@@ -45,8 +45,7 @@ def measured(subject: Subject) -> dict[str, float]:
         "p95_act": total.act.p95,
         "p99_act": total.act.p99,
         "duration": subject.ended - subject.began,
-        # A pod is reserved for its whole life, and the grants inside it with it.
-        "core_s_reserved": subject.figures.pod_core_s or total.core_s_reserved,
+        "core_s_reserved": subject.figures.core_s_reserved,
         "core_s_used": total.core_s_used,
         "actions": sum(total.by_status.values()),
         "not_succeeded": subject.not_succeeded,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -64,9 +63,6 @@ usage_header = "X-Cost"
 """
 
 INCLUDE = ("tests.live.live_tasks",)
-
-FORKS = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
-"""What starts processes as forks."""
 
 _forking = 0
 """How many stacks there are whose processes are forks."""
@@ -159,7 +155,7 @@ def ended_calls(live: Live, quota: str) -> int:
 def running_forks(folder: Path, plan: StackPlan) -> Iterator[Live]:
     """Run a stack in `folder` whose processes, also those that are started later, are forks of one that has imported their modules."""
     global _forking
-    processes.subprocess = FORKS  # type: ignore[assignment]
+    processes.Popen = Forked  # type: ignore[misc]
     _forking += 1
     try:
         with running(folder, plan) as live:
@@ -167,7 +163,7 @@ def running_forks(folder: Path, plan: StackPlan) -> Iterator[Live]:
     finally:
         _forking -= 1
         if not _forking:
-            processes.subprocess = subprocess
+            processes.Popen = subprocess.Popen  # type: ignore[misc]
 
 
 @contextlib.contextmanager
