@@ -41,9 +41,9 @@ actions is the system's own, which a simulation does not have; that of GPU actio
 HOW_TO_READ = """\
 ACT is submission to result: queueing, overhead (restoring a model) and execution. The *floor* is the mean with every action
 on its best amount and no queue. *Step* is first arrival to last result. *CPU* and *GPU* are the shares of the offered
-unit-seconds in which an action ran. *Decision* is the time one scheduling decision of the core takes, measured with a clock;
-everything else is virtual time, without machines, network or workers. Seconds, unless a column says otherwise; columns with
-"×" are multiples of `elastic`'s."""
+unit-seconds in which an action ran. *Decision* is the time that one scheduling decision of the core takes, measured with a clock.
+Everything else is virtual time, without machines, network or workers. Values are seconds, unless a column says otherwise. Columns
+with "×" are multiples of `elastic`'s."""
 
 
 def _share(value: float) -> str:
