@@ -140,6 +140,28 @@ def test_files_hold_one_idea() -> None:
     assert long == {}
 
 
+def test_modules_that_docstrings_name_stand_where_they_say() -> None:
+    gone = []
+    for path in (path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")):
+        # A bare name is in the folder of the file; a path begins there or in a folder above.
+        folders = [folder for folder in path.parents if folder.is_relative_to(ROOT)]
+        for name in re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8")):
+            if not any((folder / name).exists() for folder in (folders if "/" in name else folders[:1])):
+                gone.append(f"{path.relative_to(ROOT)}: {name}")
+    assert gone == []
+
+
+def test_modules_that_pages_name_exist() -> None:
+    folders = (*LAYERS, "bench", "examples", "migrations", "tests")
+    modules = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    gone = []
+    for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]:
+        for name in re.findall(r"`([\w]+/[\w/]+\.py)`", path.read_text(encoding="utf-8")):
+            if not any(module.endswith(f"/{name}") for module in modules):
+                gone.append(f"{path.name}: {name}")
+    assert gone == []
+
+
 def test_readme_names_commands_that_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     done = subprocess.run([sys.executable, "-m", "tangram", "--help"], capture_output=True, text=True, check=True)

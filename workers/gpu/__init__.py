@@ -1,4 +1,4 @@
 """What a GPU node computes with: devices, services and the engines behind them.
 
-A plain library for many threads. Only the glue files `tasks.py` and `node.py` know Celery.
+A plain library for many threads. Only `tasks.py` and `workers/node.py` know Celery.
 """

@@ -1,4 +1,4 @@
-"""The random cycles of `test_vllm_cycles.py` with vLLM itself on the CPU.
+"""The random cycles of `tests/vllm/test_vllm_cycles.py` with vLLM itself on the CPU.
 
 Two services on memory for one and few cycles, unless `TANGRAM_REAL_CYCLES` says how many: then four services on memory for two.
 """

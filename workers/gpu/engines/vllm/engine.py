@@ -1,12 +1,12 @@
 """The engine whose model is computed by a vLLM server, a process of its own.
 
 The worker has no weights. It turns texts into token ids, asks the server over a Unix socket, and watches its process. The states of
-`lifecycle.py` mean:
+`engines/lifecycle.py` mean:
 
 | state | the server |
 |---|---|
 | absent | there is none |
-| starting | it loads, until it has answered the questions of `canary.py`; `/health` is good before that |
+| starting | it loads, until it has answered the questions of `engines/canary.py`; `/health` is good before that |
 | resident | it is awake; each call first asks whether it sleeps, since a question to a sleeping server hangs |
 | evicting | it goes to sleep: at level 1 weights move to host memory, at level 2 they are dropped; then GPU memory is measured |
 | host | it sleeps and keeps its residue: context, graphs, workspaces |

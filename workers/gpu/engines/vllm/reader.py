@@ -1,6 +1,6 @@
 """What the worker reads of a model folder: its tokenizer, its dtype, and the bounds of the model's input. No weights, no server.
 
-Texts become token ids here, by the rules of every engine (`texts.py`). The server gets nothing but ids.
+Texts become token ids here, by the rules of every engine (`engines/texts.py`). The server gets nothing but ids.
 
 | `vllm.pooling` | architecture | what vLLM computes |
 |---|---|---|
