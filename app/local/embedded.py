@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
@@ -94,6 +94,8 @@ class EmbeddedStack:
     `commands` are started in order and stopped in reverse, each given `stop_timeout_s` to end by itself.
     Every process gets TANGRAM_BROKER_URL, TANGRAM_RESULT_URL, TANGRAM_DATABASE_URL and TANGRAM_STATE_DIR.
     """
+
+    process_type: ClassVar[type[Process]] = Process
 
     def __init__(self, state_dir: Path, commands: Sequence[Command] = (), *, stop_timeout_s: float = 10.0) -> None:
         """Start nothing yet."""
@@ -182,7 +184,7 @@ class EmbeddedStack:
             raise StackError(f"the stack has a process {command.name} already")
         inherited = {name: value for name, value in os.environ.items() if name != METRICS_PORT}
         env = {**inherited, "PYTHONUNBUFFERED": "1", **self.environment}
-        process = Process(command, log=self._log(command.name), env=env)
+        process = self.process_type(command, log=self._log(command.name), env=env)
         # One callback each: an interrupt while one process is stopped must not spare the others.
         self._exit.callback(process.stop, self._stop_timeout_s)
         self._processes[command.name] = process

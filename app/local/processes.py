@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
+from typing import Any, ClassVar
 
 import psutil
 
@@ -66,6 +67,8 @@ class Identity:
 class Process:
     """A child with a log. The log of the stack's run before is kept as `log` + `.1`; a restart adds to what is there."""
 
+    start_child: ClassVar[type[Popen[Any]]] = Popen
+
     def __init__(self, command: Command, *, log: Path, env: Mapping[str, str]) -> None:
         """Start `command` with the environment `env`.
 
@@ -92,7 +95,7 @@ class Process:
 
     def _start(self) -> None:
         with self._start_errors(), self.log.open("ab") as output:
-            self._child = Popen(
+            self._child = self.start_child(
                 self._command.argv,
                 stdin=DEVNULL,
                 stdout=output,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +15,9 @@ import psutil
 from sqlalchemy import Engine
 
 from app.journal.database import open_engine
-from app.local import processes, stack
+from app.local import stack
 from app.local.embedded import EmbeddedStack
-from app.local.processes import Command, wait_until
+from app.local.processes import Command, Process, wait_until
 from app.local.stack import StackPlan
 from tangram import Client, Settings
 from tests.cli.template import Forked
@@ -64,8 +64,18 @@ usage_header = "X-Cost"
 
 INCLUDE = ("tests.live.live_tasks",)
 
-_forking = 0
-"""How many stacks there are whose processes are forks."""
+
+class ForkedProcess(Process):
+    """A process of a stack that is a fork of one that has imported its modules."""
+
+    start_child = Forked
+
+
+class ForkedStack(EmbeddedStack):
+    """A stack whose processes are such forks, also those that are started later."""
+
+    process_type = ForkedProcess
+
 
 FAST_BEATS = {"TANGRAM_BEAT_S": "0.8", "TANGRAM_TAKEOVER_S": "1.5"}
 """For tests that lose nodes: a node is lost soon, but not because a busy machine holds its worker up for two seconds."""
@@ -152,25 +162,15 @@ def ended_calls(live: Live, quota: str) -> int:
 
 
 @contextlib.contextmanager
-def running_forks(folder: Path, plan: StackPlan) -> Iterator[Live]:
-    """Run a stack in `folder` whose processes, also those that are started later, are forks of one that has imported their modules."""
-    global _forking
-    processes.Popen = Forked  # type: ignore[misc]
-    _forking += 1
-    try:
-        with running(folder, plan) as live:
-            yield live
-    finally:
-        _forking -= 1
-        if not _forking:
-            processes.Popen = subprocess.Popen  # type: ignore[misc]
-
-
-@contextlib.contextmanager
-def running(folder: Path, plan: StackPlan) -> Iterator[Live]:
+def running(folder: Path, plan: StackPlan, stack_type: type[EmbeddedStack] = EmbeddedStack) -> Iterator[Live]:
     """Run a stack in `folder`."""
-    with stack.start(plan, folder) as started:
+    with stack_type(folder, stack.commands(plan)) as started:
         stack.wait_until_up(started, plan)
         live = Live(started, plan)
         yield live
         live.journal.dispose()
+
+
+def running_forks(folder: Path, plan: StackPlan) -> AbstractContextManager[Live]:
+    """Run a stack in `folder` whose processes are forks."""
+    return running(folder, plan, ForkedStack)
