@@ -94,7 +94,7 @@ def _core_seconds(database_url: str, run_id: str) -> dict[str, float]:
     report = act_report(engine, Selection.of_run(load_run(engine, run_id)))
     engine.dispose()
     return {
-        "core_s_reserved": report.core_s_reserved,
+        "core_s_reserved": report.pod_or_grant_core_s,
         "core_s_used": report.total.core_s_used,
     }
 

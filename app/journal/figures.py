@@ -91,8 +91,11 @@ class ActReport:
     pod_core_s: float
 
     @property
-    def core_s_reserved(self) -> float:
-        """Core-seconds reserved in all. A pod is reserved for its whole life, and the grants inside it with it."""
+    def pod_or_grant_core_s(self) -> float:
+        """Core-seconds of pods, which include the grants inside them, if there were pods; else core-seconds of grants.
+
+        With pods, grants to actions without an environment are left out.
+        """
         return self.pod_core_s or self.total.core_s_reserved
 
 

@@ -45,7 +45,7 @@ def measured(subject: Subject) -> dict[str, float]:
         "p95_act": total.act.p95,
         "p99_act": total.act.p99,
         "duration": subject.ended - subject.began,
-        "core_s_reserved": subject.figures.core_s_reserved,
+        "core_s_reserved": subject.figures.pod_or_grant_core_s,
         "core_s_used": total.core_s_used,
         "actions": sum(total.by_status.values()),
         "not_succeeded": subject.not_succeeded,

@@ -109,7 +109,7 @@ def _section(subject: Subject) -> Section:
 def _tiles(subject: Subject) -> list[tuple[str, str]]:
     total = subject.figures.total
     every = sum(total.by_status.values())
-    reserved = subject.figures.core_s_reserved
+    reserved = subject.figures.pod_or_grant_core_s
     return [
         ("mean ACT", f"{seconds(total.act.mean)} s"),
         ("p95 ACT", f"{seconds(total.act.p95)} s"),

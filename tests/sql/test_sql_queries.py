@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,8 @@ def test_core_seconds_reserved_and_used(engine: Engine, make: Any) -> None:
     assert (report.total.core_s_reserved, report.total.cell_s_reserved, report.total.core_s_used) == (14.0, 5.0, 1.75)
     assert report.by_kind["cpu.exec"].core_s_reserved == 14.0
     assert report.by_kind["gpu.score"].cell_s_reserved == 5.0
-    assert report.pod_core_s == 21.0
+    assert report.pod_core_s == report.pod_or_grant_core_s == 21.0
+    assert replace(report, pod_core_s=0.0).pod_or_grant_core_s == 14.0
 
 
 @pytest.mark.parametrize(
