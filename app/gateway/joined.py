@@ -67,8 +67,8 @@ class JoinedRuns:
         self._store = store
         self._runs: dict[str, _Run] = {}
         self._watching: set[asyncio.Task[None]] = set()
-        self._departures: dict[asyncio.Task[None], str] = {}
-        """Runs that are being abandoned, by what writes that down, with their bodies."""
+        self._abandoning: dict[asyncio.Task[None], str] = {}
+        """Tasks that write an abandoned run to the store, with the body of the run."""
 
     async def answer(self, body: str, begin: Callable[[], Coroutine[object, object, str]], patience_s: float, request: Request) -> str:
         """Return the answer for a `body`, given as a digest of everything that makes it: that of an abandoned run, or of a new one.
@@ -84,8 +84,8 @@ class JoinedRuns:
 
         """
         deadline = time.monotonic() + patience_s
-        if departing := [task for task, left in self._departures.items() if left == body]:
-            await asyncio.wait(departing)  # the caller came again sooner than the store knew that it had gone
+        if pending := [task for task, abandoned in self._abandoning.items() if abandoned == body]:
+            await asyncio.wait(pending)  # the caller came again sooner than the store knew that it had gone
         joined = await self._store.zpopmin(_ABANDONED + body)
         if joined:
             member = joined[0][0]
@@ -124,10 +124,10 @@ class JoinedRuns:
                 noted.extend(run.actions)
             if not run.task.done():
                 is_watched, run.was_abandoned = run.was_abandoned, True
-                departing = asyncio.ensure_future(self._leave(run))
-                self._departures[departing] = run.body
-                departing.add_done_callback(self._departures.pop)
-                await asyncio.shield(departing)
+                abandoning = asyncio.ensure_future(self._abandon(run))
+                self._abandoning[abandoning] = run.body
+                abandoning.add_done_callback(self._abandoning.pop)
+                await asyncio.shield(abandoning)
                 if not is_watched:
                     self._keep(self._cancel_unless_joined(run))
         if run.task.done():
@@ -145,7 +145,7 @@ class JoinedRuns:
                 if running is None:
                     return ""
                 await asyncio.wait([gone], timeout=_POLL_S)
-            await self._abandon(body, run_id)
+            await self._note_abandoned(body, run_id)
             raise self._no_answer(gone)
         finally:
             gone.cancel()
@@ -155,15 +155,15 @@ class JoinedRuns:
             return Cancelled("the caller is gone")
         return StillRunning("there is no result yet: the same request, sent again, waits for it")
 
-    async def _leave(self, run: _Run) -> None:
+    async def _abandon(self, run: _Run) -> None:
         """Have other processes know of a run of this one, and that it goes on."""
         await self._beat(run)
-        await self._abandon(run.body, run.id)
+        await self._note_abandoned(run.body, run.id)
 
     async def _beat(self, run: _Run) -> None:
         await self._store.set(_RUNNING + run.id, "1", px=round(ALIVE_S * 1000))
 
-    async def _abandon(self, body: str, run_id: str) -> None:
+    async def _note_abandoned(self, body: str, run_id: str) -> None:
         async with self._store.pipeline() as pipe:
             pipe.zadd(_ABANDONED + body, {run_id: time.time()})
             pipe.expire(_ABANDONED + body, _ANSWER_S)

@@ -1,21 +1,19 @@
 """The life of environments, and the actions that wait for them.
 
-An environment is placed once (`open_order.py`) and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`:
+An environment is placed once (`open_order.py`) and stays on its node. Its life cycle is in `scheduler/model/lifecycle.py`. An
+environment ends by one of these methods:
 
-| from | to | by |
+| method | when | its state then |
 |---|---|---|
-| | waiting | `open` |
-| waiting | opening | `allocate` |
-| waiting | closed, lost | `withdraw` |
-| opening | open | `opened` |
-| opening | waiting | `wait_again`, since its node was lost |
-| opening | closed, lost | `not_opened` |
-| open | closing | `closing`: a trainer asked; `close_unasked`: its lease is over or its client gone; `gone`, if actions run in it |
-| open | lost | `gone`, if none runs in it; `forget`, since its node was lost |
-| closing | closed, lost | `closed`, once its last action has ended; `forget`, since its node was lost |
+| `withdraw` | its opening has ended before a node was found | closed |
+| `not_opened` | its node could not open it, or was lost meanwhile | closed or lost |
+| `close_unasked` | its lease is over, its client is gone, or its job or trajectory is cancelled | closing, once it stands |
+| `closing` | a trainer closes it, `close_unasked` does, or its node has closed it | closing |
+| `closed` | its node has closed it | closed, once its last action has ended |
+| `gone` | its processes have ended by themselves | lost; closing as long as it has actions |
+| `forget` | the last step of the others; its node is lost | closed or lost; its room is free |
 
-All ways to the last two states end in `forget`, which gives back its room. A scheduler that takes over enters environments by `adopt`
-and `readopt_opening`.
+A scheduler that takes over enters environments by `adopt` and `readopt_opening`.
 
 Actions wait here, *parked*, until their environment is open and the earlier action of the same shell session has ended. So a worker
 only receives actions that can start at once.
@@ -93,7 +91,7 @@ class Environments:
         self._note(environment)
         self._changed = True
 
-    def count_node(self, spec: NodeSpec, sign: int) -> None:
+    def offer(self, spec: NodeSpec, sign: int) -> None:
         """Count the memory of a node that has come, or stop counting it with the `sign` -1."""
         if "cpu" in spec.pools:
             self.shares.offer(MEMORY_MB, sign * spec.memory_mb)

@@ -75,7 +75,7 @@ class Nodes:
         if node.draining:  # the journal may have got the flag before it knew the node
             self._out.append(NoteDraining(name=spec.name, draining=True))
         self._pools.joined(node)
-        self._environments.count_node(spec, 1)
+        self._environments.offer(spec, 1)
 
     def drained(self, event: events.NodeDrained, now: float) -> None:
         """Begin or end the draining of a node. All waiting actions are looked at again."""
@@ -149,7 +149,7 @@ class Nodes:
                 environment.lost = True
                 self._environments.forget(environment, f"node {name} was lost: {reason}", now)
         self._pools.gone(node)
-        self._environments.count_node(node.spec, -1)
+        self._environments.offer(node.spec, -1)
 
     def _end(self, running: Running, stored: events.StoredEnd, now: float) -> None:
         """End an action of a lost node by its stored result. Nothing is learned, since figures are missing."""

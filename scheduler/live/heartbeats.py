@@ -290,7 +290,7 @@ class Heartbeats:
         """Send commands again that may have been lost with a broker's connection. Each is harmless when it comes twice.
 
         Grants are not sent again here. If a node's beats do not show a granted action, the node is asked for it. To a node that does
-        not know it, `answer_unknown` sends the same grant again; an action without cores or cells is granted anew (`NeverArrived`).
+        not know it, `answer_unknown` sends the same grant again; an action that only calls an API is granted anew (`NeverArrived`).
         """
         for running in self._core.state.running.values():
             grant, action_id = running.grant, running.waiting.id

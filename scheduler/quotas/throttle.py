@@ -63,7 +63,8 @@ class Throttle:
         pause_s = DEFAULT_PAUSE_S if retry_after_s is None else min(retry_after_s, LONGEST_PAUSE_S)
         self.until_s = max(self.until_s, now + pause_s)
         self._rose_at = self.until_s
-        if granted_at > self._lowered_at:  # else the rate was lowered for this refusal already, with those under way beside it
+        # Requests that were granted before the last lowering went out at the old rate. Their refusals do not lower it again.
+        if granted_at > self._lowered_at:
             self.factor = max(FLOOR, self.factor * DECREASE)
             self._lowered_at = now
 
