@@ -175,7 +175,7 @@ bench-background: $(STAMP)
 	@$(BIN)/python -m bench.background $(if $(IMAGE),--image $(IMAGE))
 
 bench-containers: $(STAMP)
-	@$(BIN)/python -m bench.containers --image $${IMAGE:-$$($(BIN)/python -m tests.containers.debian | tail -n 1)}
+	@$(BIN)/python -m bench.containers --image $${IMAGE:-$$($(BIN)/python -m bench.debian_image | tail -n 1)}
 
 bench-flood: $(STAMP)
 	@$(BIN)/python -m bench.flood

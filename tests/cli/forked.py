@@ -22,6 +22,7 @@ import app.replay.record_command
 import app.replay.replay_command  # noqa: F401
 import scheduler.policies  # noqa: F401
 from app.cli import main as command_line
+from tests.exit_codes import exit_code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,12 +48,7 @@ def forked(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
                     os.dup2(file.fileno(), number)
                 sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
                 sys.argv = ["tangram", *words]
-                try:
-                    command_line()
-                except SystemExit as end:
-                    code = end.code if isinstance(end.code, int) else 0
-                sys.stdout.flush()
-                sys.stderr.flush()
+                code = exit_code_of(command_line)
             finally:
                 os._exit(code)
         try:

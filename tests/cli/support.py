@@ -46,12 +46,7 @@ def started(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.
     """Run a command in the background, with more variables; where the test did not end it, it is told to end, and its stack with it."""
     argv = [*PROGRAM, *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # Whoever runs these tests in the background of a shell has interrupts ignored, which a child would inherit.
-    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        process = Forked(argv, cwd=folder, env={**environment(folder), **variables}, text=True, **pipes)
-    finally:
-        signal.signal(signal.SIGINT, heard)
+    process = Forked(argv, cwd=folder, env={**environment(folder), **variables}, text=True, **pipes)
     try:
         yield process
     finally:

@@ -67,6 +67,8 @@ MODULES = (
 """What processes of the system import, and what makes no application."""
 PARAMETERS = [*inspect.signature(subprocess.Popen._execute_child).parameters][1:]  # type: ignore[attr-defined]
 """What `subprocess` hands to the method that starts a process; further versions of Python may add to it."""
+REFUSED = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "process_group": -1, "umask": -1, "uid": None}
+"""What a fork does not take over, with the values that say nothing."""
 
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -97,6 +99,10 @@ class Template:
             try:
                 socket.send_fds(self._orders, [json.dumps(order).encode()], standard)
                 number, adopted = self._orders.recv(64), self._orders.recv(64)
+            except BaseException:  # the test's time is over; an answer that comes later must not be taken for the next one's
+                template.cache_clear()
+                self._orders.close()
+                raise
             finally:
                 _prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         assert adopted, "the template has ended"
@@ -118,6 +124,8 @@ class Forked(subprocess.Popen[Any]):
         if args[:3] != PROGRAM:
             super()._execute_child(*given)  # type: ignore[misc]
             return
+        unknown = [name for name, default in REFUSED.items() if named.get(name, default) != default]
+        assert not unknown, f"a fork knows nothing of {unknown}"
         files = [named[end] for end in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         standard = [file if file != -1 else number for number, file in enumerate((files[0], files[3], files[5]))]
         order = {

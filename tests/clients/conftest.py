@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import httpx
 import pytest
 
-from tests.gateway.conftest import Served, e2b_options, e2b_sandbox, options_of, served
+from tests.gateway.conftest import Served, served
 
-__all__ = ["Served", "e2b_options", "e2b_sandbox", "options_of", "served"]
+__all__ = ["Served", "served"]
 
 
 @pytest.fixture
@@ -19,13 +16,6 @@ def e2b_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, text in (("E2B_API_KEY", served.token(job)), ("E2B_API_URL", served.url), ("E2B_SANDBOX_URL", served.url)):
         monkeypatch.setenv(name, text)
     return job
-
-
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    """Return a caller of the job `tests`."""
-    with served.http() as client:
-        yield client
 
 
 def left_open(served: Served, job: str) -> int:

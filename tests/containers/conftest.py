@@ -103,13 +103,18 @@ def module_sandbox(bounds: ContainerOptions, tmp_path_factory: pytest.TempPathFa
     box.close()
 
 
+def emptied(environment: ContainerEnvironment) -> ContainerEnvironment:
+    """End what runs in an environment and remove the files of its folders; return it. Its sessions are kept."""
+    command = "cd; rm -rf ./* ./.[!.]* /tmp/* /tmp/.[!.]* /dev/shm/*"
+    done = environment.start(ExecRequest(action_id="empty", command=command, fence=True, timeout_s=60)).wait()
+    assert (done.status, done.exit_code) == ("succeeded", 0), done
+    return environment
+
+
 @pytest.fixture
 def shared(module_sandbox: ContainerSandbox) -> ContainerEnvironment:
     """Give the module's environment as a new one: without processes, variables and files of earlier tests. Sessions are kept.
 
     For tests of what commands do. Each container costs several times what they do.
     """
-    environment = module_sandbox.open(EnvironmentSpec(id="shared"))
-    cleared = environment.start(ExecRequest(action_id="clear", command="cd; rm -rf ./* /tmp/*", fence=True, timeout_s=60)).wait()
-    assert (cleared.status, cleared.exit_code) == ("succeeded", 0), cleared
-    return environment
+    return emptied(module_sandbox.open(EnvironmentSpec(id="shared")))

@@ -161,7 +161,7 @@ def worker(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Give a worker in a process of its own that carries out `hold` and then `command`, and the id of its environment's container.
 
-    So many containers are to stand `ready` beside.
+    `ready` is the size of its warm pool.
     """
     argv = [sys.executable, "-m", "tests.containers.killed_worker", str(tmp_path / "box"), node, image, command, hold, str(ready)]
     process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)

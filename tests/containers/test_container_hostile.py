@@ -136,7 +136,7 @@ def sandbox(bounds: ContainerOptions, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def env(sandbox: ContainerSandbox) -> Iterator[ContainerEnvironment]:
-    """Give an environment of the test's own, of which nothing is left in the end."""
+    """Give an environment in which only an `echo` may have run before, and of which nothing is left in the end."""
     environment = sandbox.open(EnvironmentSpec(id="own"))
     container = environment.container
     yield environment
@@ -198,7 +198,7 @@ def test_a_hostile_command_hurts_itself_alone(
     # And the neighbour has not noticed, and a fresh environment works
     assert meanwhile.is_untouched(), meanwhile.outcomes
     env.close()
-    assert printed(sandbox.open(EnvironmentSpec(id="own")), ":") == ""
+    assert printed(sandbox.open(EnvironmentSpec(id="own")), "echo fresh") == "fresh\n"  # the next test goes on with it
     # And nothing is left after the end
     assert until(lambda: processes_with(NAP) == [])
 

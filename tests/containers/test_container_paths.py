@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.workers_cpu.support import admit, printed, until
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, SandboxError
 
-from .conftest import NODE
+from .conftest import NODE, emptied
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -35,11 +35,7 @@ def box(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contai
 @pytest.fixture
 def env(box: ContainerSandbox) -> ContainerEnvironment:
     """Give an environment that all tests share, in which nothing of the earlier ones runs or is in their folders."""
-    environment = box.open(EnvironmentSpec(id="shared"))
-    request = ExecRequest(action_id="clear", command="cd; rm -rf ./* /tmp/*", fence=True, timeout_s=60)
-    cleared = environment.start(request).wait()
-    assert (cleared.status, cleared.exit_code) == ("succeeded", 0), cleared
-    return environment
+    return emptied(box.open(EnvironmentSpec(id="shared")))
 
 
 @pytest.fixture(scope="module")

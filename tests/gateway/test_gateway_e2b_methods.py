@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("e2b", reason="the extra `clients` is not installed")
@@ -22,14 +20,6 @@ assert tests.clients.e2b_git
 def e2b_options(served: Served) -> dict[str, str]:
     """Return the options of a job of these tests alone: they ask what the job has."""
     return options_of(served, "e2b-methods")
-
-
-@pytest.fixture(scope="module")
-def e2b_sandbox(e2b_options: dict[str, str]) -> Iterator[e2b.Sandbox]:
-    """Open a sandbox with the variable GREETING, which lasts for as long as a slow machine may need for all methods."""
-    sandbox = e2b.Sandbox.create(timeout=3600, envs={"GREETING": "hello"}, metadata={"task": "shared"}, **e2b_options)
-    yield sandbox
-    sandbox.kill()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.method)

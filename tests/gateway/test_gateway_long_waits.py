@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -26,7 +25,7 @@ HELD_S = 2.5 * LEASE_S
 LANGUAGES = """
 [slow]
 file = "text"
-compile = "sleep 3"
+compile = "sleep 5"
 run = "cat text"
 tool = "cat"
 """
@@ -65,15 +64,15 @@ def _answers(url: str) -> bool:
 
 def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(one_core: Served) -> None:
     live = one_core.live
-    with one_core.http() as http, ThreadPoolExecutor(1) as thread:
+    with one_core.http() as http, ThreadPoolExecutor(2) as threads:
         opened = http.post("/api/v1/environments", json={}).json()["id"]
         # Given a call that is being compiled, and a command that takes the only core then
         body = {"language": "slow", "code": "ran", "run_timeout": RUN_S, "compile_timeout": COMPILE_S}
-        first = thread.submit(http.post, "/run_code", json=body)
+        first = threads.submit(http.post, "/run_code", json=body)
         live.until(lambda: live.rows("SELECT 1 FROM actions WHERE status = 'running' AND kind = 'cpu.exec'"))
         busy = {"command": f"sleep {HELD_S:g}", "timeout_s": 2 * HELD_S}
-        with suppress(httpx.ReadTimeout):
-            http.post(f"/api/v1/environments/{opened}/exec", json=busy, headers={"Idempotency-Key": "busy"}, timeout=0.5)
+        threads.submit(http.post, f"/api/v1/environments/{opened}/exec", json=busy, timeout=None)
+        live.until(lambda: live.rows("SELECT 1 FROM actions WHERE status = 'waiting' AND kind = 'cpu.exec'"))
         # When the caller has come again until there was an answer
         answer = first.result()
         while answer.status_code == 504:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from tangram.integrations import docker_cli
+from tests.exit_codes import exit_code_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +32,11 @@ class Forks:
             asked = {"arguments": arguments, "variables": dict(variables), "out": out.name, "err": err.name}
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
-            code = int(self._process.stdout.readline())
+            try:
+                code = int(self._process.stdout.readline())
+            except BaseException:  # the test's time is over
+                os.killpg(self._process.pid, signal.SIGKILL)
+                raise
             return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
 
 
@@ -38,7 +44,7 @@ class Forks:
 def forks() -> Iterator[Forks]:
     """Run the process."""
     words = [sys.executable, "-m", "tests.integrations.docker_forks"]
-    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         yield Forks(process)
 
 
@@ -62,12 +68,7 @@ def _become(arguments: list[str], variables: dict[str, str], out: str, err: str)
         for number, path in ((1, out), (2, err)):
             os.dup2(os.open(path, os.O_WRONLY), number)
         sys.argv = ["tangram-docker", *arguments]
-        try:
-            docker_cli.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        sys.stdout.flush()
-        sys.stderr.flush()
+        code = exit_code_of(docker_cli.main)
     finally:
         os._exit(code)
 

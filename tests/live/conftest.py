@@ -64,18 +64,18 @@ def api_node(live: Live) -> None:
 
 
 @pytest.fixture(scope="module")
-def worn_by_module(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
-    """Run the stack of `worn`."""
+def repairable_stack(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
+    """Run the stack of `repaired`."""
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE, variables=FAST_BEATS)
-    with running_forks(tmp_path_factory.mktemp("worn"), plan) as started:
+    with running_forks(tmp_path_factory.mktemp("repaired"), plan) as started:
         yield started
 
 
 @pytest.fixture
-def worn(worn_by_module: Live) -> Live:
+def repaired(repairable_stack: Live) -> Live:
     """Return a stack whose processes a test may kill: they are started again for the next test of the module."""
-    worn_by_module.repair()
-    return worn_by_module
+    repairable_stack.repair()
+    return repairable_stack
 
 
 @pytest.fixture

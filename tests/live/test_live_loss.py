@@ -15,6 +15,7 @@ import pytest
 from celery import Celery
 
 from app.local.stack import StackPlan
+from scheduler.model.lifecycle import MISSED_BEATS
 from tangram import Action, ActionCancelled, ActionFailed, ActionLost, Cost, EnvironmentLost
 from tangram.connection import open_store
 from tangram.wire import (
@@ -28,7 +29,7 @@ from tangram.wire import (
     node_queue,
 )
 from tests.freezing import freeze
-from tests.live.support import INCLUDE, Live, running_forks
+from tests.live.support import FAST_BEATS, INCLUDE, Live, running_forks
 from tests.workers_cpu.support import RUN
 
 GRANT = {
@@ -69,7 +70,7 @@ def publish(live: Live, action_id: str, path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def slow_beats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack in which a worker may be silent for a minute before it is lost, and a scheduler for seconds; two tests wear it out."""
     variables = {"TANGRAM_BEAT_S": "30", "TANGRAM_TAKEOVER_S": "4"}
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, include=INCLUDE, variables=variables)
@@ -137,9 +138,9 @@ def test_grants_of_a_scheduler_that_was_replaced_are_refused(live: Live, tmp_pat
     assert words(path) == {"first": 1, "last": 1}
 
 
-def test_a_scheduler_killed_in_the_middle_loses_and_repeats_nothing(worn: Live) -> None:
+def test_a_scheduler_killed_in_the_middle_loses_and_repeats_nothing(repaired: Live) -> None:
     # Given 200 commands in 4 environments
-    live, count = worn, 200
+    live, count = repaired, 200
     with live.client("middle") as client:
         environments = [client.open(trajectory=f"t{n}") for n in range(4)]
         killed = threading.Event()
@@ -170,9 +171,9 @@ def test_a_scheduler_killed_in_the_middle_loses_and_repeats_nothing(worn: Live) 
     assert live.rows(done) == [(count,)]
 
 
-def test_large_arguments_outlive_a_scheduler(worn: Live) -> None:
+def test_large_arguments_outlive_a_scheduler(repaired: Live) -> None:
     # Given a large command that waits for its session, and whose text beside its message would soon be gone
-    live = worn
+    live = repaired
     store = open_store(str(live.settings.result_url), 5.0)
     with live.client() as client, client.open(trajectory="t") as env:
         before = set(store.keys(f"{BLOB_KEY_PREFIX}*"))
@@ -190,9 +191,9 @@ def test_large_arguments_outlive_a_scheduler(worn: Live) -> None:
     store.connection_pool.disconnect()
 
 
-def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(worn: Live, tmp_path: Path) -> None:
+def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(repaired: Live, tmp_path: Path) -> None:
     # Given a node with a command in an environment, one that may be repeated, and one that may not
-    live = worn
+    live = repaired
     path, go = tmp_path / "marks", tmp_path / "go"
     with live.client() as client:
         env = client.open(trajectory="t")
@@ -229,9 +230,9 @@ def test_a_killed_worker_loses_environments_and_repeats_what_may_be_repeated(wor
     assert not list((live.stack.state_dir / "environments" / "cpu-0" / "environments").glob(env.id))
 
 
-def test_what_a_killed_worker_left_in_its_queue_is_not_run_after_it_was_lost(patient: Live, tmp_path: Path) -> None:
+def test_what_a_killed_worker_left_in_its_queue_is_not_run_after_it_was_lost(slow_beats: Live, tmp_path: Path) -> None:
     # Given actions that wait at a worker that stands still; it has asked for one message already, the others stay in the queue
-    live = patient
+    live = slow_beats
     path = tmp_path / "marks"
     with live.client() as client:
         worker = live.process("cpu-0")
@@ -250,8 +251,8 @@ def test_what_a_killed_worker_left_in_its_queue_is_not_run_after_it_was_lost(pat
         assert words(path) == {"later": 1}
 
 
-def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(worn: Live, tmp_path: Path) -> None:
-    live = worn
+def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(repaired: Live, tmp_path: Path) -> None:
+    live = repaired
     path, go = tmp_path / "marks", tmp_path / "go"
     with live.client() as client:
         env = client.open(trajectory="t")
@@ -288,9 +289,9 @@ def test_a_frozen_worker_is_lost_and_what_it_says_later_does_not_count(worn: Liv
             assert b'"FAILURE"' in (store.get(f"celery-task-meta-{never.id}") or b"")
 
 
-def test_tries_are_counted_over_a_restart_of_the_scheduler(worn: Live, tmp_path: Path) -> None:
+def test_tries_are_counted_over_a_restart_of_the_scheduler(repaired: Live, tmp_path: Path) -> None:
     # Given an action that has killed its worker once, and waits for another
-    live = worn
+    live = repaired
     path, go = tmp_path / "marks", tmp_path / "never"
     with live.client() as client:
         handle = client.submit(mark(path, "word", go))
@@ -323,9 +324,9 @@ def suspend_between_transactions(live: Live, scheduler: psutil.Process) -> None:
     raise AssertionError("the scheduler holds the lock of its journal all the time")
 
 
-def test_a_standby_takes_over(patient: Live, tmp_path: Path) -> None:
+def test_a_standby_takes_over(slow_beats: Live, tmp_path: Path) -> None:
     # Given a scheduler that leads, and one that stands by
-    live = patient
+    live = slow_beats
     ((epoch,),) = live.rows("select epoch from leases where name = 'scheduler'")
     spare = live.command("scheduler")
     live.stack.spawn(type(spare)("standby", spare.argv, spare.env))
@@ -352,8 +353,8 @@ def test_a_standby_takes_over(patient: Live, tmp_path: Path) -> None:
     assert live.rows("select distinct state from nodes") == [("up",)]
 
 
-def test_redis_may_go_away_and_come_back(worn: Live) -> None:
-    live = worn
+def test_redis_may_go_away_and_come_back(repaired: Live) -> None:
+    live = repaired
     logged = {name: len(live.log(name)) for name in ("scheduler", "cpu-0")}
     with live.client() as client:
         env = client.open(trajectory="t")
@@ -362,7 +363,7 @@ def test_redis_may_go_away_and_come_back(worn: Live) -> None:
         live.end("redis")
         before = {name: sum(live.process(name).cpu_times()[:2]) for name in ("scheduler", "cpu-0")}
         sent = env.submit("cat file")
-        time.sleep(1.5)  # the outage itself; there is nothing to wait for in it
+        time.sleep(MISSED_BEATS * float(FAST_BEATS["TANGRAM_BEAT_S"]) + 0.1)  # the outage itself; there is nothing to wait for in it
         busy = {name: sum(live.process(name).cpu_times()[:2]) - used for name, used in before.items()}
         live.stack.restart("redis")
         # Then all go on, the environment still stands, and nobody was busy waiting
@@ -373,9 +374,9 @@ def test_redis_may_go_away_and_come_back(worn: Live) -> None:
             assert "Traceback" not in live.log(name)[logged[name] :]
 
 
-def test_a_worker_outlives_redis_with_a_message_that_is_not_acknowledged(worn: Live) -> None:
+def test_a_worker_outlives_redis_with_a_message_that_is_not_acknowledged(repaired: Live) -> None:
     # Given a message that a worker keeps for later and acknowledges only then
-    live = worn
+    live = repaired
     with Celery(broker=live.stack.broker_url, set_as_current=False) as app:
         app.conf.task_create_missing_queues = True
         app.send_task("tangram.tell", kwargs={"id": "x", "attempt": 1}, queue=node_queue("cpu-0"), task_id="later", countdown=3600)

@@ -179,7 +179,7 @@ def test_the_page_stays_live_and_can_be_paused(phone: Page, trouble: Trouble) ->
 
 
 def test_a_look_that_failed_is_said_and_the_timeline_comes_back_after_it(phone: Page, trouble: Trouble) -> None:
-    # Given the first phone, live
+    # Given the first page, live
     phone.goto("/")
     bars = phone.locator(".timeline canvas")
     expect(bars).to_have_attribute("data-bars", re.compile("[1-9]"))

@@ -1,12 +1,10 @@
 """An image with python3 and make, from Debian's packages: `debootstrap` makes a folder, `docker import` an image of it.
 
-`python -m tests.containers.debian` makes it by hand; it takes about a minute and is kept under `NAME`.
+`python -m bench.debian_image` makes it by hand; it takes about a minute and is kept under `NAME`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,13 +17,6 @@ _PATH = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def is_here() -> bool:
     """Say whether the engine has the image."""
     return subprocess.run(["docker", "image", "inspect", NAME], capture_output=True).returncode == 0
-
-
-def lacking() -> str:
-    """Return what making it lacks here; nothing where it is here or can be made."""
-    if is_here() or (shutil.which("debootstrap") and os.geteuid() == 0):
-        return ""
-    return f"there is no image {NAME}, and making it needs debootstrap and root"
 
 
 def make() -> str:
