@@ -365,14 +365,12 @@ class Core:
         self._ends.end_waiting(waiting, status, reason, cause, now)
 
     def _tick(self, now: float) -> None:
-        state, limits = self.state, self.state.limits
+        state = self.state
         while state.deadlines and state.deadlines[0][0] <= now:
             _, action_id = heapq.heappop(state.deadlines)
             waiting = state.waiting.get(action_id)
             if waiting is not None:
                 waited = f"waited longer than queue_timeout_s = {waiting.action.queue_timeout_s}"
                 self._drop_waiting(waiting, "timed_out", waited, "queue_timeout", now)
-        if limits.beat_s is not None:
-            self._nodes.miss(limits.beat_s, now)
         self.pools.wake(now)
         self._environments.wake(now)

@@ -2,7 +2,7 @@
 
 A node is lost in three cases. It misses three beats. It reports a restart. Or it beats three times without taking up any grant that
 was sent to it, since a worker whose consumer hangs looks alive from outside. A node that takes up some grants between two beats is
-only slow.
+only slow. `scheduler/live/heartbeats.py` finds these cases and sends `NodeLost`, with the ends that are stored already.
 
 An operator may *drain* a node. Its actions and environments go on to their end. New actions in its environments still run, so that
 the environments can end. Nothing else begins on the node (`Node.takes`): no environment, no action that could run on another node,
@@ -98,9 +98,6 @@ class Nodes:
         node = self._state.nodes.get(event.name)
         if node is None:
             return
-        if idle(self._state, event):
-            self.lost(event.name, IDLENESS, now, left=False)
-            return
         node.last_beat = now
         node.idle_beats = node.idle_beats + 1 if _takes_up_nothing(self._state, node, event) else 0
         for action_id in node.running:
@@ -122,11 +119,6 @@ class Nodes:
                     environment.cause = loss_cause(loss.cause)
                 reason = loss.reason if loss is not None else f"it ended on node {node.spec.name}"
                 self._environments.gone(environment, reason, now)
-
-    def miss(self, beat_s: float, now: float) -> None:
-        """Lose the nodes whose last beat is too old."""
-        for name in silent(self._state, beat_s, now):
-            self.lost(name, SILENCE, now, left=False)
 
     def lost(self, name: str, reason: str, now: float, *, left: bool, ended: Sequence[events.StoredEnd] = ()) -> None:
         """Forget a node. Its environments are lost. Its actions wait again or are lost, except the actions in `ended`."""

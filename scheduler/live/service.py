@@ -18,7 +18,6 @@ requests. `poison.py` handles messages on which schedulers fail.
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +43,6 @@ from tangram.action import Action
 from tangram.ends import cause_of
 from tangram.errors import InvalidAction
 from tangram.wire import ACTION_HEADER, BLOB_TTL_S, LONGEST_ID
-
-log = logging.getLogger(__name__)
 
 UNREADABLE = Action(kind="unreadable")
 """The journal's entry for an action whose header cannot be understood."""

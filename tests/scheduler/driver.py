@@ -10,7 +10,7 @@ from scheduler.core.core import Core
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.entries import Entry
 from scheduler.live.heartbeats import Heartbeats
-from scheduler.model import QuotaSpec, events
+from scheduler.model import Limits, QuotaSpec, events
 from scheduler.model.commands import Command
 from scheduler.policies import make_policy
 
@@ -48,8 +48,10 @@ class Wires:
 class Driver:
     """Hands events to a core and carries out what follows; `out` is all of that."""
 
-    def __init__(self, quotas: Sequence[QuotaSpec] = (), now: float = 0.0, policy: str = "elastic", wires: Wires | None = None) -> None:
-        self.core = Core(make_policy(policy), quotas=quotas)
+    def __init__(
+        self, quotas: Sequence[QuotaSpec] = (), now: float = 0.0, policy: str = "elastic", wires: Wires | None = None, **limits: Any
+    ) -> None:
+        self.core = Core(make_policy(policy), quotas=quotas, limits=Limits(**limits))
         self.wires: Any = wires or Wires()
         self.out: list[Command] = []
         self.executor = CommandExecutor(self.core, self.wires, self.wires, 1)

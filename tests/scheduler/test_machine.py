@@ -41,7 +41,6 @@ class CoreMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["elastic", "elastic", "elastic", *POLICIES]),
         queue_limit=st.sampled_from([1 << 60, 6]),
         lease_s=st.sampled_from([None, 30.0]),
-        beat_s=st.sampled_from([None, 20.0]),
         starting_limit=st.sampled_from([1 << 60, 1]),
         starts_per_s=st.sampled_from([None, 0.5]),
         weights=st.sampled_from([{}, {"j1": 4.0}]),

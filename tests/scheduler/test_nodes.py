@@ -178,68 +178,6 @@ def test_a_node_that_left_says_so(world: Any) -> None:
     assert [(n.state, n.reason) for n in w.of(commands.NoteNode)] == [("up", ""), ("left", "its worker was stopped")]
 
 
-def test_a_node_is_lost_when_it_misses_three_beats(world: Any) -> None:
-    w = world(beat_s=2.0)
-    w.node()
-    w.tick(2.0)
-    w.beat()
-    w.tick(6.0)
-    assert "n0" in w.core.state.nodes
-
-    w.tick(0.1)
-
-    assert w.of(commands.NoteNode)[-1].reason == "3 beats missed"
-    assert w.core.state.nodes == {}
-
-
-def test_a_node_that_beats_but_never_takes_up_its_action_is_lost(world: Any) -> None:
-    w = world(beat_s=2.0)
-    w.node()
-    w.run("a", idempotent=True)
-    w.run("b")
-    for _ in range(3):
-        w.beat(running=("b",))
-    assert "n0" in w.core.state.nodes
-
-    w.beat(running=("b",))
-
-    assert "n0" not in w.core.state.nodes
-    assert w.of(commands.NoteNode)[-1].reason == "it beats but does not run what it was handed"
-    assert w.waiting == ["a"]
-
-
-def test_a_node_that_is_late_with_much_is_not_lost_while_it_takes_some_up(world: Any) -> None:
-    # Given a node that has been handed more than it can take up in three beats
-    w = world(beat_s=2.0)
-    w.node(cores=8)
-    for number in range(8):
-        w.run(f"a{number}")
-    # When between any two beats it takes one up, which runs then or has ended by then
-    for beat in range(5):
-        if beat % 2:
-            w.handle(events.Started(id=f"a{beat}", attempt=1, at=w.now))
-            w.finish(f"a{beat}")
-        runs = tuple(f"a{number}" for number in range(0, beat + 1, 2))
-        w.beat(running=runs)
-    # Then it is not lost
-    for _ in range(3):
-        assert "n0" in w.core.state.nodes
-        w.beat(running=runs)
-    # And when it takes nothing up any more, it is
-    w.beat(running=runs)
-    assert w.of(commands.NoteNode)[-1].reason == "it beats but does not run what it was handed"
-
-
-def test_an_action_seen_in_a_beat_is_counted_anew(world: Any) -> None:
-    w = world()
-    w.node()
-    w.run("a")
-    for running in ((), (), (), ("a",), (), (), ()):
-        w.beat(running=running)
-
-    assert "n0" in w.core.state.nodes
-
-
 def test_a_report_about_an_earlier_try_is_ignored(world: Any) -> None:
     w = world()
     w.node("n0")

@@ -1,0 +1,99 @@
+"""When a node counts as lost: it is silent, or it beats and takes nothing up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scheduler.model import commands, events
+from tangram.action import Action, Cost
+
+from .driver import Driver
+
+BEAT_S = 2.0
+NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0, "incarnation": "1"}
+
+
+class Cluster(Driver):
+    """A scheduler, and a node that beats when told."""
+
+    def __init__(self) -> None:
+        super().__init__(policy="fcfs", beat_s=BEAT_S)
+        self.now = 0.0
+        self.beat()
+
+    def beat(self, running: Iterable[str] = ()) -> None:
+        """Let the node beat once, with what it runs."""
+        self.now += BEAT_S
+        self.heartbeats.take_beat({**NODE, "running": list(running), "environments": []}, self.now)
+
+    def look(self, seconds: float) -> None:
+        """Look for silent nodes so many seconds later."""
+        self.now += seconds
+        self.heartbeats.lose_the_silent(self.now)
+
+    def submit(self, action_id: str, *, idempotent: bool = False) -> None:
+        action = Action(kind="build", cost=Cost.of(cores=1), idempotent=idempotent)
+        self.executor.keep(action_id, action_id, self.now)
+        self.handle(events.Submitted(id=action_id, action=action, submitted_at=self.now), self.now)
+
+    def states(self) -> list[tuple[str, str]]:
+        """Return the states that the node went through, each with its reason."""
+        return [(one.state, one.reason) for one in self.out if isinstance(one, commands.NoteNode)]
+
+
+IDLE = ("lost", "it beats but does not run what it was handed")
+
+
+def test_a_node_is_lost_when_it_misses_three_beats() -> None:
+    cluster = Cluster()
+    cluster.look(3 * BEAT_S)
+    assert cluster.states() == [("up", "")]
+
+    cluster.look(0.1)
+
+    assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
+
+
+def test_a_node_that_beats_but_never_takes_up_its_action_is_lost() -> None:
+    # Given a node that runs one of two actions
+    cluster = Cluster()
+    cluster.submit("a", idempotent=True)
+    cluster.submit("b")
+    for _ in range(3):
+        cluster.beat(running=("b",))
+    assert cluster.states() == [("up", "")]
+    # When it has beaten four times without the other one
+    cluster.beat(running=("b",))
+    # Then it is lost, and what may run again waits
+    assert cluster.states()[1] == IDLE
+    assert [*cluster.core.state.waiting] == ["a"]
+
+
+def test_a_node_that_is_late_with_much_is_not_lost_while_it_takes_some_up() -> None:
+    # Given a node that has been handed more than it can take up in three beats
+    cluster = Cluster()
+    for number in range(8):
+        cluster.submit(f"a{number}")
+    # When between any two beats it takes one up, which runs then or has ended by then
+    for beat in range(5):
+        if beat % 2:
+            cluster.handle(events.Started(id=f"a{beat}", attempt=1, at=cluster.now), cluster.now)
+            cluster.handle(events.Finished(id=f"a{beat}", attempt=1, status="succeeded"), cluster.now)
+        runs = [f"a{number}" for number in range(0, beat + 1, 2)]
+        cluster.beat(running=runs)
+    # Then it is not lost
+    for _ in range(3):
+        assert cluster.states() == [("up", "")]
+        cluster.beat(running=runs)
+    # And when it takes nothing up any more, it is
+    cluster.beat(running=runs)
+    assert cluster.states()[1] == IDLE
+
+
+def test_an_action_seen_in_a_beat_is_counted_anew() -> None:
+    cluster = Cluster()
+    cluster.submit("a")
+    for running in ((), (), (), ("a",), (), (), ()):
+        cluster.beat(running=running)
+
+    assert cluster.states() == [("up", "")]
