@@ -92,11 +92,11 @@ class CoreGroup(Group):
         self._off_cores(action_id)
         self.running[action_id] = self.background[action_id] = running
 
-    def to_foreground(self, running: Running, candidate: Candidate | None) -> None:
+    def to_foreground(self, running: Running) -> None:
         """Note that an action of the background has got cores."""
         self.queue.remove(running.waiting)
         del self.background[running.waiting.id]
-        self.enter(running, candidate)
+        self.enter(running, None)
 
     def leave(self, running: Running) -> None:
         """Forget an action, and take its cores back."""

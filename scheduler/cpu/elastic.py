@@ -263,7 +263,7 @@ class ElasticCores:
         running: Running
         if waiting.id in group.background:
             running = group.background[waiting.id]
-            group.to_foreground(running, None)
+            group.to_foreground(running)
             self._pool.regrant(running, group.take(candidate.units), now)
         else:
             self._pool.unqueue(waiting, group)

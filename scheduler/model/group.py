@@ -38,11 +38,6 @@ class Group(Changeable, ABC):
         """Units that one action could be granted at most: all units but those that are held for good."""
         return self.capacity
 
-    @property
-    @abstractmethod
-    def free(self) -> int:
-        """Units that can be granted now."""
-
     @abstractmethod
     def releases(self) -> Iterable[Release]:
         """Return the running actions' expected ends."""
