@@ -44,7 +44,6 @@ from workers.memory import MIB, usable_mb
 from workers.node import Node
 
 Pool = Literal["cpu", "gpu", "api"]
-POOLS: tuple[Pool, ...] = ("cpu", "gpu", "api")
 
 STORE_CONNECTIONS = 32
 THREADS = {"cpu": 1_064, "gpu": 1_064, "api": 256}

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from workers.cpu.control_files import Mounts
 from workers.cpu.docker.cgroups import v2
-from workers.cpu.docker.cgroups.files import Mounts
 
 FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.freeze", "cpu.idle", "cpu.max", "cpu.weight", "cpuset.cpus")
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.workers_cpu.support import admit, printed, until
+from workers.cpu import control_files
 from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
 from workers.cpu.docker import disk
-from workers.cpu.docker.cgroups import files, v1, v2
+from workers.cpu.docker.cgroups import v1, v2
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
@@ -42,7 +43,7 @@ def quotas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Quotas]:
     def failing(path: str, value: str) -> None:
         if given.stuck and path.endswith(("cpu.cfs_quota_us", "cpu.max")):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        files.write(path, value)
+        control_files.write(path, value)
 
     for module in (v1, v2):
         monkeypatch.setattr(module, "write", failing)

@@ -111,7 +111,7 @@ def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "cgroup"
     (root / "own").mkdir(parents=True)
     monkeypatch.setattr(groups, "ROOT", str(root))
-    monkeypatch.setattr(groups, "_own_groups", lambda: {"": "/own"})
+    monkeypatch.setattr(groups.control_files, "paths_of", lambda pid: {"": "/own"})
     monkeypatch.setattr(os, "makedirs", makedirs)
     monkeypatch.setattr(os, "rmdir", rmdir)
     return root / "own"

@@ -1,4 +1,7 @@
-"""Control files: small reads and writes, and where the hierarchies are mounted."""
+"""Files of control groups: small reads and writes, and where the hierarchies are mounted.
+
+The standard library only, since the supervisor of a session imports this.
+"""
 
 from __future__ import annotations
 

@@ -47,12 +47,6 @@ class Leftovers:
                 self._thread.start()
         return False
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is still left."""
-        with self._changed:
-            return tuple(self._removals)
-
     def _run(self) -> None:
         pause_s, due = self._retry_s, time.monotonic() + self._retry_s
         while True:

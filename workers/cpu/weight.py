@@ -20,6 +20,8 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.cpu import control_files
+
 Means = Literal["cgroup", "autogroup", "affinity"]
 """By what processes are held in the background, best first: control groups, the kernel's own groups of sessions, or affinity."""
 
@@ -53,7 +55,7 @@ def has_weight(folder: str) -> bool:
 def set_background(folder: str) -> None:
     """Leave the group only time that no group in the foreground wants. Raises `OSError`."""
     try:
-        _write(f"{folder}/{IDLE}", 1)
+        control_files.write(f"{folder}/{IDLE}", "1")
     except FileNotFoundError:
         _set(folder, {weight.name: weight.background for weight in WEIGHTS})
 
@@ -62,7 +64,7 @@ def set_foreground(folder: str, cores: int = 1) -> None:
     """Have the group count as much as its cores do. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError):
         # First, since the kernel refuses a weight while this is 1.
-        _write(f"{folder}/{IDLE}", 0)
+        control_files.write(f"{folder}/{IDLE}", "0")
     _set(folder, {weight.name: weight.of(cores) for weight in WEIGHTS})
 
 
@@ -70,14 +72,6 @@ def _set(folder: str, values: dict[str, int]) -> None:
     """Write the weight that is there."""
     for name, value in values.items():
         with contextlib.suppress(FileNotFoundError):
-            _write(f"{folder}/{name}", value)
+            control_files.write(f"{folder}/{name}", str(value))
             return
     raise FileNotFoundError(f"{folder} has no weight")
-
-
-def _write(path: str, value: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, str(value).encode())
-    finally:
-        os.close(descriptor)

@@ -51,10 +51,6 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for, or none and an order of them, and
     where `CUDA_VISIBLE_DEVICES` does not say clearly which there are.
     """
-    if cells is not None and cells < 1:
-        raise DeviceError(f"cells: must be at least 1, not {cells}")
-    if memory_mb is not None and memory_mb < 1:
-        raise DeviceError(f"memory_mb: must be at least 1, not {memory_mb}")
     found = _cuda_devices()
     if not found:
         if order is not None:

@@ -350,10 +350,6 @@ def split_reference(reference: str) -> tuple[str, str]:
     return f"{folder}{slash}{last}", digest or tag or "latest"
 
 
-def _one_line(said: object) -> str:
-    return " ".join(str(said).split())
-
-
 def _in_memory(options: ContainerOptions) -> dict[str, str]:
     kept = f"rw,exec,nosuid,nodev,size={options.limits.disk_mb}m"
     return {WORK: f"{kept},uid={options.uid},gid={options.gid},mode=0755", TEMPORARY: f"{kept},mode=1777"}

@@ -32,14 +32,6 @@ class ContainerLimits:
     disk_mb: int = 4096
     disk_check_s: float = 0.5
 
-    def __post_init__(self) -> None:
-        """Refuse limits below 1, and memory that the engine would refuse."""
-        for name in ("processes", "open_files", "disk_mb"):
-            if getattr(self, name) < 1:
-                raise InvalidAction(name, f"must be at least 1, not {getattr(self, name)}")
-        if self.memory_mb < LEAST_MEMORY_MB:
-            raise InvalidAction("memory_mb", f"must be at least {LEAST_MEMORY_MB} for a container, not {self.memory_mb}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerOptions:
@@ -72,8 +64,6 @@ class ContainerOptions:
             raise InvalidAction("user", f"must be like 1000:1000, not {self.user!r}")
         if self.uid == 0:
             raise InvalidAction("user", "must not be root")
-        if self.starting_limit < 1:
-            raise InvalidAction("starting_limit", f"must be at least 1, not {self.starting_limit}")
         if self.network in ("", "host") or ":" in self.network:
             raise InvalidAction("network", f"must be the name of a Docker network, or none, not {self.network!r}")
 

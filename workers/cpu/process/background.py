@@ -27,9 +27,9 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
-from workers.cpu import weight
+from workers.cpu import control_files, weight
 from workers.cpu.process import tree
-from workers.cpu.process.groups import Groups, write_text
+from workers.cpu.process.groups import Groups
 from workers.cpu.process.members import Members
 from workers.cpu.weight import Means
 
@@ -214,7 +214,7 @@ def _set_weight(folder: str, cores: int) -> None:
 
 def _set_autogroup(pid: int, nice: str) -> None:
     with contextlib.suppress(OSError):
-        write_text(f"/proc/{pid}/autogroup", nice)
+        control_files.write(f"/proc/{pid}/autogroup", nice)
 
 
 def _pin(thread: int, cores: frozenset[int]) -> bool:

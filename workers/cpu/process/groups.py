@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from workers.cpu import weight
+from workers.cpu import control_files, weight
 
 ROOT = "/sys/fs/cgroup"
 
@@ -41,21 +41,20 @@ class MemoryGroup:
         """Make the group, without swap where the kernel counts it. Raises `OSError`."""
         limit_bytes = self.memory_mb << 20
         os.makedirs(self.folder, exist_ok=True)
-        write_text(f"{self.folder}/memory.{'max' if self.is_v2 else 'limit_in_bytes'}", str(limit_bytes))
+        control_files.write(f"{self.folder}/memory.{'max' if self.is_v2 else 'limit_in_bytes'}", str(limit_bytes))
         with contextlib.suppress(OSError):
             # Version 1 bounds memory and swap together.
             name, most = ("swap.max", 0) if self.is_v2 else ("memsw.limit_in_bytes", limit_bytes)
-            write_text(f"{self.folder}/memory.{name}", str(most))
+            control_files.write(f"{self.folder}/memory.{name}", str(most))
 
     def hand_down(self, controllers: list[str]) -> None:
         """Let the groups of sessions have controllers. Raises `OSError`."""
-        write_text(f"{self.folder}/cgroup.subtree_control", " ".join(f"+{name}" for name in controllers))
+        control_files.write(f"{self.folder}/cgroup.subtree_control", " ".join(f"+{name}" for name in controllers))
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel has killed because the memory was full."""
-        path = f"{self.folder}/memory.{'events' if self.is_v2 else 'oom_control'}"
-        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+        with contextlib.suppress(OSError):
+            return control_files.keyed(f"{self.folder}/memory.{'events' if self.is_v2 else 'oom_control'}", "oom_kill")
         return 0
 
     def remove(self) -> None:
@@ -103,7 +102,7 @@ class Groups:
         for folder in self.folders(supervisor):
             os.makedirs(folder, exist_ok=True)
         if self.pids is not None:
-            write_text(f"{self.pids}-{supervisor}/pids.max", str(processes))
+            control_files.write(f"{self.pids}-{supervisor}/pids.max", str(processes))
         if self.cpu is not None:
             weight.set_foreground(f"{self.cpu}-{supervisor}")
 
@@ -119,7 +118,7 @@ class Groups:
 def find_groups(base: str | os.PathLike[str]) -> Groups:
     """Return where the sessions and environments of the sandbox with the folder `base` can have groups."""
     name = f"tangram-{hashlib.sha256(os.fsencode(base)).hexdigest()[:16]}"
-    own = _own_groups()
+    own = {controller: path.rstrip("/") for controller, path in control_files.paths_of(os.getpid()).items()}
     is_v2 = not {"pids", "cpu", "memory"} & own.keys() and "" in own
 
     def first(controller: str, serves: Callable[[str], bool], *, topmost: bool = False) -> str | None:
@@ -135,16 +134,6 @@ def find_groups(base: str | os.PathLike[str]) -> Groups:
         # In version 2 a process is in one group only, and the bound on processes comes first.
         return Groups(pids, is_v2=True)
     return Groups(pids, cpu, memory, is_v2)
-
-
-def _own_groups() -> dict[str, str]:
-    """Return the paths of this process's groups by controller, without a slash at their end; `""` stands for version 2."""
-    own: dict[str, str] = {}
-    with open("/proc/self/cgroup", encoding="utf-8") as file:
-        for line in file:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            own |= dict.fromkeys(controllers.split(","), path.rstrip("/"))
-    return own
 
 
 def _first(folders: list[str], name: str, serves: Callable[[str], bool]) -> str | None:
@@ -164,16 +153,7 @@ def _first(folders: list[str], name: str, serves: Callable[[str], bool]) -> str 
 def join(folders: list[str]) -> None:
     """Put this process into the group that these folders are. Raises `OSError`."""
     for folder in folders:
-        write_text(f"{folder}/cgroup.procs", "0")
-
-
-def write_text(path: str, text: str) -> None:
-    """Write a file of the kernel's. Raises `OSError`."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+        control_files.write(f"{folder}/cgroup.procs", "0")
 
 
 def remove_folder(folder: str) -> None:

@@ -16,7 +16,7 @@ It does not protect from the following:
 
 * The kernel is the host's: a hole in it is a way out.
 * Disk is not limited.
-* Memory is not limited where the worker may make no control groups, unless `address_space` is set.
+* Memory is not limited where the worker may make no control groups.
 * Processes are not limited with `none`, nor for a worker that is root and may make no control groups. A fork bomb then reaches the
   whole machine.
 * Core affinity is a convention, which a program can undo for itself.
@@ -32,7 +32,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -78,7 +77,6 @@ class ProcessSandbox(Sandbox):
         base: holds everything; what an earlier sandbox left in it is removed.
         shell: the shell program; by default bash, where there is none, sh.
         search_path: PATH of the commands; by default the worker's own.
-        variables: further environment variables of every command.
         limits: resource limits of every process.
         start_timeout_s: how long a shell may take to come up.
         core_map: the cores that environments may use; by default those of this process.
@@ -99,7 +97,6 @@ class ProcessSandbox(Sandbox):
         *,
         shell: str | None = None,
         search_path: str | None = None,
-        variables: Mapping[str, str] | None = None,
         limits: ProcessLimits | None = None,
         start_timeout_s: float = 60.0,
         max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
@@ -110,7 +107,6 @@ class ProcessSandbox(Sandbox):
     ) -> None:
         self._dialect = Dialect.find(shell)
         self._search_path = search_path or os.environ.get("PATH", os.defpath)
-        self._variables = dict(variables or {})
         self._limits = limits or ProcessLimits()
         self._start_timeout_s, self._max_file_bytes = start_timeout_s, max_file_bytes
         self._base = Path(os.path.realpath(base))
@@ -225,7 +221,7 @@ class ProcessSandbox(Sandbox):
             dialect=dialect,
             home=home,
             variables=self._shell_variables(root),
-            limits=limits.as_rlimits(spec.memory_mb),
+            limits=limits.as_rlimits(),
             background=background_of(self._means, self._core_map.available, groups),
             groups=groups,
             processes=processes,
@@ -257,7 +253,6 @@ class ProcessSandbox(Sandbox):
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "SHELL": self._dialect.program,
-            **self._variables,
         }
 
     def get(self, environment_id: str) -> ProcessEnvironment:

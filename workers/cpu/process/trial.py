@@ -6,9 +6,9 @@ import os
 import subprocess
 from collections.abc import Callable
 
-from workers.cpu import weight
+from workers.cpu import control_files, weight
 from workers.cpu.process.background import LOW, MEANS, ORDINARY
-from workers.cpu.process.groups import Groups, remove_folder, write_text
+from workers.cpu.process.groups import Groups, remove_folder
 from workers.cpu.weight import Means
 
 AUTOGROUPS = "/proc/sys/kernel/sched_autogroup_enabled"
@@ -47,7 +47,7 @@ def _succeeds(trial: Callable[[int], None]) -> bool:
 
 def _try_group(folder: str, child: int) -> None:
     os.makedirs(folder, exist_ok=True)
-    write_text(f"{folder}/cgroup.procs", str(child))
+    control_files.write(f"{folder}/cgroup.procs", str(child))
     weight.set_background(folder)
     weight.set_foreground(folder)
 
@@ -55,7 +55,7 @@ def _try_group(folder: str, child: int) -> None:
 def _try_autogroup(child: int) -> None:
     # Without CAP_SYS_ADMIN the kernel takes one such write in a tenth of a second, over all processes: the second fails.
     for nice in (LOW, ORDINARY) if _has_autogroups() else ():
-        write_text(f"/proc/{child}/autogroup", nice)
+        control_files.write(f"/proc/{child}/autogroup", nice)
     for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
         os.sched_setscheduler(child, policy, os.sched_param(0))
 

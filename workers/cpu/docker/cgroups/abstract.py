@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 from workers.cpu import weight
-from workers.cpu.docker.cgroups.files import pids, pids_below
+from workers.cpu.control_files import pids, pids_below
 
 PERIOD_US = 1_000_000
 PARKED_QUOTA_US = 5_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from workers.cpu.control_files import Mounts, paths_of, pids
 from workers.cpu.docker.cgroups.abstract import ContainerGroup
-from workers.cpu.docker.cgroups.files import Mounts, paths_of, pids
 from workers.cpu.docker.cgroups.v1 import CONTROLLERS, ContainerGroupV1
 from workers.cpu.docker.cgroups.v2 import ContainerGroupV2
 from workers.cpu.errors import EngineUnavailable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from workers.cpu.control_files import Mounts, keyed, paths_of, read, remove_group, write
 from workers.cpu.docker.cgroups.abstract import PARKED_QUOTA_US, PERIOD_US, ContainerGroup, SessionGroup, core_list
-from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, read, remove_group, write
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "freezer")
 NS_PER_S = 1e9

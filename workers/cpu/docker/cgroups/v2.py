@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from workers.cpu.control_files import Mounts, keyed, paths_of, pids, remove_group, write
 from workers.cpu.docker.cgroups.abstract import PERIOD_US, UNLIMITED, ContainerGroup, SessionGroup, core_list
-from workers.cpu.docker.cgroups.files import Mounts, keyed, paths_of, pids, remove_group, write
 
 INIT = "init"
 US_PER_S = 1e6
