@@ -13,9 +13,10 @@ from pathlib import Path
 from statistics import median
 
 from app.cli.demo import BUNDLED
-from app.replay.recorder import SubprocessExecutor, record
+from app.replay.recorder import record
 from app.replay.scripts import Script
 from app.replay.traces import read_trace
+from examples.subprocess_executor import SubprocessExecutor
 from scheduler.sim.trace import Trajectory
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.replay.recorder import SubprocessExecutor, record_trace
+from app.replay.recorder import record_trace
 from app.replay.scripts import Script, read_script
 from app.replay.traces import write_trace
+from examples.subprocess_executor import SubprocessExecutor
 
 HERE = Path(__file__).resolve().parent
 TARGET = HERE / "rollouts.jsonl"

@@ -12,7 +12,7 @@ from typing import Any
 from app.replay.live_trainer import PLACEHOLDER
 from app.replay.outside_api import OutsideApi
 from app.replay.recorder import Outcome, record_trace
-from app.replay.replay_command import ReplayOptions, running_or_own
+from app.replay.replay_command import Begin, ReplayOptions, running_or_own
 from app.replay.scripts import Script, action_text
 from scheduler.sim.trace import Trace, TraceAction
 from tangram.client import Client, Environment
@@ -66,7 +66,7 @@ def record_live(
     scripts: Sequence[Script],
     settings: Settings,
     relative_to: Path,
-    progress: Callable[[int], Callable[[], None]],
+    begin: Begin,
     say: Callable[[str], None],
 ) -> Trace:
     """Record `scripts` as one trace whose `files` are relative to the folder `relative_to`."""
@@ -79,7 +79,7 @@ def record_live(
         target = exit_stack.enter_context(running_or_own(every, ReplayOptions(policy="fcfs"), settings, say))
         outside = exit_stack.enter_context(OutsideApi())
         client = exit_stack.enter_context(Client(job="record", settings=target.settings))
-        advance = progress(sum(len(script.trajectory.steps) for script in scripts))
+        advance = begin(sum(len(script.trajectory.steps) for script in scripts))
 
         @contextmanager
         def open_executor(script: Script) -> Iterator[LiveExecutor]:

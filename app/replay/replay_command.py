@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,12 @@ from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable, TangramError
 from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
+
+Begin = Callable[[int], Callable[[], None]]
+"""Is told the number of actions; returns what is to be called after each."""
+
+Progress = Callable[[str], AbstractContextManager[Begin]]
+"""Shows under a title how far a replay is."""
 
 SETTLE_S = 10.0
 """Longest wait, after the last result, for the journal to have the last ends."""
@@ -105,19 +111,19 @@ def replay_live(
     path: Path,
     options: ReplayOptions,
     settings: Settings,
-    progress: Callable[[int], Callable[[], None]],
+    begin: Begin,
     say: Callable[[str], None],
 ) -> LiveResult:
     """Replay against the stack that the settings lead to, or against one that is started for it in the state folder.
 
-    `progress(n)` is told the number of actions and returns what is called after each; `say` gets lines for a person.
+    `say` gets lines for a person.
     """
     prepared = options.prepare(trace)
     make_policy(options.policy, without=options.without)
     with ExitStack() as exit_stack:
         target = exit_stack.enter_context(running_or_own(prepared, options, settings, say))
         outside = exit_stack.enter_context(OutsideApi())
-        return _replay(prepared, path, options, target, outside.base_url, progress)
+        return _replay(prepared, path, options, target, outside.base_url, begin)
 
 
 def _replay(
@@ -126,7 +132,7 @@ def _replay(
     options: ReplayOptions,
     target: Target,
     api_url: str,
-    progress: Callable[[int], Callable[[], None]],
+    begin: Begin,
 ) -> LiveResult:
     settings, capacity = target.settings, target.capacity
     store = open_store(find_addresses(settings).result_url, settings.connect_timeout_s)
@@ -147,7 +153,7 @@ def _replay(
         pretend=target.pretends,
         check=target.check,
         run_name=run_id,
-        progress=progress(count),
+        progress=begin(count),
         known_durations=make_policy(policy).rules.profiled,
     )
     live = replay.run()

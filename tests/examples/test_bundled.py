@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.recorder import SubprocessExecutor, record
+from app.replay.recorder import record
 from app.replay.scripts import read_script, starting_files
 from app.replay.traces import read_trace
+from examples.subprocess_executor import SubprocessExecutor
 from scheduler.sim.trace import TraceAction, Trajectory
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.recorder import Outcome, RecordError, SubprocessExecutor, record, record_trace
+from app.replay.recorder import Outcome, RecordError, record, record_trace
 from app.replay.scripts import Script, read_script
 from app.replay.trace_lines import TraceError
+from examples.subprocess_executor import SubprocessExecutor
 from scheduler.sim.trace import Step, TraceAction, Trajectory
 
 HEADER = "[services.rm]\ncells = 1\nmemory_mb = 10\n[quotas.q]\nrate_per_s = 1\nconcurrency = 1\n"
