@@ -41,7 +41,7 @@ LONGEST_S: Final = 1e9
 DEFAULT_JOB: Final = "default"
 """The job of messages that name none."""
 
-LOWEST_PRIORITY, DEFAULT_PRIORITY, HIGHEST_PRIORITY = 0, 5, 9
+DEFAULT_PRIORITY, HIGHEST_PRIORITY = 5, 9
 
 Amounts = int | Iterable[int]
 

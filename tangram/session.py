@@ -178,17 +178,16 @@ class Session:
 
     def renew_lease(self, place: calls.Place, lease_s: float) -> ControlRequest:
         """Have the lease of an environment end `lease_s` seconds from now; `wait_for` what this returns. Raises `ClientClosed`."""
-        with self._lock:
-            self._check_open()
-            control = ControlRequest({"renew": {"environment": place.environment, "job": place.job, "lease_s": lease_s}})
-            self._publisher.send(control)
-            return control
+        return self._control({"renew": {"environment": place.environment, "job": place.job, "lease_s": lease_s}})
 
     def drain(self, node: str, *, draining: bool) -> ControlRequest:
         """Have a node drained, or be so no more; `wait_for` what this returns. Raises `ClientClosed`."""
+        return self._control({"drain": {"node": node, "draining": draining}})
+
+    def _control(self, words: dict[str, Any]) -> ControlRequest:
         with self._lock:
             self._check_open()
-            control = ControlRequest({"drain": {"node": node, "draining": draining}})
+            control = ControlRequest(words)
             self._publisher.send(control)
             return control
 

@@ -10,16 +10,15 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from app.cli.reporting import page_module, read_report, write_page
 from app.journal.database import open_engine
 from app.journal.figures import Selection, act_report
 from app.journal.runs import load_run
-from app.replay.replay_command import ReplayOptions, quotas_toml, replay_live
+from app.replay.replay_command import Progress, ReplayOptions, quotas_toml, replay_live
 from app.replay.traces import read_trace
 from app.tiny_models import make_services
 from tangram.errors import TangramError
@@ -28,13 +27,6 @@ from tangram.settings import Settings
 BUNDLED = Path(__file__).resolve().parents[2] / "examples" / "rollouts.jsonl"
 POLICIES = ("static:1", "elastic")
 DEMO_CELLS = 2
-
-
-class ProgressBar(Protocol):
-    """What shows how far a replay is."""
-
-    def begin(self, total: int) -> Callable[[], None]:
-        """Set the number of actions; returns what is to be called after each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class DemoResult:
 def run_demo(
     state_dir: Path,
     speed: float,
-    progress: Callable[[str], AbstractContextManager[ProgressBar]],
+    progress: Progress,
     say: Callable[[str], None],
 ) -> DemoResult:
     """Run both replays and compare them."""
@@ -71,9 +63,9 @@ def run_demo(
         own = {**urls, "state_dir": state_dir / policy.replace(":", "-"), "services_file": services_file}
         settings = Settings().model_copy(update=own)
         began = time.monotonic()
-        with progress(policy) as bar:
+        with progress(policy) as begin:
             options = ReplayOptions(policy=policy, speed=speed, gpus=DEMO_CELLS)
-            result = replay_live(trace, BUNDLED, options, settings, bar.begin, say)
+            result = replay_live(trace, BUNDLED, options, settings, begin, say)
         found[policy] = {**result.document, **_core_seconds(result.database_url, result.run_id), "wall_s": time.monotonic() - began}
     return _compare(found, state_dir)
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group
@@ -56,28 +56,21 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=2))
 
 
-class Progress:
-    """A progress bar on standard error where that is a terminal; silent elsewhere."""
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int], Callable[[], None]]]:
+    """Show a progress bar on standard error where that is a terminal; nothing elsewhere.
 
-    def __init__(self, title: str) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Bar(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._title = title
+    What is yielded takes the number of actions, and returns what is to be called after each.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
 
-    def __enter__(self) -> Self:
-        """Show the bar."""
-        self._bar.start()
-        return self
+        def begin(total: int) -> Callable[[], None]:
+            task = bar.add_task(title, total=total)
+            return lambda: bar.advance(task)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Take the bar away."""
-        self._bar.stop()
-
-    def begin(self, total: int) -> Callable[[], None]:
-        """Set the number of actions; returns what is to be called after each."""
-        task = self._bar.add_task(self._title, total=total)
-        return lambda: self._bar.advance(task)
+        yield begin
 
 
 def show_summary(document: Mapping[str, Any], *, as_json: bool) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -22,28 +22,15 @@ MOST_OTHERS = 0.1
 """The part of the cores that other programs may take before a calibration says little."""
 
 
-class Simulating:
-    """A line on standard error with what was simulated last, where that is a terminal; silent elsewhere."""
+@contextmanager
+def simulating() -> Iterator[Callable[[Case, int], None]]:
+    """Show a line on standard error where that is a terminal; nothing elsewhere. What is yielded takes the last case and their number."""
+    with Console(stderr=True).status("simulating …") as status:
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._status = console.status("simulating …") if console.is_terminal else None
+        def progress(case: Case, count: int) -> None:
+            status.update(escape(f"{count} simulated; last: {case.options.policy}, {case.cores} cores, {case.gpus} GPUs"))
 
-    def __enter__(self) -> Self:
-        """Show the line."""
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Take the line away."""
-        if self._status is not None:
-            self._status.stop()
-
-    def progress(self, case: Case, count: int) -> None:
-        """Show that `count` cases are simulated, `case` as the last one."""
-        if self._status is not None:
-            self._status.update(escape(f"{count} simulated; last: {case.options.policy}, {case.cores} cores, {case.gpus} GPUs"))
+        yield progress
 
 
 def show_plan(document: Mapping[str, Any], *, as_json: bool) -> None:

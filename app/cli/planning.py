@@ -91,8 +91,8 @@ def plan(
     read = read_trace(trace)
     calibration = _calibration(Settings())
     began = time.monotonic()
-    with Simulations(read, processes or len(os.sched_getaffinity(0))) as simulations, plan_output.Simulating() as shown:
-        simulations.progress = shown.progress
+    with Simulations(read, processes or len(os.sched_getaffinity(0))) as simulations, plan_output.simulating() as progress:
+        simulations.progress = progress
         found = Planner(request, simulations).plan()
         document = plan_document(found, read, simulations.done)
     document |= {"wall_s": time.monotonic() - began, "calibration": calibration}
@@ -119,5 +119,5 @@ def _refuse_with_calibrate(*given: object) -> None:
 def _calibrate(trace: Path | None, *, as_json: bool) -> None:
     from app.planning.calibration import BUNDLED, calibrate
 
-    result = calibrate(trace or BUNDLED, Settings(), output.Progress, output.note)
+    result = calibrate(trace or BUNDLED, Settings(), output.progress_bar, output.note)
     plan_output.show_calibration(result, as_json=as_json)

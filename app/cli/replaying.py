@@ -117,8 +117,8 @@ def _lived(trace: Trace, path: Path, each: Sequence[ReplayOptions], *, alone: bo
         if alone:
             folder = settings.state_dir / "compare" / options.policy.replace(":", "-")
             settings = settings.model_copy(update={"broker_url": None, "result_url": None, "database_url": None, "state_dir": folder})
-        with output.Progress(options.policy) as progress:
-            documents.append(replay_live(trace, path, options, settings, progress.begin, output.note).document)
+        with output.progress_bar(options.policy) as begin:
+            documents.append(replay_live(trace, path, options, settings, begin, output.note).document)
     return documents
 
 
@@ -136,7 +136,7 @@ def demo(
 
     if not 0 < speed < float("inf"):
         raise InvalidAction("--speed", f"must be above 0, not {speed}")
-    result = run_demo(state_dir, speed, output.Progress, output.note)
+    result = run_demo(state_dir, speed, output.progress_bar, output.note)
     output.show_demo(result, as_json=as_json)
 
 
@@ -156,8 +156,8 @@ def record(
     relative_to = out.parent if out is not None else Path.cwd()
     if out is not None:
         out.open("a", encoding="utf-8").close()  # a place that cannot be written is said before the work, not after
-    with output.Progress("record") as progress:
-        trace = record_live(read, Settings(), relative_to, progress.begin, output.note)
+    with output.progress_bar("record") as begin:
+        trace = record_live(read, Settings(), relative_to, begin, output.note)
     output.write_out(trace, out)
 
 

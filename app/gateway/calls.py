@@ -1,17 +1,15 @@
 """How a shape submits an action and waits for it.
 
 ```python
-result = await calls.run(caller, action, key=key, deadline_s=30, request=request)
+result = await calls.run(caller, action, key=key, request=request)
 ```
 
 | parameter | what it does |
 |---|---|
 | `key` | submitted again under the same key, by whatever process, the action runs once and both calls get its result; needs `request` |
-| `deadline_s` | longest wait in the queue; then the action ends, with `Overloaded` |
-| `patience_s` | longest wait of this call; then `StillRunning`, and the action goes on: only with a `key` can it be picked up |
 | `request` | where its connection breaks, the action is cancelled; not so with a `key`, as the caller may come again |
 
-Without limits a call waits as long as it takes and holds its connection. What goes wrong is raised as a `GatewayError`. The ids of the
+A call waits as long as it takes and holds its connection. What goes wrong is raised as a `GatewayError`. The ids of the
 actions are noted for the line of the access log.
 """
 
@@ -19,18 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 
-from app.gateway.errors import Cancelled, KeyReused, StillRunning, classify
+from app.gateway.errors import Cancelled, KeyReused, classify
 from app.gateway.sessions import Caller, digest
 from tangram.action import Action
 from tangram.errors import TangramError
 from tangram.handles import Handle
+from tangram.results import Chunk
 from tangram.wire import RESULT_TTL_S
 
 LARGE = 256 * 1024
@@ -43,10 +42,8 @@ noted_actions: ContextVar[list[str] | None] = ContextVar("noted_actions", defaul
 """The ids of the actions of the call that is being served; None outside of calls."""
 
 
-def submit(caller: Caller, action: Action, *, key: str | None = None, is_new: bool = False, deadline_s: float | None = None) -> Handle[Any]:
+def submit(caller: Caller, action: Action, *, key: str | None = None, is_new: bool = False) -> Handle[Any]:
     """Submit an action without waiting for it; parameters as for `run`. `is_new` says that nobody has used the key before."""
-    if deadline_s is not None and (action.queue_timeout_s is None or action.queue_timeout_s > deadline_s):
-        action = replace(action, queue_timeout_s=deadline_s)
     task_id = None if key is None else caller.task_id(action.kind, action.environment or "", key)
     handle = caller.session.submit(replace(action, job=caller.job), task_id, is_new=is_new)
     note(handle.id)
@@ -60,15 +57,7 @@ def note(action_id: str) -> None:
         noted.append(action_id)
 
 
-async def run(
-    caller: Caller,
-    action: Action,
-    *,
-    key: str | None = None,
-    deadline_s: float | None = None,
-    patience_s: float | None = None,
-    request: Request | None = None,
-) -> Any:
+async def run(caller: Caller, action: Action, *, key: str | None = None, request: Request | None = None) -> Any:
     """Submit an action and return its result.
 
     Parameters
@@ -79,8 +68,6 @@ async def run(
         What to run; its job becomes that of the caller.
     key
         An idempotency key, unique within job, kind of action and environment.
-    deadline_s, patience_s
-        Limits in seconds, see the head of this module.
     request
         The request whose connection the action is to end with.
 
@@ -93,10 +80,10 @@ async def run(
     if key is not None and request is not None:
         await check_key(request, caller.task_id(action.kind, action.environment or "", key))
     try:
-        handle = submit(caller, await put_aside(caller, action), key=key, deadline_s=deadline_s)
+        handle = submit(caller, await put_aside(caller, action), key=key)
     except TangramError as error:
         raise classify(error) from error
-    return await wait(handle, cancel=key is None, patience_s=patience_s, request=request if key is None else None)
+    return await wait(handle, cancel=key is None, request=request if key is None else None)
 
 
 async def check_key(request: Request, scope: str) -> None:
@@ -130,18 +117,16 @@ def size(value: object) -> int:
     return sum(map(size, value)) if isinstance(value, (list, tuple)) else _NUMBER_BYTES
 
 
-async def wait(handle: Handle[Any], *, cancel: bool = True, patience_s: float | None = None, request: Request | None = None) -> Any:
+async def wait(handle: Handle[Any], *, cancel: bool = True, request: Request | None = None) -> Any:
     """Return the result of a submitted action; with `cancel` it ends when this wait does. Raises as `run`."""
     future = asyncio.wrap_future(handle.future)
     gone = asyncio.ensure_future(disconnected(request)) if request is not None else None
     try:
-        if gone is not None or patience_s is not None:
-            await asyncio.wait([future, gone] if gone else [future], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done() and gone is not None and gone.done():
+        if gone is not None:
+            await asyncio.wait([future, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
                 handle.cancel()
                 raise Cancelled(f"the caller of action {handle.id} is gone")
-            if not future.done():
-                raise StillRunning(f"action {handle.id} has no result after {patience_s:g} s and goes on")
         return await future
     except asyncio.CancelledError:
         if cancel:
@@ -154,6 +139,14 @@ async def wait(handle: Handle[Any], *, cancel: bool = True, patience_s: float | 
         future.cancel()
         if gone is not None:
             gone.cancel()
+
+
+async def next_chunk(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
+    """Return the next piece of a command's output; None at the end, however the command has ended: its result says that."""
+    try:
+        return await anext(chunks, None)
+    except TangramError:
+        return None
 
 
 async def disconnected(request: Request) -> None:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from app.gateway.context import CallerOf, GatewayOf
 from app.gateway.e2b import ENVD_VERSION, Sandbox, data_errors, sandbox_id_of, sandbox_of
-from app.gateway.e2b_templates import Templates
+from app.gateway.e2b_templates import Templates, control_errors
 from app.gateway.errors import BadRequest, GatewayError
 from app.gateway.records import Record
 from app.gateway.shape import shape_router
@@ -37,11 +37,6 @@ QUEUE_S = 50.0
 """Longest wait of a create in the queue, seconds: clients wait 60 for an answer."""
 
 _log = logging.getLogger(__name__)
-
-
-def control_errors(_request: Request, error: GatewayError) -> JSONResponse:
-    """Answer a call of the control plane that has failed."""
-    return JSONResponse({"code": error.status, "message": str(error)}, error.status, dict(error.headers))
 
 
 router = shape_router("e2b", control_errors, tags=["e2b"])

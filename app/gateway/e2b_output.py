@@ -16,6 +16,7 @@ from typing import Any, cast
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
+from app.gateway import calls
 from app.gateway.e2b import RpcError, Sandbox, SandboxGone, end_lost, rpc_error
 from app.gateway.e2b_connect import STREAM_TYPE, end_of_stream, envelope, limit_of, whole_number
 from app.gateway.e2b_table import Process
@@ -103,7 +104,7 @@ class _Output:
         self.dropped = 0
         self._process, self._ended = process, ended
         self._chunks = cast(AsyncGenerator[Chunk, None], sandbox.caller.session.streams.read_async(handle.id))
-        self._coming: asyncio.Future[Chunk | None] | None = asyncio.ensure_future(_next_of(self._chunks))
+        self._coming: asyncio.Future[Chunk | None] | None = asyncio.ensure_future(calls.next_chunk(self._chunks))
 
     async def next(self, wait_s: float) -> bytes | None:
         """Return the next event, a sign of life after `wait_s` seconds without any; None once the command has ended."""
@@ -118,7 +119,7 @@ class _Output:
         if chunk is None:
             self._coming = None
             return await self.next(wait_s)
-        self._coming = asyncio.ensure_future(_next_of(self._chunks))
+        self._coming = asyncio.ensure_future(calls.next_chunk(self._chunks))
         self.dropped += chunk.dropped
         return _data(self._process, chunk.stream, chunk.data)
 
@@ -128,14 +129,6 @@ class _Output:
             self._coming.cancel()
             await asyncio.wait([self._coming])
         await self._chunks.aclose()
-
-
-async def _next_of(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
-    """Return the next piece of output; None at the end, however the command has ended: its result says that."""
-    try:
-        return await anext(chunks, None)
-    except TangramError:
-        return None
 
 
 def _told(result: ExecResult, process: Process, output: _Output | None) -> list[bytes]:

@@ -127,12 +127,12 @@ class Templates:
         raise NotFound(f"template {name!r} was not found: build one of that name, or name an image")
 
 
-def template_errors(_request: Request, error: GatewayError) -> JSONResponse:
-    """Answer a call that has failed; as on all of the control plane."""
+def control_errors(_request: Request, error: GatewayError) -> JSONResponse:
+    """Answer a call of the control plane that has failed."""
     return JSONResponse({"code": error.status, "message": str(error)}, error.status, dict(error.headers))
 
 
-router = shape_router("e2b", template_errors, tags=["e2b"])
+router = shape_router("e2b", control_errors, tags=["e2b"])
 
 
 @router.post("/v3/templates", status_code=202)

@@ -36,7 +36,6 @@ from app.gateway.sessions import Caller
 from tangram import giving
 from tangram.action import Action, command_class
 from tangram.calls import execute
-from tangram.errors import TangramError
 from tangram.handles import Handle
 from tangram.results import Chunk
 from tangram.wire import GIVEN_BYTES, RESULT_TTL_S
@@ -150,7 +149,7 @@ class Programs:
         chunks = cast(AsyncGenerator[Chunk, None], self._caller.session.streams.read_async(handle.id, program.after))
         buffer, after = bytearray(program.left.encode("utf-8", "surrogateescape")), program.after
         deadline = time.monotonic() + timeout_s
-        coming = asyncio.ensure_future(_next_of(chunks))
+        coming = asyncio.ensure_future(calls.next_chunk(chunks))
         try:
             while True:
                 text = bytes(buffer).decode("utf-8", "surrogateescape")
@@ -166,7 +165,7 @@ class Programs:
                 buffer += chunk.data
                 del buffer[:-MOST_BYTES]
                 after = chunk.id
-                coming = asyncio.ensure_future(_next_of(chunks))
+                coming = asyncio.ensure_future(calls.next_chunk(chunks))
         finally:
             coming.cancel()
             await asyncio.wait([coming])
@@ -249,14 +248,6 @@ def _search(patterns: Sequence[Any], text: str) -> tuple[int, int, int] | None:
 
 def _shown(text: str) -> str:
     return scripts.plain(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
-
-
-async def _next_of(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
-    """Return the next piece of output; None at the end, however the program has ended: its result says that."""
-    try:
-        return await anext(chunks, None)
-    except TangramError:
-        return None
 
 
 async def _exit_code(handle: Handle[Any]) -> int | None:

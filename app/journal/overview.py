@@ -7,7 +7,7 @@ The keys of the document are described in docs/operating.md.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +137,9 @@ def lanes_of(description: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 def overview(present: Present, recent: Recent, scheduler: Mapping[str, Any] | None) -> Document:
     """Return the document of the first page, of `/api/overview` and of `tangram top`."""
-    by_job, by_node, ended = Counted(), Counted(), Tally()
+    by_job: defaultdict[str, Tally] = defaultdict(Tally)
+    by_node: defaultdict[str, Tally] = defaultdict(Tally)
+    ended = Tally()
     for group in recent:
         by_job[group.job].add(group)
         if group.node:
@@ -165,14 +167,6 @@ def overview(present: Present, recent: Recent, scheduler: Mapping[str, Any] | No
             {"kind": one.kind, "action": one.action, "error": one.error, "failed_at": one.failed_at} for one in present.set_aside
         ],
     }
-
-
-class Counted(dict[str, Tally]):
-    """Tallies by name."""
-
-    def __missing__(self, name: str) -> Tally:
-        self[name] = Tally()
-        return self[name]
 
 
 def _amounts(nodes: Iterable[Document], what: str, busy: Sequence[float | None]) -> Document:
@@ -271,7 +265,7 @@ def _quotas(present: Present, scheduler: Mapping[str, Any]) -> list[Document]:
     ]
 
 
-def _jobs(present: Present, by_job: Counted, scheduler: Mapping[str, Any]) -> list[Document]:
+def _jobs(present: Present, by_job: Mapping[str, Tally], scheduler: Mapping[str, Any]) -> list[Document]:
     """Return the jobs that have actions or had some lately, those that lose most to the infrastructure first."""
     running, waiting, cores = Counter(one.job for one in present.held), Counter[str](), Counter[str]()
     for row in present.waiting:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, Select, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Engine, Executable, bindparam, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
@@ -50,7 +49,6 @@ log = logging.getLogger(__name__)
 
 # Deadlock, serialization failure, and the shutdowns after which PostgreSQL comes back.
 PASSING_SQLSTATES = ("40P01", "40001", "57P01", "57P02", "57P03")
-IDS_PER_QUERY = 500
 GONE_KEPT_S = 86_400.0
 """Seconds for which the instances of a node that is not up are kept; then they go as soon as a worker joins."""
 
@@ -129,15 +127,6 @@ class SqlJournal:
 
         """
         return self._run(load_unfinished)
-
-    def ended(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return which of the actions `ids` have ended: a message of theirs is a redelivery. Raises as `unfinished`."""
-        found: set[str] = set()
-        for start in range(0, len(ids), IDS_PER_QUERY):
-            some = ids[start : start + IDS_PER_QUERY]
-            query = select(Action.id).where(Action.id.in_(some), Action.ended_at.is_not(None))
-            found.update(self._run(partial(_scalars, query)))
-        return frozenset(found)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         with database_errors(self._engine.url, JournalError):
@@ -272,10 +261,6 @@ class _Statements:
                 columns[column.name] = given
         statement: Executable = insert.on_conflict_do_update(index_elements=key, set_=columns)
         return statement
-
-
-def _scalars(query: Select[str], connection: Connection) -> Sequence[str]:
-    return connection.execute(query).scalars().all()
 
 
 def _passes(error: BaseException) -> bool:

@@ -84,10 +84,6 @@ class CeleryEvents(Collector):
             if not worker.alive:
                 self._up.labels(name).set(0)
 
-    def describe(self) -> Iterable[Metric]:
-        """Name nothing: a registry asks for what it has only at a scrape."""
-        return []
-
     def collect(self) -> Iterable[Metric]:
         """Return how long the broker's queues are; nothing while it is away, or has not answered in `LENGTHS_S`."""
         if self._asked is None or self._asked.done():

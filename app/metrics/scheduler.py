@@ -234,10 +234,6 @@ class SchedulerMetrics(Collector):
 
     # A scrape
 
-    def describe(self) -> Iterable[Metric]:
-        """Name nothing: a registry asks for what it has only at a scrape."""
-        return []
-
     def collect(self) -> Iterable[Metric]:
         """Return what is so now."""
         with self._lock:

@@ -51,9 +51,6 @@ class _Environments(Collector):
     def __init__(self, now: Callable[[], dict[str, Any]]) -> None:
         self._now = now
 
-    def describe(self) -> Iterable[Metric]:
-        return []
-
     def collect(self) -> Iterable[Metric]:
         name, changing = "tangram_worker_environments", self._now()
         if "environments" in changing:

@@ -17,17 +17,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.local.stack import cores_here
-from app.replay.replay_command import ReplayOptions, replay_live, simulate
+from app.replay.replay_command import Progress, ReplayOptions, replay_live, simulate
 from app.replay.trace_lines import first_problem, unreadable
 from app.replay.traces import read_trace
 from scheduler.learning.durations import speed_on
@@ -66,16 +65,7 @@ class _Calibration(BaseModel):
     policies: dict[str, _OfPolicy]
 
 
-class ProgressBar(Protocol):
-    """What shows how far a replay is."""
-
-    def begin(self, total: int) -> Callable[[], None]:
-        """Set the number of actions; returns what is to be called after each."""
-
-
-def calibrate(
-    rollouts: Path, settings: Settings, progress: Callable[[str], AbstractContextManager[ProgressBar]], say: Callable[[str], None]
-) -> dict[str, Any]:
+def calibrate(rollouts: Path, settings: Settings, progress: Progress, say: Callable[[str], None]) -> dict[str, Any]:
     """Run and simulate the trace `rollouts`, and return the document, which is also written to the state folder."""
     trace = read_trace(rollouts)
     found = {}
@@ -86,8 +76,8 @@ def calibrate(
         folder = settings.state_dir.absolute() / "calibration" / policy.replace(":", "-")
         alone = {"broker_url": None, "result_url": None, "database_url": None, "services_file": None, "state_dir": folder}
         options = ReplayOptions(policy=policy, speed=SPEED, gpus=GPUS)
-        with progress(policy) as bar:
-            live = replay_live(trace, rollouts, options, settings.model_copy(update=alone), bar.begin, say)
+        with progress(policy) as begin:
+            live = replay_live(trace, rollouts, options, settings.model_copy(update=alone), begin, say)
         if live.document["failed"]:
             raise TangramError(
                 f"{live.document['failed']} actions failed under {policy}: nothing can be said of the simulator; see {folder}"
