@@ -3,7 +3,7 @@
 | step | what happens |
 |---|---|
 | claim | the try of the action is claimed in the result store; a message that comes twice is dropped |
-| run | the task's body |
+| run | the task's body, with its grant at `self.grant` |
 | result | Celery stores it: a payload for the tasks of this system, the plain value for all others |
 | report | the scheduler is told that the action has ended and its grant is free |
 
@@ -131,6 +131,12 @@ class ActionTask(Task):  # type: ignore[misc]
         if call.waits_again:
             raise Ignore()
         return self._payload(call, value) if self.payload else value
+
+    @property
+    def grant(self) -> WireGrant:
+        """The grant that the current call holds."""
+        grant: WireGrant = self.request.get(GRANT_HEADER)
+        return grant
 
     @staticmethod
     def _payload(call: Call, value: Any) -> Payload:
