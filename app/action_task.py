@@ -134,8 +134,9 @@ class ActionTask(Task):  # type: ignore[misc]
 
     @property
     def grant(self) -> WireGrant:
-        """The grant that the current call holds."""
-        grant: WireGrant = self.request.get(GRANT_HEADER)
+        """The grant that the current call holds now: a resize changes it while the task runs."""
+        call = call_of(self)
+        grant: WireGrant = call.grant if call is not None else self.request.get(GRANT_HEADER)
         return grant
 
     @staticmethod

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from app.action_task import Call
-from tangram.wire import CLAIM_KEY_PREFIX, WireGrant, WireNode
+from app.action_task import ActionTask, Call
+from tangram.wire import CLAIM_KEY_PREFIX, GRANT_HEADER, WireGrant, WireNode
 from workers.cpu.abstract import Holding, Usage
 from workers.node import Node, holding_of
 
@@ -65,6 +65,18 @@ def test_a_running_call_has_the_cores_of_its_last_change(node: Node) -> None:
     # Then it has that, and its process tree got each
     assert held(node.call("a").grant) == ([3], 1, False)
     assert seen == [Holding((2,)), Holding((2, 3)), Holding((3,))]
+
+
+def test_a_task_of_a_user_reads_what_it_holds_now(node: Node) -> None:
+    # Given a task that runs under a grant
+    def build() -> None: ...
+
+    task = Celery(set_as_current=False).task(base=ActionTask, name="build")(build)
+    task.push_request(**{GRANT_HEADER: GRANT}, tangram_call=claim(node))
+    assert task.grant["core_ids"] == [2]
+    # When it is resized, then it reads the new cores
+    node.regrant(1, 1, [["a", 1, [2, 3], False]])
+    assert (task.grant["core_ids"], task.grant["units"]) == ([2, 3], 2)
 
 
 def test_a_message_changes_calls_in_its_order(node: Node) -> None:
