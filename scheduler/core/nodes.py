@@ -19,27 +19,14 @@ from scheduler.core.environments import Environments
 from scheduler.core.pools import Pools
 from scheduler.model import NodeSpec, Running, Waiting, events
 from scheduler.model.commands import Command, NoteDraining, NoteNode, Requeue
-from scheduler.model.lifecycle import MISSED_BEATS, MOST_TRIES
+from scheduler.model.lifecycle import MOST_TRIES
 from scheduler.model.state import Node, State
 from tangram.ends import cause_of, loss_cause
 
-SILENCE = f"{MISSED_BEATS} beats missed"
-IDLENESS = "it beats but does not run what it was handed"
 NODE_LOST = "node_lost"
 
 
-def silent(state: State, beat_s: float, now: float) -> list[str]:
-    """Return the names of the nodes whose last beat is too old."""
-    return [node.spec.name for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
-
-
-def idle(state: State, beat: events.NodeBeat) -> bool:
-    """Return whether a node has beaten too often without taking up any grant."""
-    node = state.nodes.get(beat.name)
-    return node is not None and node.idle_beats >= MISSED_BEATS and _takes_up_nothing(state, node, beat)
-
-
-def _takes_up_nothing(state: State, node: Node, beat: events.NodeBeat) -> bool:
+def takes_up_nothing(state: State, node: Node, beat: events.NodeBeat) -> bool:
     """Return whether a node has grants that it does not run, and has taken up no grant since its last beat."""
     taken_up = any(state.running[action_id].unseen_beats for action_id in node.running if action_id in beat.running)
     return not taken_up and any(action_id not in beat.running for action_id in node.running)
@@ -99,7 +86,7 @@ class Nodes:
         if node is None:
             return
         node.last_beat = now
-        node.idle_beats = node.idle_beats + 1 if _takes_up_nothing(self._state, node, event) else 0
+        node.idle_beats = node.idle_beats + 1 if takes_up_nothing(self._state, node, event) else 0
         for action_id in node.running:
             running = self._state.running[action_id]
             running.unseen_beats = 0 if action_id in event.running else running.unseen_beats + 1

@@ -1,5 +1,7 @@
 """Beats of nodes: they show which nodes are up and which actions they really run.
 
+Nodes that are silent, idle or restarted are found here and lost by the event `NodeLost`.
+
 A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It has a node give up actions
 and environments that the node should not have. Silence of a node does not count while the scheduler itself cannot receive beats.
 """
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from scheduler.core.core import Core
-from scheduler.core.nodes import IDLENESS, SILENCE, idle, silent
+from scheduler.core.nodes import takes_up_nothing
 from scheduler.live.command_executor import CommandExecutor
 from scheduler.live.descriptions import node_spec, service_spec, services_of
 from scheduler.live.entries import NodeChanged
@@ -21,6 +23,7 @@ from scheduler.live.transport import Transport
 from scheduler.model import ServiceSpec, events
 from scheduler.model.commands import Stop
 from scheduler.model.lifecycle import MISSED_BEATS
+from scheduler.model.state import State
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,20 @@ _UNDER_WAY = ("starting", "restoring", "evicting")
 
 MOST_RESENT = 2
 """Times that a grant is sent again to a node that reports it as unknown."""
+
+SILENCE = f"{MISSED_BEATS} beats missed"
+IDLENESS = "it beats but does not run what it was handed"
+
+
+def silent(state: State, beat_s: float, now: float) -> list[str]:
+    """Return the names of the nodes whose last beat is too old."""
+    return [node.spec.name for node in state.nodes.values() if now - node.last_beat > MISSED_BEATS * beat_s]
+
+
+def idle(state: State, beat: events.NodeBeat) -> bool:
+    """Return whether a node has beaten too often without taking up any grant."""
+    node = state.nodes.get(beat.name)
+    return node is not None and node.idle_beats >= MISSED_BEATS and takes_up_nothing(state, node, beat)
 
 
 class Heartbeats:

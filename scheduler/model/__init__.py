@@ -105,7 +105,7 @@ class Limits:
     """Bounds of the system. None means no bound; times are seconds.
 
     `weights` are the jobs' parts of the system, 1 for a job without a weight. `window_s` is the worth of a class of priority in the
-    queues for cells and quotas.
+    queues for cells and quotas. `beat_s` is the time between two beats of a node: the core does not look at it, the heartbeats do.
     """
 
     queue_limit: int = 1 << 60
