@@ -32,7 +32,7 @@ import psutil
 
 from tangram.errors import TangramError
 from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding, Sandbox
-from workers.cpu.docker.cgroups.files import Mounts, paths_of, read
+from workers.cpu.control_files import Mounts, paths_of, read
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import SessionUnavailable

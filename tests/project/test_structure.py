@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from scheduler.model.lifecycle import SERVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("tangram", "scheduler", "app", "workers")
+BESIDE = ("bench", "examples", "migrations", "tests")
 
 
 def imported(path: Path) -> set[str]:
@@ -24,6 +26,20 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
     return {name.partition(".")[0] for name in names}
+
+
+@cache
+def defined(path: Path) -> set[str]:
+    """Return the names that a module defines or imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -140,6 +156,23 @@ def test_files_hold_one_idea() -> None:
     assert long == {}
 
 
+def test_what_is_imported_from_this_project_exists() -> None:
+    """Also in benchmarks and examples, which no other test may import."""
+    gone = []
+    for path in (path for folder in (*LAYERS, *BESIDE) for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and not node.level and str(node.module).split(".")[0] in (*LAYERS, *BESIDE):
+                module = ROOT / str(node.module).replace(".", "/")
+                file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+                known = defined(file) if file.exists() else set()
+                gone += [
+                    f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+                    for alias in node.names
+                    if alias.name not in known and not (module / f"{alias.name}.py").exists() and not (module / alias.name).is_dir()
+                ]
+    assert gone == []
+
+
 def test_modules_that_docstrings_name_stand_where_they_say() -> None:
     gone = []
     for path in (path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")):
@@ -152,11 +185,10 @@ def test_modules_that_docstrings_name_stand_where_they_say() -> None:
 
 
 def test_modules_that_pages_name_exist() -> None:
-    folders = (*LAYERS, "bench", "examples", "migrations", "tests")
-    modules = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    modules = [f"/{path.relative_to(ROOT)}" for folder in (*LAYERS, *BESIDE) for path in (ROOT / folder).rglob("*.py")]
     gone = []
     for path in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]:
-        for name in re.findall(r"`([\w]+/[\w/]+\.py)`", path.read_text(encoding="utf-8")):
+        for name in re.findall(r"`(\w+/[\w/]+\.py)`", path.read_text(encoding="utf-8")):
             if not any(module.endswith(f"/{name}") for module in modules):
                 gone.append(f"{path.name}: {name}")
     assert gone == []
