@@ -10,6 +10,7 @@ The template has nothing of `app.celery`, whose application has the addresses of
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -67,8 +68,9 @@ MODULES = (
 """What processes of the system import, and what makes no application."""
 PARAMETERS = [*inspect.signature(subprocess.Popen._execute_child).parameters][1:]  # type: ignore[attr-defined]
 """What `subprocess` hands to the method that starts a process; further versions of Python may add to it."""
-REFUSED = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "process_group": -1, "umask": -1, "uid": None}
-"""What a fork does not take over, with the values that say nothing."""
+REFUSED = {"executable": None, "preexec_fn": None, "pass_fds": (), "shell": False, "process_group": -1, "umask": -1}
+REFUSED |= dict.fromkeys(("uid", "gid", "gids"))
+"""Arguments that a fork cannot honour, with their defaults."""
 
 PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -101,12 +103,19 @@ class Template:
                 number, adopted = self._orders.recv(64), self._orders.recv(64)
             except BaseException:  # the test's time is over; an answer that comes later must not be taken for the next one's
                 template.cache_clear()
-                self._orders.close()
+                self._give_up()
                 raise
             finally:
                 _prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         assert adopted, "the template has ended"
         return int(number)
+
+    def _give_up(self) -> None:
+        """Give no more orders, and end what the last one has started, or is about to start."""
+        with contextlib.suppress(OSError, ValueError):
+            self._orders.settimeout(5)
+            os.kill(int(self._orders.recv(64)), signal.SIGKILL)
+        self._orders.close()
 
 
 @cache
@@ -160,13 +169,17 @@ def serve() -> None:
                 first = os.getpid()
                 child = os.fork()
                 if child:
-                    orders.send(str(child).encode())
+                    try:
+                        orders.send(str(child).encode())
+                    except OSError:  # whoever gave the order has given up
+                        os.kill(child, signal.SIGKILL)
                     os._exit(0)
                 while os.getppid() == first:
                     time.sleep(0.0005)
                 break
             os.waitpid(between, 0)
-            orders.send(b"adopted")
+            with contextlib.suppress(OSError):
+                orders.send(b"adopted")
             for file in files:
                 os.close(file)
     _become(json.loads(text), files)

@@ -71,7 +71,7 @@ def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(one_core: Serv
         first = threads.submit(http.post, "/run_code", json=body)
         live.until(lambda: live.rows("SELECT 1 FROM actions WHERE status = 'running' AND kind = 'cpu.exec'"))
         busy = {"command": f"sleep {HELD_S:g}", "timeout_s": 2 * HELD_S}
-        threads.submit(http.post, f"/api/v1/environments/{opened}/exec", json=busy, timeout=None)
+        held = threads.submit(http.post, f"/api/v1/environments/{opened}/exec", json=busy, timeout=None)
         live.until(lambda: live.rows("SELECT 1 FROM actions WHERE status = 'waiting' AND kind = 'cpu.exec'"))
         # When the caller has come again until there was an answer
         answer = first.result()
@@ -81,3 +81,4 @@ def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(one_core: Serv
         assert answer.json()["run_result"]["stdout"] == "ran"
         (kept_s,), *others = live.rows(f"SELECT ends_at - opened_at FROM environments WHERE id != '{opened}'")
         assert not others and kept_s > LEASE_S + HELD_S / 2
+        assert held.result().status_code == 200

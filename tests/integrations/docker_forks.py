@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -20,32 +20,43 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Forks:
-    """Runs `tangram-docker` in the environment variables that it is given."""
+    """Runs `tangram-docker` in the environment variables that it is given. The process that forks is started with the first command."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
 
     def run(self, *arguments: str, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run a command; return what `subprocess.run` would."""
+        if self._process is None:
+            words = [sys.executable, "-m", "tests.integrations.docker_forks"]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self._process = subprocess.Popen(words, cwd=ROOT, text=True, start_new_session=True, **pipes)
         assert self._process.stdin is not None and self._process.stdout is not None
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             asked = {"arguments": arguments, "variables": dict(variables), "out": out.name, "err": err.name}
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
             try:
+                self._process.stdin.write(json.dumps(asked) + "\n")
+                self._process.stdin.flush()
                 code = int(self._process.stdout.readline())
-            except BaseException:  # the test's time is over
+            except BaseException:  # the test's time is over, or the process has ended; the next command gets another one
                 os.killpg(self._process.pid, signal.SIGKILL)
+                self.close()
                 raise
             return subprocess.CompletedProcess(arguments, code, out.read(), err.read())
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            with suppress(BrokenPipeError):
+                self._process.communicate()
+            self._process = None
 
 
 @contextmanager
 def forks() -> Iterator[Forks]:
-    """Run the process."""
-    words = [sys.executable, "-m", "tests.integrations.docker_forks"]
-    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        yield Forks(process)
+    """Run commands in forks; end the process that forks afterwards."""
+    with closing(Forks()) as running:
+        yield running
 
 
 def serve(lines: IO[str]) -> None:
