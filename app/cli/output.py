@@ -60,7 +60,7 @@ def print_json(document: object) -> None:
 def progress_bar(title: str) -> Iterator[Callable[[int], Callable[[], None]]]:
     """Show a progress bar on standard error where that is a terminal; nothing elsewhere.
 
-    What is yielded takes the number of actions, and returns what is to be called after each.
+    Yields a function that takes the number of actions and returns what to call after each.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -24,7 +24,10 @@ MOST_OTHERS = 0.1
 
 @contextmanager
 def simulating() -> Iterator[Callable[[Case, int], None]]:
-    """Show a line on standard error where that is a terminal; nothing elsewhere. What is yielded takes the last case and their number."""
+    """Show a line on standard error where that is a terminal; nothing elsewhere.
+
+    Yields a function to call after each simulation, with its case and the number of simulations so far.
+    """
     with Console(stderr=True).status("simulating …") as status:
 
         def progress(case: Case, count: int) -> None:

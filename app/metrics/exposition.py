@@ -61,9 +61,6 @@ class _Disk(Collector):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def describe(self) -> Iterable[Metric]:
-        return [GaugeMetricFamily(name, FAMILIES[name].help) for name in ("tangram_disk_free_bytes", "tangram_disk_size_bytes")]
-
     def collect(self) -> Iterable[Metric]:
         with suppress(OSError):
             folder = next(one for one in (self._folder, *self._folder.absolute().parents) if one.exists())

@@ -1,4 +1,4 @@
-"""What containers are made with: everything that a deployment may choose, checked here, read from the settings elsewhere."""
+"""What containers are made with. Users and networks are checked here, numbers by the settings (`tangram/settings.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from tangram.errors import InvalidAction
 
 LEAST_MEMORY_MB = 6
-"""The least memory that the engine gives a container."""
+"""The least memory that the engine gives a container. The setting `container_memory_mb` has the same bound."""
 
 PullPolicy = Literal["missing", "always", "never"]
 
