@@ -59,7 +59,7 @@ def test_a_supervisor_that_is_kept_stopped_is_replaced(sandbox: ProcessSandbox, 
 
 
 def test_an_environment_whose_supervisor_is_kept_stopped_is_closed_whole(sandbox: ProcessSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "CLOSE_LIMIT_S", 1.0)
+    monkeypatch.setattr(session, "CLOSE_LIMIT_S", 5.0)
     env = open_one(sandbox)
     shell = int(printed(env, "sleep 300 & echo $!"))
     supervisor, folder = supervisor_of(env), env.work_folder
