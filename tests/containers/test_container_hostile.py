@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import pytest
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
 from tests.workers_cpu.test_hostile_commands import BY_EXIT_CODE, SURVIVED
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.init import STATES_INSIDE
 from workers.cpu.docker.options import ContainerOptions
@@ -235,6 +237,28 @@ def test_what_writes_on_in_the_background_is_ended_too(
     assert until(lambda: env not in sandbox.environments())
     with pytest.raises(EnvironmentGone, match="left running wrote more than the 32 MB"):
         run(env, ":")
+
+
+def test_while_one_container_is_slowly_removed_the_others_are_held_to_their_bound(
+    sandbox: ContainerSandbox, env: ContainerEnvironment, neighbour: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an engine that takes a second to remove a container, which has to go for what a command has left running
+    remove = DockerEngine.remove
+
+    def slowly(engine: DockerEngine, container_id: str) -> None:
+        if container_id == env.container.id:
+            time.sleep(1.5)
+        remove(engine, container_id)
+
+    monkeypatch.setattr(DockerEngine, "remove", slowly)
+    monkeypatch.setattr("workers.cpu.docker.monitor.IDLE_CHECK_S", 0.1)
+    run(env, "(until test -e go; do sleep 0.05; done; while :; do cat /dev/zero >>more; done) >/dev/null 2>&1 &")
+    env.write_file("go", b"")
+    assert until(lambda: env not in sandbox.environments())
+    # When a command in another container writes too much, then it is ended for that, long before its time is over
+    outcome = admit(neighbour, "while :; do cat /dev/zero >>big; done", cores=(0,), timeout_s=10.0).wait()
+    printed(neighbour, "rm big")
+    assert (outcome.status, outcome.cause) == ("failed", "disk_limit"), outcome
 
 
 def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:

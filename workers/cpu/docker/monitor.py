@@ -2,7 +2,8 @@
 
 One thread. The end of a container is reported at once. What a container has written is measured often while its environment is
 busy, else seldom. A command exceeds the limit by what it writes between two measurements. Measuring takes a tenth of the
-thread's time at most, so where there are many files it is done less often.
+thread's time at most, so where there are many files it is done less often. Where no command runs that could be ended for what was
+written, the container is.
 """
 
 from __future__ import annotations
@@ -64,9 +65,7 @@ class ContainerMonitor:
                 self._note_end(descriptor)
             began = time.monotonic()
             if began >= check_at:
-                self._check(began)
-                took_s = time.monotonic() - began
-                check_at = began + max(self._check_s, took_s / MOST_OF_TIME)
+                check_at = began + max(self._check_s, self._check(began) / MOST_OF_TIME)
 
     def _note_end(self, descriptor: int) -> None:
         with self._lock:
@@ -81,7 +80,9 @@ class ContainerMonitor:
         except Exception:
             log.exception("the end of container %s could not be dealt with", watched.container.id[:12])
 
-    def _check(self, now: float) -> None:
+    def _check(self, now: float) -> float:
+        """Hold containers to their bound on disk; return the seconds that measuring took, without those of removing containers."""
+        took_s = 0.0
         with self._lock:
             known = list(self._watched.values())
         for watched in known:
@@ -89,11 +90,17 @@ class ContainerMonitor:
             if self._closed or (not is_busy and now - watched.checked_at < IDLE_CHECK_S):
                 continue
             watched.checked_at = now
+            container, before_mb, began = watched.container, watched.container.written_mb, time.monotonic()
             try:
-                _enforce_disk(watched.container, is_busy)
+                container.measure_disk()
+                took_s += time.monotonic() - began
+                if not is_busy and container.written_mb > max(before_mb, container.disk_mb):
+                    limit = f"the {container.disk_mb} MB that the environment may have on disk"
+                    container.end(f"a program left running wrote more than {limit}")
             except Exception:
                 # Whatever is wrong with one container, the others are to be watched.
-                log.exception("container %s could not be held to its bound on disk", watched.container.id[:12])
+                log.exception("container %s could not be held to its bound on disk", container.id[:12])
+        return took_s
 
     def close(self) -> None:
         """Stop."""
@@ -102,11 +109,3 @@ class ContainerMonitor:
         self._thread.join()
         self._poller.close()
         os.close(self._wakeup)
-
-
-def _enforce_disk(container: Container, is_busy: bool) -> None:
-    """Note what a container has written; where no command runs that could be ended for it, end the container."""
-    before_mb = container.written_mb
-    container.measure_disk()
-    if not is_busy and container.written_mb > max(before_mb, container.disk_mb):
-        container.end(f"a program left running wrote more than the {container.disk_mb} MB that the environment may have on disk")
