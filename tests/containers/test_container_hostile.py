@@ -242,7 +242,7 @@ def test_what_writes_on_in_the_background_is_ended_too(
 def test_while_one_container_is_slowly_removed_the_others_are_held_to_their_bound(
     sandbox: ContainerSandbox, env: ContainerEnvironment, neighbour: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given an engine that takes a second to remove a container, which has to go for what a command has left running
+    # Given an engine that takes 1.5 s to remove a container, which has to go for what a command has left running
     remove = DockerEngine.remove
 
     def slowly(engine: DockerEngine, container_id: str) -> None:

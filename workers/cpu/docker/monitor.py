@@ -2,8 +2,8 @@
 
 One thread. The end of a container is reported at once. What a container has written is measured often while its environment is
 busy, else seldom. A command exceeds the limit by what it writes between two measurements. Measuring takes a tenth of the
-thread's time at most, so where there are many files it is done less often. Where no command runs that could be ended for what was
-written, the container is.
+thread's time at most, so where there are many files it is done less often. A container that has written too much is ended if no
+command runs in it. Else the command is ended, by its meter.
 """
 
 from __future__ import annotations
@@ -65,7 +65,11 @@ class ContainerMonitor:
                 self._note_end(descriptor)
             began = time.monotonic()
             if began >= check_at:
-                check_at = began + max(self._check_s, self._check(began) / MOST_OF_TIME)
+                exceeding = self._measure(began)
+                took_s = time.monotonic() - began
+                check_at = began + max(self._check_s, took_s / MOST_OF_TIME)
+                for container in exceeding:  # which may take long, and is no part of the measuring
+                    self._end(container)
 
     def _note_end(self, descriptor: int) -> None:
         with self._lock:
@@ -80,9 +84,9 @@ class ContainerMonitor:
         except Exception:
             log.exception("the end of container %s could not be dealt with", watched.container.id[:12])
 
-    def _check(self, now: float) -> float:
-        """Hold containers to their bound on disk; return the seconds that measuring took, without those of removing containers."""
-        took_s = 0.0
+    def _measure(self, now: float) -> list[Container]:
+        """Note what containers have written. Return those that wrote too much and have no command that could be ended for it."""
+        exceeding = []
         with self._lock:
             known = list(self._watched.values())
         for watched in known:
@@ -90,17 +94,22 @@ class ContainerMonitor:
             if self._closed or (not is_busy and now - watched.checked_at < IDLE_CHECK_S):
                 continue
             watched.checked_at = now
-            container, before_mb, began = watched.container, watched.container.written_mb, time.monotonic()
+            container, before_mb = watched.container, watched.container.written_mb
             try:
                 container.measure_disk()
-                took_s += time.monotonic() - began
-                if not is_busy and container.written_mb > max(before_mb, container.disk_mb):
-                    limit = f"the {container.disk_mb} MB that the environment may have on disk"
-                    container.end(f"a program left running wrote more than {limit}")
             except Exception:
                 # Whatever is wrong with one container, the others are to be watched.
-                log.exception("container %s could not be held to its bound on disk", container.id[:12])
-        return took_s
+                log.exception("what container %s has written could not be measured", container.id[:12])
+                continue
+            if not is_busy and container.written_mb > max(before_mb, container.disk_mb):
+                exceeding.append(container)
+        return exceeding
+
+    def _end(self, container: Container) -> None:
+        try:
+            container.end(f"a program left running wrote more than the {container.disk_mb} MB that the environment may have on disk")
+        except Exception:
+            log.exception("container %s could not be held to its bound on disk", container.id[:12])
 
     def close(self) -> None:
         """Stop."""
