@@ -129,6 +129,11 @@ def rpc_error(error: GatewayError) -> RpcError:
     return RpcError("internal", text)
 
 
+def control_errors(_request: Request, error: GatewayError) -> JSONResponse:
+    """Answer a call of the control plane that has failed."""
+    return JSONResponse({"code": error.status, "message": str(error)}, error.status, dict(error.headers))
+
+
 def data_errors(request: Request, error: GatewayError) -> JSONResponse:
     """Answer a call of the data plane that has failed."""
     known = rpc_error(error)

@@ -20,8 +20,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from app.gateway.context import CallerOf, GatewayOf
-from app.gateway.e2b import ENVD_VERSION, Sandbox, data_errors, sandbox_id_of, sandbox_of
-from app.gateway.e2b_templates import Templates, control_errors
+from app.gateway.e2b import ENVD_VERSION, Sandbox, control_errors, data_errors, sandbox_id_of, sandbox_of
+from app.gateway.e2b_templates import Templates
 from app.gateway.errors import BadRequest, GatewayError
 from app.gateway.records import Record
 from app.gateway.shape import shape_router

@@ -14,13 +14,12 @@ import re
 from collections.abc import Awaitable
 from typing import Any, cast
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from redis.asyncio import Redis
 
 from app.gateway.context import CallerOf, GatewayOf
-from app.gateway.errors import BadRequest, GatewayError, NotFound
+from app.gateway.e2b import control_errors
+from app.gateway.errors import BadRequest, NotFound
 from app.gateway.journal import Journal
 from app.gateway.records import MOST_CPUS
 from app.gateway.sessions import digest
@@ -125,11 +124,6 @@ class Templates:
         if _IMAGE.search(name) or _CONTAINERS not in await journal.labels():
             return Template(id=name, name=name, image=name)
         raise NotFound(f"template {name!r} was not found: build one of that name, or name an image")
-
-
-def control_errors(_request: Request, error: GatewayError) -> JSONResponse:
-    """Answer a call of the control plane that has failed."""
-    return JSONResponse({"code": error.status, "message": str(error)}, error.status, dict(error.headers))
 
 
 router = shape_router("e2b", control_errors, tags=["e2b"])
