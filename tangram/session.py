@@ -114,8 +114,8 @@ class Session:
     def submit(self, action: Action, task_id: str | None = None, *, is_new: bool = False) -> Handle[Any]:
         """Send `action` on its way and return a handle on it. An action that names no job gets that of the client.
 
-        With a `task_id`, which must begin with the client's id and a hyphen, the action runs once however often it is submitted, by any
-        process with this client id: the handle is on what was submitted first. Results are kept for `tangram.wire.RESULT_TTL_S`.
+        With a `task_id`, the action runs once however often it is submitted, by any process with this client id. The handle is on what
+        was submitted first. A `task_id` must begin with the client's id and a hyphen. Results are kept for `tangram.wire.RESULT_TTL_S`.
         Whoever knows that the id `is_new` spares the store the question whether it has a result.
         """
         with self._lock:

@@ -27,6 +27,7 @@ from scheduler.sim.trace import Trace
 if TYPE_CHECKING:
     # It comes with SQLAlchemy, which most commands and every worker can do without.
     from app.cli.demo import DemoResult
+    from app.replay.replay_command import Begin
 
 _ACT_COLUMNS = {
     "mean_act": "mean",
@@ -57,10 +58,10 @@ def print_json(document: object) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int], Callable[[], None]]]:
+def progress_bar(title: str) -> Iterator[Begin]:
     """Show a progress bar on standard error where that is a terminal; nothing elsewhere.
 
-    Yields a function that takes the number of actions and returns what to call after each.
+    See `app.replay.replay_command.Begin` for what it yields.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

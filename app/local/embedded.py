@@ -96,6 +96,7 @@ class EmbeddedStack:
     """
 
     process_type: ClassVar[type[Process]] = Process
+    """The class of its processes, but for Redis; a subclass may have another one."""
 
     def __init__(self, state_dir: Path, commands: Sequence[Command] = (), *, stop_timeout_s: float = 10.0) -> None:
         """Start nothing yet."""

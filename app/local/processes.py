@@ -1,7 +1,7 @@
 """Child processes of the embedded stack: each in a session of its own, with a log, stopped without leftovers.
 
-Knows processes and nothing of what they run. A child is never reaped before its process group is dead: as long as
-it is a zombie its number cannot be given to another process, so a signal cannot hit a stranger.
+Knows processes and nothing of what they run. A child is reaped only once its process group is dead. Until then
+it is a zombie, and its number cannot be given to another process. So a signal cannot hit a stranger.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Process:
     """A child with a log. The log of the stack's run before is kept as `log` + `.1`; a restart adds to what is there."""
 
     start_child: ClassVar[type[Popen[Any]]] = Popen
+    """Starts the child; a subclass may start it otherwise."""
 
     def __init__(self, command: Command, *, log: Path, env: Mapping[str, str]) -> None:
         """Start `command` with the environment `env`.

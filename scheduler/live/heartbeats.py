@@ -1,6 +1,6 @@
 """Beats of nodes: they show which nodes are up and which actions they really run.
 
-Nodes that are silent, idle or restarted are found here and lost by the event `NodeLost`.
+This module finds the nodes that are silent, idle or restarted, and sends `NodeLost` to the core.
 
 A beat names the actions and environments of a node. The scheduler asks a node for missing actions. It has a node give up actions
 and environments that the node should not have. Silence of a node does not count while the scheduler itself cannot receive beats.

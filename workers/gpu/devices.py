@@ -48,8 +48,8 @@ def discover(cells: int | None = None, memory_mb: int | None = None, order: Sequ
     none: what the CUDA device has, or for CPU devices an equal share of half the memory that the worker may use. `order` are numbers
     of CUDA devices, as CUDA counts those that are visible, in the order of the cells; none: all, in CUDA's order.
 
-    Raises `DeviceError` where there are fewer CUDA devices, or less memory on one, than asked for, or none and an order of them, and
-    where `CUDA_VISIBLE_DEVICES` does not say clearly which there are.
+    Raises `DeviceError` in four cases. There are fewer CUDA devices than asked for. One has less memory than asked for. There are none,
+    but an order of them is given. Or `CUDA_VISIBLE_DEVICES` does not say clearly which there are.
     """
     found = _cuda_devices()
     if not found:
