@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -120,6 +119,9 @@ HOSTILE = [
 ]
 
 
+MOST = "head -c 33000000 /dev/zero >most"
+"""Writes nearly as much as fits on disk, so that little is left to what has half a per cent of a core."""
+
 OWN = f"{NODE}-hostile"
 """The node of the sandbox that these tests share, from which each takes an environment of its own."""
 
@@ -128,7 +130,7 @@ OWN = f"{NODE}-hostile"
 def sandbox(bounds: ContainerOptions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerSandbox]:
     """Give a sandbox with a short time to start, so that a shell that hangs is given up soon; nothing of it is left in the end."""
     base = tmp_path_factory.mktemp("hostile") / "box"
-    box = ContainerSandbox(base, node=OWN, options=replace(bounds, start_timeout_s=10.0))
+    box = ContainerSandbox(base, node=OWN, options=replace(bounds, start_timeout_s=10.0), engine=DockerEngine())
     yield box
     box.close()
     assert until(lambda: not containers(OWN))
@@ -231,7 +233,7 @@ def test_what_writes_on_in_the_background_is_ended_too(
 ) -> None:
     # Given a sandbox that looks at idle environments often, and a command near to the bound that leaves a process which writes on
     monkeypatch.setattr("workers.cpu.docker.monitor.IDLE_CHECK_S", 0.1)
-    run(env, "head -c 30000000 /dev/zero >most; (until test -e go; do sleep 0.05; done; head -c 30000000 /dev/zero >more) & true")
+    run(env, f"{MOST}; (until test -e go; do sleep 0.05; done; head -c 30000000 /dev/zero >more) & true")
     env.write_file("go", b"")
     # When the environment is left to itself; then it is ended once the bound is passed, and says why
     assert until(lambda: env not in sandbox.environments())
@@ -239,26 +241,32 @@ def test_what_writes_on_in_the_background_is_ended_too(
         run(env, ":")
 
 
-def test_while_one_container_is_slowly_removed_the_others_are_held_to_their_bound(
+def test_while_the_engine_does_not_remove_one_container_the_others_are_held_to_their_bound(
     sandbox: ContainerSandbox, env: ContainerEnvironment, neighbour: ContainerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given an engine that takes 1.5 s to remove a container, which has to go for what a command has left running
-    remove = DockerEngine.remove
+    # Given an engine that does not answer when a container has to go for what a command has left running
+    remove, is_asked, answers = DockerEngine.remove, threading.Event(), threading.Event()
 
-    def slowly(engine: DockerEngine, container_id: str) -> None:
+    def stalls(engine: DockerEngine, container_id: str) -> None:
         if container_id == env.container.id:
-            time.sleep(1.5)
+            is_asked.set()
+            answers.wait()
         remove(engine, container_id)
 
-    monkeypatch.setattr(DockerEngine, "remove", slowly)
+    monkeypatch.setattr(DockerEngine, "remove", stalls)
     monkeypatch.setattr("workers.cpu.docker.monitor.IDLE_CHECK_S", 0.1)
-    run(env, "(until test -e go; do sleep 0.05; done; while :; do cat /dev/zero >>more; done) >/dev/null 2>&1 &")
-    env.write_file("go", b"")
+    try:
+        run(env, f"{MOST}; (until test -e go; do sleep 0.05; done; while :; do cat /dev/zero >>more; done) >/dev/null 2>&1 &")
+        env.write_file("go", b"")
+        assert is_asked.wait(60)
+        # When a command in another container writes too much, then it is ended for that, long before its time is over
+        outcome = admit(neighbour, "while :; do cat /dev/zero >>big; done", cores=(0,), timeout_s=60.0).wait()
+        printed(neighbour, "rm big")
+        assert (outcome.status, outcome.cause) == ("failed", "disk_limit"), outcome
+    finally:
+        answers.set()
+    # And the engine's answer ends what was to end
     assert until(lambda: env not in sandbox.environments())
-    # When a command in another container writes too much, then it is ended for that, long before its time is over
-    outcome = admit(neighbour, "while :; do cat /dev/zero >>big; done", cores=(0,), timeout_s=10.0).wait()
-    printed(neighbour, "rm big")
-    assert (outcome.status, outcome.cause) == ("failed", "disk_limit"), outcome
 
 
 def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:

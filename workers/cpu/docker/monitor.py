@@ -3,7 +3,8 @@
 One thread. The end of a container is reported at once. What a container has written is measured often while its environment is
 busy, else seldom. A command exceeds the limit by what it writes between two measurements. Measuring takes a tenth of the
 thread's time at most, so where there are many files it is done less often. A container that has written too much is ended if no
-command runs in it. Else the command is ended, by its meter.
+command runs in it, in a thread of its own: an engine that does not answer must not keep the others from being measured. Else the
+command is ended, by its meter.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class _Watched:
     is_busy: Callable[[], bool]
     on_end: Callable[[], None]
     checked_at: float = 0.0
+    ending: threading.Thread | None = None
 
 
 class ContainerMonitor:
@@ -65,11 +67,9 @@ class ContainerMonitor:
                 self._note_end(descriptor)
             began = time.monotonic()
             if began >= check_at:
-                exceeding = self._measure(began)
+                self._measure(began)
                 took_s = time.monotonic() - began
                 check_at = began + max(self._check_s, took_s / MOST_OF_TIME)
-                for container in exceeding:  # which may take long, and is no part of the measuring
-                    self._end(container)
 
     def _note_end(self, descriptor: int) -> None:
         with self._lock:
@@ -84,9 +84,8 @@ class ContainerMonitor:
         except Exception:
             log.exception("the end of container %s could not be dealt with", watched.container.id[:12])
 
-    def _measure(self, now: float) -> list[Container]:
-        """Note what containers have written. Return those that wrote too much and have no command that could be ended for it."""
-        exceeding = []
+    def _measure(self, now: float) -> None:
+        """Note what containers have written, and end those that wrote too much and have no command that could be ended for it."""
         with self._lock:
             known = list(self._watched.values())
         for watched in known:
@@ -101,9 +100,10 @@ class ContainerMonitor:
                 # Whatever is wrong with one container, the others are to be watched.
                 log.exception("what container %s has written could not be measured", container.id[:12])
                 continue
-            if not is_busy and container.written_mb > max(before_mb, container.disk_mb):
-                exceeding.append(container)
-        return exceeding
+            is_ending = watched.ending is not None and watched.ending.is_alive()
+            if not is_busy and not is_ending and container.written_mb > max(before_mb, container.disk_mb):
+                watched.ending = threading.Thread(target=self._end, args=[container], name="tangram-end", daemon=True)
+                watched.ending.start()
 
     def _end(self, container: Container) -> None:
         try:
