@@ -215,9 +215,9 @@ def test_a_registry_that_falls_silent_fails_the_environment_only(tmp_path: Path,
     registry.add("a/b", ballast=MIB)
     registry.stalls = True
     reference = f"{registry.address}/a/b"
-    with fetching(tmp_path / "box", options, stall_s=5.0) as box:
+    with fetching(tmp_path / "box", options, stall_s=10.0) as box:
         # When it is wanted; then the wait has an end
-        with pytest.raises(ImageMissing, match="nothing more of it came for 5 s$"):
+        with pytest.raises(ImageMissing, match="nothing more of it came for 10 s$"):
             mark(box, reference)
         # And when the registry has recovered, it is had
         registry.stalls = False

@@ -92,7 +92,7 @@ def test_a_sandbox_leaves_the_containers_of_other_nodes(tmp_path: Path, options:
 
 def test_a_container_killed_from_outside_ends_its_command_and_its_environment(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
     # Given a command that runs, and others that wait for their turn
-    executions = [admit(env, "touch begun; sleep 20"), *(admit(env, ":") for _ in range(3))]
+    executions = [admit(env, "touch begun; sleep 300"), *(admit(env, ":") for _ in range(3))]
     with ThreadPoolExecutor(len(executions)) as threads:
         outcomes = [threads.submit(execution.wait) for execution in executions]
         assert until(lambda: "begun" in printed(env, "ls", session="look"))

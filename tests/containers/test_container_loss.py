@@ -49,9 +49,9 @@ def test_every_action_of_a_container_that_dies_says_that_the_environment_is_lost
         env = client.open(trajectory="t", memory_mb=64)
         env.exec("touch here")
         # Given a command that runs, one that waits for it, and one that the scheduler has not handed out
-        running_one = env.submit("touch begun; until test -f go; do sleep 0.05; done; tail /dev/zero & tail /dev/zero & wait; sleep 20")
+        running_one = env.submit("touch begun; until test -f go; do sleep 0.05; done; tail /dev/zero & tail /dev/zero & wait; sleep 300")
         behind = env.submit("true")
-        beside = env.submit("sleep 20", session="beside")
+        beside = env.submit("sleep 300", session="beside")
         assert until(lambda: "begun" in env.exec("ls", session="look").stdout)
         # When the container dies
         if killer == "somebody":

@@ -19,7 +19,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
 from .conftest import NODE
-from .support import containers, engine_says, groups_of, worker
+from .support import containers, engine_says, groups_of, pauses, worker
 
 TAKES_PROCESS_1 = "echo 1000 >/proc/1/oom_score_adj; for f in 1 2 3 4; do head -c 30000000 /dev/zero >/dev/shm/$f; done"
 """Has the kernel end process 1 of a container of 64 MB."""
@@ -100,12 +100,12 @@ def test_the_kill_of_process_1_is_no_commands(env: ContainerEnvironment, monkeyp
     printed(env, ":")
     container, session = env.container, env.container.group.session("meter")
     meter = GroupMeter(container, session)
-    subprocess.run(["docker", "pause", container.id], check=True, capture_output=True)
+    assert until(lambda: pauses(container.id))
     try:
         os.kill(container.pid, signal.SIGKILL)
         monkeypatch.setattr(container.group, "oom_kills", lambda: 1)
         # When the command is remarked on; then that kill is left to the loss of the container
-        assert until(container.is_ending, 5.0)
+        assert until(container.is_ending)
         assert (meter.remark(), container.oom_kills_reported) == ("", 0)
         assert (container.loss(), container.loss_cause) == (LOSS, "out_of_memory")
     finally:

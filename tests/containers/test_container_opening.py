@@ -146,11 +146,11 @@ def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOption
 
 
 def test_an_open_out_of_time_ends_and_says_in_what(tmp_path: Path, stuck: tuple[str, ContainerOptions, str]) -> None:
-    # Given an open that is stuck in some phase, and may take 2 seconds
+    # Given an open that is stuck in some phase, and may take 5 seconds
     with box_of(tmp_path / "box", stuck[1]) as box:
         # When they are over; then it has ended, and says what it was doing
-        reason = f"^the environment was not open after 2 s: it was {stuck[2]}"
-        with in_phase(box, stuck, 2.0) as opened, pytest.raises(ActionTimedOut, match=reason):
+        reason = f"^the environment was not open after 5 s: it was {stuck[2]}"
+        with in_phase(box, stuck, 5.0) as opened, pytest.raises(ActionTimedOut, match=reason):
             opened.result(60)
         assert until(lambda: is_clear(tmp_path / "box"))
 
@@ -209,15 +209,15 @@ def test_a_pull_that_nobody_waits_for_any_more_is_ended(tmp_path: Path, options:
 
 
 def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOptions, registry: Registry) -> None:
-    # Given a registry that sends a piece every second, 40 in all, and an image that may take 2 seconds
+    # Given a registry that sends a piece every second, 40 in all, and an image that may take 6 seconds
     registry.pause_s = SLOW
-    with box_of(tmp_path / "box", replace(options, pull_s=2.0)) as box, opener_of(box) as opens:
+    with box_of(tmp_path / "box", replace(options, pull_s=6.0)) as box, opener_of(box) as opens:
         first = opens("e1", f"{registry.address}/a/b")[1]
         assert until(lambda: registry.asked["a/b"] == 1)
-        # When another open comes to wait for it; then both fail when the 2 seconds are over
+        # When another open comes to wait for it; then both fail when the 6 seconds are over
         second = opens("e2", f"{registry.address}/a/b")[1]
         for opened in (first, second):
-            with pytest.raises(ImageMissing, match="cannot be had: it was not here after 2 s$"):
+            with pytest.raises(ImageMissing, match="cannot be had: it was not here after 6 s$"):
                 opened.result(30)
         # And the engine takes no more of it
         assert until(lambda: registry.broken_off == 1)

@@ -26,7 +26,7 @@ from workers.cpu.errors import ContainerFailed, DiskFull
 
 from .conftest import NODE
 from .images import make_with_volume
-from .support import box_of, containers
+from .support import box_of, containers, pauses
 
 MANY = int(os.environ.get("TANGRAM_TEST_CONTAINERS", "40"))
 
@@ -34,11 +34,6 @@ MANY = int(os.environ.get("TANGRAM_TEST_CONTAINERS", "40"))
 def docker(*words: str) -> list[str]:
     """Return the lines that a command of Docker's prints."""
     return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.splitlines()
-
-
-def pauses(container: str) -> bool:
-    """Have the engine freeze a container; False where it could not, as happens on a busy machine with version 1 of control groups."""
-    return subprocess.run(["docker", "pause", container], capture_output=True).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +155,7 @@ def test_a_stopped_container_init_holds_nothing_up(sandbox: ContainerSandbox, en
 def test_a_frozen_container_ends_its_command_in_bounded_time_and_no_other(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
     # Given two environments, one of which the engine freezes
     other = sandbox.open(EnvironmentSpec(id="other"))
-    frozen = admit(env, "echo begun; sleep 300", cores=(0,), timeout_s=20.0)
+    frozen = admit(env, "echo begun; sleep 300", cores=(0,), timeout_s=40.0)
     with ThreadPoolExecutor(1) as threads:
         outcome = threads.submit(frozen.wait)
         assert until(lambda: "begun" in printed(env, "ps | grep -q '[s]leep 300' && echo begun || true", session="look"))

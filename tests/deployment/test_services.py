@@ -7,7 +7,6 @@ tests that end a service come last.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -28,18 +27,12 @@ from app.local.processes import Command, Process, wait_until
 from tests.conftest import RedisUrls, redis_binary
 from tests.containers.images import BUSYBOX, busybox, make_busybox
 from tests.deployment.support import PASSWORDS, ROOT, environment, missing, services
+from tests.gateway.conftest import free_port
 
 POSTGRES = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
 LONG_RUNNING = ("cpu-worker", "api-worker", "scheduler", "flower")
 """Those whose check waits for an answer come first, so that few checks of the others, each a process, fail before these are up."""
 BIN = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

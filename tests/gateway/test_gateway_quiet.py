@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from app.gateway.heads import BoundedHeads
 
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
-QUIET_S = 2.0
+QUIET_S = 4.0
 
 
 class Quick(BoundedHeads):

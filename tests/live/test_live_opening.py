@@ -58,9 +58,9 @@ def test_cancelling_a_trajectory_ends_its_opens(client: Client, live: Live) -> N
 
 def test_an_open_out_of_time_ends_and_nothing_is_left(client: Client, live: Live) -> None:
     # Given an environment that takes longer to open than it may
-    environment, handle = opening(client, timeout_s=2.0)
+    environment, handle = opening(client, timeout_s=3.0)
     # When the time is over; then the open has ended as that, and the environment has gone
-    with pytest.raises(ActionTimedOut, match=r"^the environment was not open after 2 s: it was writing the files"):
+    with pytest.raises(ActionTimedOut, match=r"^the environment was not open after 3 s: it was writing the files"):
         handle.result(timeout_s=60)
     live.until(lambda: not folders(live, environment))
     live.until(lambda: is_closed(live, environment))

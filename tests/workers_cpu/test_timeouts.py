@@ -115,7 +115,7 @@ def test_a_program_has_a_moment_to_end_by_itself(env: ProcessEnvironment, monkey
     monkeypatch.setattr("workers.cpu.shell.run.GRACE_S", 10.0)
     command = "sh -c 'trap \"echo goodbye; exit\" TERM; echo hello; while :; do sleep 0.01; done'"
     # When it runs out of time; then what it says is part of the output
-    assert admit(env, command, timeout_s=2).wait().stdout == b"hello\ngoodbye\n"
+    assert admit(env, command, timeout_s=6).wait().stdout == b"hello\ngoodbye\n"
 
 
 def test_background_processes_of_earlier_commands_survive_a_timeout(shell_env: ProcessEnvironment) -> None:
@@ -141,19 +141,19 @@ def test_the_state_from_before_a_timeout_comes_back(env: ProcessEnvironment) -> 
 
 def test_a_silent_command_ends_after_the_output_timeout(env: ProcessEnvironment) -> None:
     # Given a command that prints for a while and then hangs
-    command = "for i in $(seq 12); do echo $i; sleep 0.2; done; sleep 30"
-    # When it may be silent for 2 s
-    outcome = admit(env, command, output_timeout_s=2.0).wait()
+    command = "for i in $(seq 12); do echo $i; sleep 0.4; done; sleep 30"
+    # When it may be silent for 4 s
+    outcome = admit(env, command, output_timeout_s=4.0).wait()
     # Then printing has kept it alive, and silence has ended it
     assert (outcome.status, outcome.stdout) == ("timed_out", b"".join(b"%d\n" % number for number in range(1, 13)))
-    assert outcome.reason == "printed nothing for 2 s"
+    assert outcome.reason == "printed nothing for 4 s"
 
 
 def test_output_of_either_stream_counts_as_a_sign_of_life(env: ProcessEnvironment) -> None:
     # Given a command that prints to standard error only, longer than it may be silent
-    command = "for i in $(seq 12); do echo $i >&2; sleep 0.2; done"
+    command = "for i in $(seq 12); do echo $i >&2; sleep 0.4; done"
     # When it runs; then it ends by itself
-    assert admit(env, command, output_timeout_s=2.0).wait().status == "succeeded"
+    assert admit(env, command, output_timeout_s=4.0).wait().status == "succeeded"
 
 
 def test_a_kill_from_another_thread_cancels(env: ProcessEnvironment) -> None:
