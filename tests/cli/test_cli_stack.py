@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from app.local.processes import wait_until
 from tests.cli.forked import forked
 from tests.cli.support import environment, leftovers, started, tangram
 from tests.cli.template import PROGRAM, Forked
+from tests.gateway.conftest import free_port
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -95,9 +95,7 @@ def test_a_live_replay_uses_the_stack_and_is_reported(ran: Callable[..., subproc
 
 def test_a_replay_asks_the_servers_of_its_environments(ran: Callable[..., subprocess.CompletedProcess[str]], folder: Path) -> None:
     # Given a recorded server, a request to it, and one of which nobody knows the port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = f"python3 -u -m http.server {port} --bind 127.0.0.1 >log 2>&1 & until grep -q Serving log; do sleep 0.02; done"
     actions = [
         {"kind": "cpu.exec", "work_s": 0.05, "command": server},

@@ -75,7 +75,7 @@ def test_a_reference_never_reads_other_keys(redis_urls: Any) -> None:
 def test_a_store_that_is_away_is_waited_for_where_there_is_patience(own_redis: Any) -> None:
     store = open_store(own_redis.result, 1.0)
     data = os.urandom(2 * BLOB_THRESHOLD_BYTES)
-    reference = Blobs(store).put(data)
+    reference = Blobs(store, patience_s=60).put(data)
     with ThreadPoolExecutor() as pool:
         # Given a store that accepts connections and does not answer
         freeze(own_redis.process.pid)

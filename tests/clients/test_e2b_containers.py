@@ -17,7 +17,7 @@ from tests.containers.conftest import _missing, needed
 from tests.containers.images import make_with_shell
 from tests.containers.support import alone_as
 from tests.gateway.conftest import free_port
-from tests.live.support import FAST_BEATS, running
+from tests.live.support import running
 
 TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
 SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"
@@ -37,7 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         subprocess.run(["docker", "build", "-q", *arguments], check=True, input=stdin, text=True, capture_output=True)
     docker = {"TANGRAM_SANDBOX": "docker", "TANGRAM_IMAGE": BASE, "TANGRAM_IMAGE_PULL": "never"}
     with alone_as("cpu-0"):
-        plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, gateway_port=free_port(), variables={**FAST_BEATS, **docker})
+        plan = StackPlan(nodes=1, cores=2, memory_mb=2048, api_nodes=0, gateway_port=free_port(), variables=docker)
         with running(tmp_path_factory.mktemp("containers"), plan) as live:
             yield Served(live, plan.gateway_url)
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.docs.snippets import ROOT, snippets
 from tests.docs.tutorial import INSTALL, PAGE, script
+from tests.gateway.conftest import free_port
 
 
 def test_it_begins_with_installing() -> None:
@@ -29,7 +30,8 @@ def test_every_block_works_in_order(tmp_path: Path) -> None:
     (commands / "tangram").chmod(0o755)
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
 
-    done = subprocess.run(["bash", "-c", script(install=False)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840)
+    typed = script(install=False, port=free_port())
+    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840)
 
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert "a program that fails is a result: 3" in done.stdout

@@ -22,16 +22,14 @@ INSTALL = "make install"
 PORT = "8090"
 
 
-def script(*, install: bool) -> str:
+def script(*, install: bool, port: int) -> str:
     """Return the tutorial as one Bash script, without the line that installs unless that is wanted.
 
-    The live page gets a port that is free, since others may work on this machine.
+    The live page gets another port than in the tutorial, since others may work on this machine.
     """
     lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
     for snippet in snippets(PAGE):
         lines += [f"echo '== {snippet} at '$SECONDS' s'", *_typed(snippet)]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     typed = [line for text in lines for line in text.splitlines() if install or not line.startswith(INSTALL)]
     return "\n".join(typed).replace(PORT, str(port)) + "\n"
 
@@ -53,10 +51,12 @@ def _typed(snippet: Snippet) -> Iterator[str]:
 def main() -> int:
     """Follow the tutorial in an empty folder."""
     began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), f"{folder}/project"], check=True)
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"}
-        done = subprocess.run(["bash", "-c", script(install=True)], cwd=f"{folder}/project", env=env, check=False)
+        done = subprocess.run(["bash", "-c", script(install=True, port=port)], cwd=f"{folder}/project", env=env, check=False)
     print(f"{'done' if done.returncode == 0 else 'failed'} after {time.monotonic() - began:.0f} s")
     return done.returncode
 

@@ -15,7 +15,7 @@ from app.local.stack import StackPlan
 from tests.gateway.conftest import Served, free_port
 from tests.live.support import running
 
-COMPILE_S, RUN_S, PATIENCE_S = 9, 2, 1
+COMPILE_S, RUN_S, PATIENCE_S = 9, 4, 1
 LEASE_S = COMPILE_S + RUN_S + PATIENCE_S
 """What the lease of the call's environment is where nothing is added to the limits of the call."""
 

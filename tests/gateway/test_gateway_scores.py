@@ -327,7 +327,7 @@ def test_a_caller_that_hangs_up_takes_its_action_along(served: Served, client: C
     holder = client.submit(_held("tests"))
     served.live.until(lambda: _status(served, holder) == "running")
     with served.http("gone") as http, pytest.raises(httpx.ReadTimeout):
-        http.post("/classify", json={"model": "slow", "input": "a"}, timeout=1)
+        http.post("/classify", json={"model": "slow", "input": "a"}, timeout=5)
     served.live.until(lambda: served.live.rows("SELECT status FROM actions WHERE job = 'gone'") == [("cancelled",)])
     holder.cancel()
 

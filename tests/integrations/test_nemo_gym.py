@@ -61,7 +61,7 @@ def test_a_sandbox_runs_commands_moves_files_and_leaves_nothing(live: Live, tmp_
 
 def test_out_of_time_is_a_result_that_says_so() -> None:
     sandbox = Sandbox({"tangram": {}}).start(SandboxSpec())
-    done = sandbox.exec("echo early; sleep 60", timeout_s=2)
+    done = sandbox.exec("echo early; sleep 60", timeout_s=6)
     sandbox.stop()
     assert (done.stdout, done.return_code, done.error_type) == ("early\n", 125, "timeout")
 

@@ -97,7 +97,7 @@ class System:
 def system(folder: Path, services: Path) -> Iterator[System]:
     """Run a stack with one cell. Its end leaves no server behind."""
     plan = StackPlan(
-        nodes=0, cells=1, cell_memory_mb=CELL_MB, api_nodes=0, services_file=services, variables={**FAST_BEATS, "TANGRAM_BEAT_S": "0.5"}
+        nodes=0, cells=1, cell_memory_mb=CELL_MB, api_nodes=0, services_file=services, variables={**FAST_BEATS, "TANGRAM_BEAT_S": "1"}
     )
     servers: list[int] = []
     with running(folder, plan) as live:

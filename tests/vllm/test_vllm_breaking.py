@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -178,7 +179,9 @@ def test_changes_without_end_leave_no_files_threads_or_processes(fake: Fake) -> 
         engine.start(CUDA[:1])
     engine.stop()
     until(lambda: threading.active_count() < threads and process.num_fds() < files)
-    assert not [child for child in process.children() if "guard.py" in " ".join(child.cmdline())]
+    for child in process.children():
+        with suppress(psutil.Error):  # one that has just ended
+            assert "guard.py" not in " ".join(child.cmdline())
 
 
 def test_a_server_that_cannot_be_started_leaves_no_folder(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,6 +259,7 @@ def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up
     loop.call_soon_threadsafe(lambda: held.set() or gate.wait(20.0))
     assert held.wait(20.0)
     queue = loop._ready  # type: ignore[attr-defined]
+    gc.collect()
     with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("always")
         before = len(queue)
@@ -270,4 +274,4 @@ def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up
         with pytest.raises(Gone):
             asking.result(20.0)
         gc.collect()
-    assert [str(one.message) for one in warned] == []
+    assert [str(one.message) for one in warned if issubclass(one.category, RuntimeWarning)] == []

@@ -32,8 +32,8 @@ server = Server(Path(state) / "log", lambda socket: command, {"PATH": "/usr/bin:
 server.watch(lambda: None)
 sys.stdin.read()
 """
-# Each generation lives for two milliseconds.
-_FORKING = "import os, time\nfor _ in range(20000):\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)\n"
+# Each generation lives for two milliseconds, but for the first one, without which the guard would end by itself.
+_FORKING = "import os, time\nif os.fork(): time.sleep(600)\nfor _ in range(20000):\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)\n"
 
 
 class Tree:
