@@ -43,13 +43,11 @@ def told() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
-def ended(told: FakeEngine, tmp_path: Path) -> Iterator[Callable[..., Container]]:
-    """Give a maker of containers that have ended, with a count of kills; the engine has so long to answer what is asked of them."""
-    engines, made = list[DockerEngine](), list[Container]()
+def ended(told: FakeEngine, tmp_path: Path) -> Iterator[Callable[[int | None], Container]]:
+    """Give a maker of containers that have ended, with a count of kills."""
+    engine, made = DockerEngine(told.address), list[Container]()
 
-    def make(kills: int | None, timeout_s: float = 60.0) -> Container:
-        engine = DockerEngine(told.address, timeout_s=timeout_s)
-        engines.append(engine)
+    def make(kills: int | None) -> Container:
         process = subprocess.Popen(["sleep", "300"])
         container = Container(engine, f"c{len(made)}", tmp_path, -1, 64, 32)
         container.pid, container.ended = process.pid, os.pidfd_open(process.pid)
@@ -62,8 +60,7 @@ def ended(told: FakeEngine, tmp_path: Path) -> Iterator[Callable[..., Container]
     yield make
     for container in made:
         os.close(container.ended)
-    for engine in engines:
-        engine.close()
+    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_how_a_container_ended_that_has_been_removed_is_among_the_events(told: F
 @pytest.mark.parametrize(
     "form", ["{}", "[]", "null", "1", "no json", '{"Action": "die"}', event("die", 1.0).replace("1000000000", '"now"')]
 )
-def test_an_event_of_another_form_is_no_hindrance(told: FakeEngine, ended: Callable[..., Container], form: str) -> None:
+def test_an_event_of_another_form_is_no_hindrance(told: FakeEngine, ended: Callable[[int | None], Container], form: str) -> None:
     told.events = [event("oom", 1.0), form]
     container = ended(None)
     assert (container.loss(), container.loss_cause) == ("its container ended", "environment_lost")
@@ -117,7 +114,7 @@ def test_what_the_engine_says_of_memory_counts_only_without_events(told: FakeEng
     ids=["a new kill", "a command's", "none", "unknown"],
 )
 def test_the_count_of_the_kernel_goes_before_the_events(
-    told: FakeEngine, ended: Callable[..., Container], kills: int | None, reported: int, reason: str, cause: str
+    told: FakeEngine, ended: Callable[[int | None], Container], kills: int | None, reported: int, reason: str, cause: str
 ) -> None:
     # Given an engine that has heard of full memory just before the end, and of that a moment after the kernel
     told.states, told.events = [RUNNING], [event("oom", 100.0), event("die", 103.0)]
@@ -127,14 +124,15 @@ def test_the_count_of_the_kernel_goes_before_the_events(
     assert (container.loss(), container.loss_cause) == (reason, cause)
 
 
-def test_an_engine_that_does_not_tell_its_events_holds_up_no_other_end(told: FakeEngine, ended: Callable[..., Container]) -> None:
+def test_an_engine_that_does_not_tell_its_events_holds_up_no_other_end(told: FakeEngine, ended: Callable[[int | None], Container]) -> None:
     # Given an engine that never says what has happened, and containers that have ended
     told.events = None
-    monitor, noted = ContainerMonitor(60.0), list[str]()
+    engine, monitor, noted = DockerEngine(told.address, timeout_s=1.0), ContainerMonitor(60.0), list[str]()
     try:
         # When they are watched
         for _ in range(3):
-            container = ended(None, 1.0)
+            container = ended(None)
+            container.engine = engine
             monitor.add(container, lambda: False, lambda container=container: noted.append(container.loss()))  # type: ignore[misc]
         # Then each end is noted
         assert until(lambda: len(noted) == 3)
@@ -142,4 +140,5 @@ def test_an_engine_that_does_not_tell_its_events_holds_up_no_other_end(told: Fak
     finally:
         told.stopped.set()
         monitor.close()
+        engine.close()
     assert "tangram-monitor" not in (thread.name for thread in threading.enumerate())

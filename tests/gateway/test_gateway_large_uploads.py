@@ -32,7 +32,7 @@ CALLS, CALLERS = 100, 10
 MOST_GROWTH_MIB = 96
 """What the gateway's memory may grow by during an upload: some parts, not the body."""
 
-MOST_LAG_S = 0.5
+MOST_LAG_S = 0.25
 """Far above what is measured on a quiet machine, far below what one body in one piece would take.
 
 On a busy machine it is three times what there is without an upload, where that is more.

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.local.stack import StackPlan
-from bench.quotas import RATE, call_all, figures, refusals, seen
+from bench.quotas import LEAST_USED, RATE, call_all, figures, refusals, seen
 from tangram import AsyncClient, calls
 from tests.live.support import Live, ended_calls, running_forks
 
@@ -61,7 +61,7 @@ def test_a_fleet_keeps_a_strict_quota_and_uses_it(fleet: Live, server: str) -> N
     assert [at for at in refusals(counts, RATE) if at > counts["arrivals"][0] + 1] == [], (found, counts["stalls"])
     assert found.most_running <= 20
     # A short run on a machine that others use, and a refusal in the first second costs a pause; `make bench-quotas` is strict.
-    assert found.used >= 0.6, found
+    assert found.used >= (0.6 if found.refused else LEAST_USED - 0.05), found
     # And both workers had a part in it
     nodes = fleet.rows("select node, count(*) from actions where quota = 'search' group by node")
     assert sorted(name for name, _ in nodes) == ["api-0", "api-1"]

@@ -2,9 +2,10 @@
 
 One thread. The end of a container is reported at once. What a container has written is measured often while its environment is
 busy, else seldom. A command exceeds the limit by what it writes between two measurements. Measuring takes a tenth of the
-thread's time at most, so where there are many files it is done less often. A container that has written too much is ended if no
-command runs in it, in a thread of its own: an engine that does not answer must not keep the others from being measured. Else the
-command is ended, by its meter.
+thread's time at most, so where there are many files it is done less often.
+
+Where a command runs, its meter ends that once the container has written too much. Where none runs, this module ends the container. It
+does so in another thread, since an engine may take long to answer.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class ContainerMonitor:
             log.exception("the end of container %s could not be dealt with", watched.container.id[:12])
 
     def _measure(self, now: float) -> None:
-        """Note what containers have written, and end those that wrote too much and have no command that could be ended for it."""
+        """Note what containers have written. End those that have written too much and in which no command runs."""
         with self._lock:
             known = list(self._watched.values())
         for watched in known:
