@@ -7,26 +7,25 @@
 | result | Celery stores it: a payload for the tasks of this system, the plain value for all others |
 | report | the scheduler is told that the action has ended and its grant is free |
 
-The worker's side of this, the node, is behind the protocol `NodeRuntime`, put on the Celery app by the worker.
+The worker's side of this, the node, is behind the protocol `NodeRuntime`. The worker provides it in `app/runtime.py`.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Protocol
 
-from celery import Celery, Task
+from celery import Task
 from celery.exceptions import Ignore
 
+from app.runtime import runtime
+from tangram import clock
 from tangram.errors import ActionError, ActionFailed
 from tangram.wire import ACTION_HEADER, GRANT_HEADER, Payload, WireGrant
 
 log = logging.getLogger(__name__)
-
-RUNTIME_ATTRIBUTE = "tangram_node"
 
 
 @dataclass(slots=True)
@@ -77,8 +76,8 @@ class NodeRuntime(Protocol):
         """Say whether a call's result still counts."""
 
 
-def runtime_of(app: Celery) -> NodeRuntime:
-    """Return the node that this process works for.
+def this_node() -> NodeRuntime:
+    """Return the node that the caller runs on.
 
     Raises
     ------
@@ -86,10 +85,9 @@ def runtime_of(app: Celery) -> NodeRuntime:
         When this is a plain Celery worker, which has nothing to grant.
 
     """
-    runtime = getattr(app, RUNTIME_ATTRIBUTE, None)
-    if runtime is None:
+    node = runtime().part(NodeRuntime)  # type: ignore[type-abstract]
+    if node is None:
         raise ActionFailed("this worker is no node: start it with `tangram worker`")
-    node: NodeRuntime = runtime
     return node
 
 
@@ -107,7 +105,7 @@ class ActionTask(Task):  # type: ignore[misc]
         grant = self.request.get(GRANT_HEADER)
         if grant is None:
             raise ActionFailed(f"{self.name} was sent past the scheduler: it has no grant")
-        call = runtime_of(self.app).claim(self.request.id, grant, self.request.get(ACTION_HEADER) or {})
+        call = this_node().claim(self.request.id, grant, self.request.get(ACTION_HEADER) or {})
         if call is None:
             raise Ignore()
         # The request is this very message's; of an action that came twice both messages have the same id.
@@ -124,8 +122,8 @@ class ActionTask(Task):  # type: ignore[misc]
             raise
         finally:
             if call.execution_s is None:
-                call.execution_s = time.perf_counter() - call.began
-            if not runtime_of(self.app).still_holds(call):
+                call.execution_s = clock.monotonic() - call.began
+            if not this_node().still_holds(call):
                 log.warning("the result of action %s is dropped: its node leaves or was taken for lost", call.id)
                 raise Ignore()
         if call.waits_again:
@@ -143,7 +141,7 @@ class ActionTask(Task):  # type: ignore[misc]
     def _payload(call: Call, value: Any) -> Payload:
         queue_s = max(0.0, call.grant["granted_at"] - call.grant["received_at"]) + call.waited_s
         execution_s = call.execution_s or 0.0
-        overhead_s = max(0.0, time.time() - call.grant["submitted_at"] - queue_s - execution_s)
+        overhead_s = max(0.0, clock.time() - call.grant["submitted_at"] - queue_s - execution_s)
         return {
             "status": call.status,
             "value": value,

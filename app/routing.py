@@ -17,13 +17,13 @@ approximate and reversed with respect to RabbitMQ.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import Celery, signals
 
 from app.action_task import ActionTask
+from tangram import clock
 from tangram.action import KINDS, Action, Amounts, Cost
 from tangram.elasticity import make_curve
 from tangram.wire import ACTION_HEADER, GRANT_HEADER, INGRESS
@@ -102,4 +102,4 @@ def _add_header(sender: str | None = None, headers: dict[str, Any] | None = None
         return
     declared = _declared.get(sender)
     described = declared.to_header() if declared is not None else {"kind": sender}
-    headers[ACTION_HEADER] = {"submitted_at": time.time(), **described, **(given or {})}
+    headers[ACTION_HEADER] = {"submitted_at": clock.time(), **described, **(given or {})}

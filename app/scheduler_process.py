@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from celery import Celery
@@ -32,6 +32,7 @@ from scheduler.live.entries import Journal
 from scheduler.live.event_log import Setup
 from scheduler.live.service import Service
 from scheduler.model import Limits
+from tangram import clock
 from tangram.connection import find_addresses, open_store
 from tangram.errors import StackUnreachable
 from tangram.settings import Settings
@@ -77,30 +78,98 @@ def run(settings: Settings, stop: threading.Event) -> None:
     addresses = find_addresses(settings)
     require_broker(make_app(settings), settings.connect_timeout_s)
     require_store(open_store(addresses.result_url, settings.connect_timeout_s), addresses.result_url)
-    lease = Lease(engine, SCHEDULER_LEASE, holder_name(), settings.takeover_s)
     metrics = _metrics(settings)
     tracer_of(settings, "tangram-scheduler")  # what is missing is said now
-    while not stop.is_set():
-        epoch = _acquire(lease)
-        if epoch is None:
-            stop.wait(lease.ttl_s / _LOOKS)
-            continue
-        log.warning("this scheduler leads, epoch %d", epoch)
+    lease = Lease(engine, SCHEDULER_LEASE, holder_name(), settings.takeover_s)
+
+    def connect(epoch: int) -> KombuTransport:
+        return KombuTransport(_app_of(settings), connect_timeout_s=settings.connect_timeout_s, epoch=epoch)
+
+    Scheduler(settings, engine, lease, connect, partial(_watched, settings, metrics), metrics).run(stop)
+
+
+class Scheduler:
+    """One scheduler: it stands by until it holds the lease, then leads until another one does.
+
+    `connect` opens the broker for an epoch. `watch` returns the journal that an epoch writes to, around the one in SQL.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        lease: Lease,
+        connect: Callable[[int], KombuTransport],
+        watch: Callable[[Journal, int], Journal],
+        metrics: SchedulerMetrics | None = None,
+    ) -> None:
+        """Take nothing yet."""
+        self._settings, self._engine, self._lease = settings, engine, lease
+        self._connect, self._watch, self._metrics = connect, watch, metrics
+
+    def run(self, stop: threading.Event) -> None:
+        """Schedule until `stop` is set. Raises what `run` of this module raises once it leads."""
+        while not stop.is_set():
+            epoch = self._acquire()
+            if epoch is None:
+                stop.wait(self._lease.ttl_s / _LOOKS)
+                continue
+            log.warning("this scheduler leads, epoch %d", epoch)
+            try:
+                self._lead(epoch, stop)
+            except StackUnreachable as error:
+                # It was there when this process began; one that takes over in an outage waits for its end, like one that leads.
+                log.warning("cannot lead yet: %s", error)
+                stop.wait(self._lease.ttl_s / _LOOKS)
+
+    def _acquire(self) -> int | None:
+        """Try to lead; a database that is away for a while is waited for like a lease that another one holds."""
         try:
-            _lead(settings, engine, lease, epoch, stop, metrics)
-        except StackUnreachable as error:
-            # It was there when this process began; one that takes over in an outage waits for its end, like one that leads.
-            log.warning("cannot lead yet: %s", error)
-            stop.wait(lease.ttl_s / _LOOKS)
+            return self._lease.acquire(clock.time())
+        except DatabaseError as error:
+            log.warning("the lease cannot be looked at: %s", error)
+            return None
 
-
-def _acquire(lease: Lease) -> int | None:
-    """Try to lead; a database that is away for a while is waited for like a lease that another one holds."""
-    try:
-        return lease.acquire(time.time())
-    except DatabaseError as error:
-        log.warning("the lease cannot be looked at: %s", error)
-        return None
+    def _lead(self, epoch: int, stop: threading.Event) -> None:
+        settings, renewal = self._settings, _Renewal(self._lease)
+        transport = event_log = None
+        try:
+            setup = setup_of(settings, observations(self._engine, settings.history))
+            if settings.event_log is not None:
+                event_log = EventLogFile(settings.event_log, epoch, setup)
+            transport = self._connect(epoch)
+            with SqlJournal(self._engine, lease=self._lease) as journal:
+                service = Service(
+                    setup.core(),
+                    transport,
+                    self._watch(journal, epoch),
+                    epoch=epoch,
+                    clock=clock.time,
+                    still_leading=renewal.still_leading,
+                    orphan_s=settings.orphan_s,
+                    event_log=event_log,
+                    observer=self._metrics,
+                )
+                unfinished = service.recover()
+                if unfinished:
+                    log.warning("going on with %d unfinished actions", unfinished)
+                with _pruning(settings, self._engine, self._lease):
+                    while not stop.is_set():
+                        if not service.step():
+                            log.warning("another scheduler leads; standing by")
+                            return
+                    service.finish()
+        except LeaseLost:
+            log.warning("another scheduler leads; standing by")
+        finally:
+            if self._metrics is not None:
+                self._metrics.stand_by()
+            if transport is not None:
+                transport.close()
+            if event_log is not None:
+                event_log.close()
+            with suppress(DatabaseError):  # a database that is gone has said so already, and the lease runs out by itself
+                self._lease.release()
 
 
 def _metrics(settings: Settings) -> SchedulerMetrics | None:
@@ -112,7 +181,7 @@ def _metrics(settings: Settings) -> SchedulerMetrics | None:
     return start(settings)
 
 
-def _watched(settings: Settings, journal: Journal, metrics: SchedulerMetrics | None, epoch: int) -> Journal:
+def _watched(settings: Settings, metrics: SchedulerMetrics | None, journal: Journal, epoch: int) -> Journal:
     """Return the journal that metrics and spans see, where they are on."""
     tracer = tracer_of(settings, "tangram-scheduler")
     if tracer is not None:
@@ -120,47 +189,6 @@ def _watched(settings: Settings, journal: Journal, metrics: SchedulerMetrics | N
 
         journal = TracedJournal(journal, tracer)
     return journal if metrics is None else metrics.lead(journal, epoch)
-
-
-def _lead(settings: Settings, engine: Engine, lease: Lease, epoch: int, stop: threading.Event, metrics: SchedulerMetrics | None) -> None:
-    renewal = _Renewal(lease)
-    transport = event_log = None
-    try:
-        setup = setup_of(settings, observations(engine, settings.history))
-        if settings.event_log is not None:
-            event_log = EventLogFile(settings.event_log, epoch, setup)
-        transport = KombuTransport(_app_of(settings), connect_timeout_s=settings.connect_timeout_s, epoch=epoch)
-        with SqlJournal(engine, lease=lease) as journal:
-            service = Service(
-                setup.core(),
-                transport,
-                _watched(settings, journal, metrics, epoch),
-                epoch=epoch,
-                still_leading=renewal.still_leading,
-                orphan_s=settings.orphan_s,
-                event_log=event_log,
-                observer=metrics,
-            )
-            unfinished = service.recover()
-            if unfinished:
-                log.warning("going on with %d unfinished actions", unfinished)
-            with _pruning(settings, engine, lease):
-                while not stop.is_set():
-                    if not service.step():
-                        log.warning("another scheduler leads; standing by")
-                        return
-                service.finish()
-    except LeaseLost:
-        log.warning("another scheduler leads; standing by")
-    finally:
-        if metrics is not None:
-            metrics.stand_by()
-        if transport is not None:
-            transport.close()
-        if event_log is not None:
-            event_log.close()
-        with suppress(DatabaseError):  # a database that is gone has said so already, and the lease runs out by itself
-            lease.release()
 
 
 def _pruning(settings: Settings, engine: Engine, lease: Lease) -> AbstractContextManager[object]:
@@ -215,7 +243,7 @@ class _Renewal:
         self._next = 0.0
 
     def still_leading(self) -> bool:
-        now = time.time()
+        now = clock.time()
         if now < self._next:
             return True
         self._next = now + self._lease.ttl_s / _LOOKS

@@ -11,8 +11,6 @@ import base64
 import binascii
 import contextlib
 import json
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -21,6 +19,7 @@ from redis import ConnectionError as RedisConnectionError
 from redis import Redis, RedisError
 from redis import TimeoutError as RedisTimeoutError
 
+from tangram import clock
 from tangram.errors import ActionFailed
 from tangram.wire import BLOB_KEY_PREFIX, BLOB_THRESHOLD_BYTES, BLOB_TTL_S, SHARED_BLOB_KEY_PREFIX
 
@@ -65,7 +64,7 @@ class Blobs:
         self._prefix = prefix
         self.store = store
         self._patience_s = patience_s
-        self._closing = threading.Event()
+        self._closing = clock.event()
         self._threshold_bytes = threshold_bytes
         self._ttl_ms = max(1, round(ttl_s * 1000))
 
@@ -145,10 +144,10 @@ class Blobs:
 
     def _ask(self, command: Callable[[], T]) -> T:
         """Carry out a command that may be repeated, until the store answers or patience is over."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = clock.monotonic() + self._patience_s
         while True:
             try:
                 return command()
             except (RedisConnectionError, RedisTimeoutError):
-                if time.monotonic() >= deadline or self._closing.wait(_PAUSE_S):
+                if clock.monotonic() >= deadline or self._closing.wait(_PAUSE_S):
                     raise

@@ -123,6 +123,22 @@ def make_app(addresses: Addresses, connect_timeout_s: float) -> Celery:
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A client's way to a stack: the Celery app that it publishes with, and the result store, with its address for error messages."""
+
+    app: Celery
+    store: Redis
+    store_name: str
+
+
+def find_link(settings: Settings) -> Link:
+    """Return the way to the stack of `settings`, without a connection yet. Raises `StackUnreachable`."""
+    addresses = find_addresses(settings)
+    app = make_app(addresses, settings.connect_timeout_s)
+    return Link(app, open_store(addresses.result_url, settings.connect_timeout_s), show(addresses.result_url))
+
+
 def show(url: str) -> str:
     """Return `url` for people: without its password."""
     return str(maybe_sanitize_url(url))

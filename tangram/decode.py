@@ -15,13 +15,13 @@ Nothing read here is trusted: what does not have the shape of `tangram.wire` end
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from kombu.utils.json import loads
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from tangram import clock
 from tangram.action import KINDS
 from tangram.arrays import ArrayError, by_position, unpack_floats, unpack_ints
 from tangram.blobs import Blobs
@@ -163,7 +163,7 @@ def stored_value(kind: str, meta: Meta) -> Any:
 def _act(payload: _Payload, submitted: float) -> Act:
     """Account for the whole wait of the trainer: what was neither queueing nor execution was overhead."""
     queue_s, execution_s = payload.act.queue_s, payload.act.execution_s
-    overhead_s = max(0.0, time.monotonic() - submitted - queue_s - execution_s)
+    overhead_s = max(0.0, clock.monotonic() - submitted - queue_s - execution_s)
     return Act(queue_s=queue_s, overhead_s=overhead_s, execution_s=execution_s)
 
 

@@ -1,7 +1,4 @@
-"""What a worker process sets up once and its tasks use: a sandbox, a host of services, an HTTP client.
-
-Celery imports task modules before a worker knows what it is; so the tasks ask here, by type, when they run.
-"""
+"""What a worker sets up once and its tasks use: a sandbox, a host of services, an HTTP client. Kept in `app/runtime.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from app.runtime import runtime
 from tangram.blobs import Blobs
 from tangram.errors import ActionError, ActionFailed, ActionRefused, TangramError
 from tangram.settings import Settings
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from workers.gpu.prefetch import Prefetch
 
 T = TypeVar("T")
-
-_contexts: dict[type, object] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +58,12 @@ class ApiContext:
 
 
 def provide(value: CpuContext | GpuContext | ApiContext) -> None:
-    """Set up a context for this process."""
-    _contexts[type(value)] = value
+    """Set up a context for this worker."""
+    runtime().provide(type(value), value)
 
 
 def context(kind: type[T]) -> T:
-    """Return this process's context.
+    """Return this worker's context.
 
     Raises
     ------
@@ -75,8 +71,8 @@ def context(kind: type[T]) -> T:
         When this worker is of another pool.
 
     """
-    value = _contexts.get(kind)
-    if not isinstance(value, kind):
+    value = runtime().part(kind)
+    if value is None:
         raise ActionFailed(f"this worker has no {kind.__name__}: the action was sent to the wrong pool")
     return value
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from app.action_task import RUNTIME_ATTRIBUTE
+from app import action_task
 from app.celery import app
 from tangram.wire import WireRegrant
 from workers.node import Node
 
 
 def this_node() -> Node:
-    """Return the node of this worker process."""
-    node: Node = getattr(app, RUNTIME_ATTRIBUTE)
+    """Return the node of this worker. Raises `ActionFailed` where it is none."""
+    node = action_task.this_node()
+    assert isinstance(node, Node), "nothing else is provided as a worker's node"
     return node
 
 

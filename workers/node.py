@@ -24,7 +24,6 @@ import logging
 import math
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from celery import Celery
 from redis import Redis, RedisError
 
 from app.action_task import Call
+from tangram import clock
 from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, WireGrant, WireNode, WireRegrant
 from workers.cpu.abstract import Holding, Usage
 from workers.reporter import Reporter
@@ -202,14 +202,14 @@ class Node:
                 return False
             except RedisError as error:
                 problem = error
-                time.sleep(_CLAIM_PAUSE_S)
+                clock.sleep(_CLAIM_PAUSE_S)
         log.warning("action %s cannot be claimed, the scheduler will send it again: %s", one[0], problem)
         with self._lock:
             del self._claimed[one]
         return False
 
     def _begin(self, one: Try, grant: WireGrant, header: dict[str, Any]) -> Call:
-        call = Call(id=one[0], grant=grant, header=header, started_at=time.time(), began=time.perf_counter())
+        call = Call(id=one[0], grant=grant, header=header, started_at=clock.time(), began=clock.monotonic())
         with self._lock:
             self._calls[call.id] = call
             call.cancel_reason, call.cancel_cause = self._stops.pop(one, ("", ""))
@@ -229,7 +229,7 @@ class Node:
 
     def note_sent(self, call: Call) -> None:
         """Report that the request of a call goes out now; never blocks."""
-        self._reporter.put({"type": "sent", "id": call.id, "attempt": call.grant["attempt"], "at": time.time()})
+        self._reporter.put({"type": "sent", "id": call.id, "attempt": call.grant["attempt"], "at": clock.time()})
 
     def attach(
         self,
@@ -329,7 +329,7 @@ class Node:
         with self._lock:
             self._arrived.pop(action_id, None)
             _keep(self._claimed, (action_id, attempt), None)
-        call = Call(id=action_id, grant={"attempt": attempt}, header={}, started_at=time.time(), began=0.0)  # type: ignore[typeddict-item]
+        call = Call(id=action_id, grant={"attempt": attempt}, header={}, started_at=clock.time(), began=0.0)  # type: ignore[typeddict-item]
         call.status, call.reason, call.cause, call.execution_s = status, reason, cause, 0.0
         self._report_end(action_id, attempt, call)
 

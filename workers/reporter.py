@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -20,6 +19,7 @@ from kombu import Connection, Producer
 
 from app.broker.amqp_intake import HEARTBEAT_S, heartbeats
 from scheduler.model.lifecycle import MISSED_BEATS
+from tangram import clock
 from tangram.wire import EVENTS, WireNode
 
 log = logging.getLogger(__name__)
@@ -48,14 +48,14 @@ class Reporter:
         self._beat_s = beat_s
         self._used = used
         self._usage_s = usage_s
-        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[dict[str, Any] | None] = clock.fifo()
         self._connection: Connection | None = None
         self._producer: Producer | None = None
         self._check: Callable[[], None] = lambda: None
-        self._giving_up = threading.Event()
+        self._giving_up = clock.event()
         self._lock = threading.Lock()
         self._heard_at = self._silent_until = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="tangram-reporter", daemon=True)
+        self._thread = clock.thread(self._run, "tangram-reporter")
 
     def start(self) -> None:
         """Begin to send and to beat."""
@@ -73,14 +73,14 @@ class Reporter:
         self._giving_up.set()
 
     def was_silent_since(self, began: float) -> bool:
-        """Say whether the scheduler may have given the node up since `began`, a time on the clock of `time.perf_counter`."""
+        """Say whether the scheduler may have given the node up since `began`, a time of `clock.monotonic`."""
         with self._lock:
-            return self._silent_until > began or self._is_silent(time.perf_counter())
+            return self._silent_until > began or self._is_silent(clock.monotonic())
 
     def _note_beat(self, began: float) -> None:
         """Note a beat that we began to send at `began`; this process may have been frozen since."""
         with self._lock:
-            now = time.perf_counter()
+            now = clock.monotonic()
             if self._is_silent(now):
                 self._silent_until = now
             self._heard_at = began
@@ -89,13 +89,13 @@ class Reporter:
         return now - self._heard_at > MISSED_BEATS * self._beat_s and self._heard_at > float("-inf")
 
     def _run(self) -> None:
-        next_beat, next_usage = time.monotonic() + self._beat_s, time.monotonic() + self._usage_s
+        next_beat, next_usage = clock.monotonic() + self._beat_s, clock.monotonic() + self._usage_s
         held: list[dict[str, Any]] = []
         held_until = next_beat
         over = False
         while not over:
-            reports, over = self._gather(max(0.0, min(next_beat, next_usage, held_until) - time.monotonic()))
-            now = time.monotonic()
+            reports, over = self._gather(max(0.0, min(next_beat, next_usage, held_until) - clock.monotonic()))
+            now = clock.monotonic()
             if now >= next_beat:
                 next_beat = now + self._beat_s
                 reports.append({"type": "beat", "node": self._describe()})
@@ -127,7 +127,7 @@ class Reporter:
             try:
                 producer = self._producer or self._connect()
                 self._check()
-                began = time.perf_counter()
+                began = clock.monotonic()
                 producer.publish({"events": reports}, exchange="", routing_key=EVENTS.name, serializer="json")
                 if any(report["type"] in ("joined", "beat") for report in reports):
                     self._note_beat(began)

@@ -23,9 +23,10 @@ from typing import Any, Literal
 import psutil
 from celery import signals
 
-from app.action_task import RUNTIME_ATTRIBUTE, call_of
+from app.action_task import NodeRuntime, call_of
 from app.celery import app
 from app.reach import needed_for_metrics, require_broker, require_store
+from app.runtime import runtime
 from app.services_file import ConfigError, ServicesFile, check_models, load_services_file
 from tangram.blobs import Blobs
 from tangram.connection import OUTAGE_LIMIT_S, find_addresses, open_store
@@ -95,7 +96,7 @@ def run(pool: Pool, settings: Settings, include: Sequence[str] = (), log_level: 
         now=prepared.now,
     )
     prepared.attach(node)
-    setattr(app, RUNTIME_ATTRIBUTE, node)
+    runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
     app.conf.task_queues = [direct_queue(node_queue(node.name))]
     app.conf.include = ["workers.control", f"workers.{pool}.tasks", *include]
     app.conf.worker_consumer = "workers.consumer:NodeConsumer"

@@ -6,12 +6,13 @@ process or by missed heartbeats, it hands them out again. Nothing else is needed
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kombu import Connection, Consumer, Queue
 from kombu.message import Message
+
+from tangram import clock
 
 HEARTBEAT_S = 30
 """A connection that is silent for two of these is dead; the scheduler's loop turns far more often."""
@@ -62,7 +63,7 @@ def heartbeats(connection: Connection) -> Callable[[], None]:
     due = [0.0]
 
     def check() -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         if not connection.supports_heartbeats or now < due[0]:
             return
         due[0] = now + _CHECK_S

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from celery import Celery
-from celery.app.task import Context
 from kombu import Connection, Producer, Queue
 from kombu.exceptions import BatchPublishError, OperationalError
 from kombu.message import Message
@@ -32,18 +30,20 @@ from kombu.utils.json import loads
 from kombu.utils.uuid import uuid
 from redis import RedisError
 
+from app.broker import memory
 from app.broker.amqp_intake import HEARTBEAT_S, AmqpIntake, heartbeats
+from app.broker.messages import action_of, request_of
 from app.broker.redis_intake import RedisIntake
 from app.broker.stored_ends import stored_end
 from app.shown import SHOWN_TTL_S
 from scheduler.live.transport import Received
 from scheduler.model.events import StoredEnd
+from tangram import clock
 from tangram.connection import REDIS_SCHEMES, open_store
 from tangram.errors import BY_STATUS, ActionFailed, EnvironmentLost, StackUnreachable
 from tangram.life_signs import silences
 from tangram.shown import with_grant
 from tangram.wire import (
-    ACTION_HEADER,
     BLOB_TTL_S,
     CLAIM_KEY_PREFIX,
     CLAIM_TTL_S,
@@ -72,7 +72,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _QUEUES = (INGRESS, EVENTS, CONTROL)
 _Sort = Literal["action", "events", "control"]
 _SORTS: dict[str, _Sort] = {INGRESS.name: "action", EVENTS.name: "events", CONTROL.name: "control"}
-_PROPERTIES = ("correlation_id", "reply_to", "content_type", "content_encoding", "priority", "expiration")
 
 
 class KombuTransport:
@@ -95,7 +94,7 @@ class KombuTransport:
         self._disowned: list[str] = []
         self._asked_again: list[str] = []
         self._declared: set[str] = set()
-        self._intake: RedisIntake | AmqpIntake | None = None
+        self._intake: RedisIntake | AmqpIntake | memory.MemoryIntake | None = None
         self._sending: Connection = app.connection_for_write()
         self._errors = _errors_of(self._sending)
         self._was_full = False
@@ -125,19 +124,19 @@ class KombuTransport:
 
     def receive(self, timeout_s: float) -> list[Received]:
         """Return what has arrived, waiting at most `timeout_s` for the first; with results to store, it does not wait."""
-        if self._ends and time.monotonic() >= self._store_pause_until:
+        if self._ends and clock.monotonic() >= self._store_pause_until:
             timeout_s = 0.0
         if self._intake is None and not self._try_again(timeout_s):
             return []
         try:
-            if isinstance(self._intake, RedisIntake):
-                taken = self._intake.take(timeout_s, MOST_AT_ONCE)
-                found = [(self._message_on_redis(one), one) for one in taken]
-            else:
-                assert self._intake is not None, "it was opened above"
+            if isinstance(self._intake, AmqpIntake):
                 self._check_sending()
                 messages = self._intake.take(timeout_s, MOST_AT_ONCE)
                 found = [((message, message.delivery_info["routing_key"]), message) for message in messages]
+            else:
+                assert self._intake is not None, "it was opened above"
+                taken = self._intake.take(timeout_s, MOST_AT_ONCE)
+                found = [(self._message_of(one), one) for one in taken]
         except self._errors as error:
             self._lose(error)
             return []
@@ -180,7 +179,7 @@ class KombuTransport:
 
     def stored_ends(self, kinds: Mapping[str, str]) -> list[StoredEnd]:
         """Return the ends of those of these actions, kinds by id, whose workers have stored a result; none while the store is away."""
-        if not kinds or time.monotonic() < self._store_pause_until:
+        if not kinds or clock.monotonic() < self._store_pause_until:
             return []
         try:
             raws = self._app.backend.client.mget([RESULT_KEY_PREFIX + action_id for action_id in kinds])
@@ -192,7 +191,7 @@ class KombuTransport:
 
     def silences(self, clients: Sequence[str]) -> Mapping[str, float | None] | None:
         """Return for how long clients have been silent; see the protocol."""
-        if time.monotonic() < self._store_pause_until:
+        if clock.monotonic() < self._store_pause_until:
             return None
         try:
             return silences(self._app.backend.client, clients)
@@ -215,12 +214,12 @@ class KombuTransport:
                 self._outbox.clear()
             except self._errors as error:
                 self._lose(error)
-        if (self._ends or self._disowned or self._asked_again) and time.monotonic() >= self._store_pause_until:
+        if (self._ends or self._disowned or self._asked_again) and clock.monotonic() >= self._store_pause_until:
             self._store_ends()
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Keep the scheduler's figures where tools look for them."""
-        if time.monotonic() < self._store_pause_until:
+        if clock.monotonic() < self._store_pause_until:
             return
         try:
             self._app.backend.client.set(SCHEDULER_KEY, json.dumps(dict(figures)), ex=SHOWN_TTL_S)
@@ -240,9 +239,13 @@ class KombuTransport:
         self._producer = Producer(self._channel)
         self._check_sending = heartbeats(self._sending)
         url = str(self._app.conf.broker_read_url or self._app.conf.broker_url)
-        if urlsplit(url).scheme in REDIS_SCHEMES:
+        names = [queue.name for queue in _QUEUES]
+        if urlsplit(url).scheme == memory.SCHEME:
+            self._intake = memory.MemoryIntake(self._app.conf.broker_transport_options["broker"], names, self._epoch, self._intakes)
+            self._intakes += 1
+        elif urlsplit(url).scheme in REDIS_SCHEMES:
             pool = open_store(url, self._timeout_s).connection_pool
-            self._intake = RedisIntake(pool, [queue.name for queue in _QUEUES], self._epoch, self._intakes)
+            self._intake = RedisIntake(pool, names, self._epoch, self._intakes)
             self._intakes += 1
         else:
             connection = self._app.connection_for_read(heartbeat=HEARTBEAT_S)
@@ -263,13 +266,13 @@ class KombuTransport:
         self._shut()
         self.lost_connections += 1
         self._pause_s = _FIRST_PAUSE_S
-        self._next_try = time.monotonic() + self._pause_s
+        self._next_try = clock.monotonic() + self._pause_s
 
     def _try_again(self, timeout_s: float) -> bool:
-        pause_s = self._next_try - time.monotonic()
+        pause_s = self._next_try - clock.monotonic()
         if pause_s > 0:
-            time.sleep(max(0.0, min(pause_s, timeout_s)))
-        if time.monotonic() < self._next_try:
+            clock.sleep(max(0.0, min(pause_s, timeout_s)))
+        if clock.monotonic() < self._next_try:
             return False
         try:
             self._open()
@@ -277,7 +280,7 @@ class KombuTransport:
             log.info("the broker is still away: %s", error)
             self._shut()
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._next_try = time.monotonic() + self._pause_s
+            self._next_try = clock.monotonic() + self._pause_s
             return False
         log.warning("the broker is back")
         return True
@@ -291,9 +294,10 @@ class KombuTransport:
 
     # What was received
 
-    def _message_on_redis(self, taken: tuple[str, bytes]) -> tuple[Message | None, str]:
+    def _message_of(self, taken: tuple[str, bytes]) -> tuple[Message | None, str]:
+        """Read what lies on Redis, in a list of taken messages, or in memory."""
         name, raw = taken
-        queue = name.split(":", 2)[2]
+        queue = name.rpartition(":")[2]
         try:
             return self._channel.Message(loads(raw.decode()), channel=self._channel, accept={"application/json"}), queue
         except Exception as error:
@@ -307,7 +311,7 @@ class KombuTransport:
         try:
             if message is None:
                 return Received(sort=sort, tag=tag)
-            return _action(message, tag) if sort == "action" else Received(sort=sort, body=message.decode(), tag=tag)
+            return action_of(message, tag) if sort == "action" else Received(sort=sort, body=message.decode(), tag=tag)
         except Exception as error:
             # As above: decoders raise what they like.
             _say_dropped(queue, error)
@@ -335,12 +339,12 @@ class KombuTransport:
                         pipe.set(claim, "disowned", nx=True, ex=CLAIM_TTL_S)
                     pipe.execute()
                 self._disowned.clear()
-            until = time.monotonic() + _STORING_S
-            while self._ends and time.monotonic() < until:
+            until = clock.monotonic() + _STORING_S
+            while self._ends and clock.monotonic() < until:
                 self._store(*self._ends[0])
                 self._ends.popleft()
             # What is still to be stored above may be what is asked for.
-            while self._asked_again and not self._ends and time.monotonic() < until:
+            while self._asked_again and not self._ends and clock.monotonic() < until:
                 self._store_lost(self._asked_again[-1])
                 self._asked_again.pop()
         except self._errors as error:  # the broker's too: callbacks go out over it
@@ -348,7 +352,7 @@ class KombuTransport:
 
     def _pause_store(self, error: BaseException) -> None:
         log.warning("the result store does not answer: %s", error)
-        self._store_pause_until = time.monotonic() + _LONGEST_PAUSE_S
+        self._store_pause_until = clock.monotonic() + _LONGEST_PAUSE_S
 
     def _store(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str, cause: str) -> None:
         backend = self._app.backend
@@ -359,7 +363,7 @@ class KombuTransport:
             return
         lost = EnvironmentLost(reason, environment_lost_on, cause or "environment_lost") if environment_lost_on else None
         error = lost or BY_STATUS.get(status, ActionFailed)(reason, cause)
-        request = _request(message)
+        request = request_of(message)
         try:
             backend.mark_as_failure(action_id, error, request=request)
         except Exception as problem:
@@ -381,30 +385,6 @@ class KombuTransport:
         self._app.backend.client.ping()
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=self._timeout_s)
-
-
-def _action(message: Message, tag: Any) -> Received:
-    headers = message.headers or {}
-    action_id, task = headers.get("id"), headers.get("task")
-    if not isinstance(action_id, str) or not action_id or not isinstance(task, str):
-        raise ValueError("it is no Celery task message of protocol 2")
-    properties = {key: message.properties[key] for key in _PROPERTIES if message.properties.get(key) is not None}
-    properties["content_type"], properties["content_encoding"] = message.content_type, message.content_encoding
-    body = message.body if isinstance(message.body, str) else bytes(message.body).decode("utf-8")
-    kept = json.dumps({"body": body, "headers": headers, "properties": properties}, separators=(",", ":"))
-    return Received(sort="action", id=action_id, task=task, header=headers.get(ACTION_HEADER), message=kept, tag=tag)
-
-
-def _request(message: str) -> Context | None:
-    """Return what Celery needs of a message to end the chain, the chord and the callbacks that hang on it."""
-    try:
-        kept = json.loads(message)
-        _, _, embedded = json.loads(kept["body"])
-        # Celery looks into `delivery_info`, which only a message that was consumed has, before it sends callbacks;
-        # no header of a client's may stand there instead.
-        return Context({**kept["headers"], **embedded, **kept["properties"], "delivery_info": {}})
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def _errors_of(connection: Connection) -> tuple[type[BaseException], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -31,6 +30,7 @@ from scheduler.live.entries import (
 from scheduler.live.poison import FAILURES_ALLOWED
 from scheduler.model.events import EnvironmentGone
 from scheduler.model.lifecycle import ENVIRONMENT
+from tangram import clock
 
 # Enough to know any message that comes again: publishers and brokers repeat theirs within minutes.
 ENDS_LOADED, ENDS_LOADED_S = 100_000, 3600.0
@@ -76,10 +76,10 @@ def load_unfinished(connection: Connection) -> Unfinished:
     )
     nodes = select(table(Node)).where(Node.state == NODE_UP).order_by(Node.joined_at, Node.name)
     draining = select(Node.name).where(Node.draining).order_by(Node.name)
-    ended = select(Action.id).where(Action.ended_at > time.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
+    ended = select(Action.id).where(Action.ended_at > clock.time() - ENDS_LOADED_S).order_by(Action.ended_at.desc()).limit(ENDS_LOADED)
     gone = [
         select(Environment.id, Environment.state, Environment.node, Environment.reason, Environment.ended_at, Environment.cause)
-        .where(Environment.ended_at > time.time() - ENDS_LOADED_S, Environment.state == state)
+        .where(Environment.ended_at > clock.time() - ENDS_LOADED_S, Environment.state == state)
         .order_by(Environment.ended_at.desc())
         .limit(REMEMBERED)
         for state in ENVIRONMENT.ends
@@ -88,10 +88,10 @@ def load_unfinished(connection: Connection) -> Unfinished:
     unpublished = (
         select(Action.id, Action.message, Action.status, Action.reason, Action.cause, Environment.node)
         .join_from(Action, Environment, lost, isouter=True)
-        .where(Action.ended_at > time.time() - ENDS_LOADED_S, Action.message.is_not(None))
+        .where(Action.ended_at > clock.time() - ENDS_LOADED_S, Action.message.is_not(None))
         .order_by(Action.ended_at, Action.position)
     )
-    since = time.time() - SPENT_LOADED_S
+    since = clock.time() - SPENT_LOADED_S
     spent = (
         select(Action.header, Action.granted_at)
         .where(Action.ended_at > since, Action.granted_at > since, Action.quota.is_not(None))

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
+from tangram import clock
 from tangram.errors import ActionCancelled, ActionTimedOut, TangramError
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Opening:
 
     def wait(self, future: Future[T]) -> T:
         """Return the result of `future`. Raises the reason where the open ends first."""
-        wait((future, self._ended), return_when=FIRST_COMPLETED)  # type: ignore[misc]
+        clock.wait((future, self._ended))
         self.check()
         return future.result()
 
@@ -77,12 +77,11 @@ class Opening:
 
         """
         result: Future[T] = Future()
-        threading.Thread(target=self._work, args=(work, undo, result), name="tangram-open", daemon=True).start()
-        done, _ = wait((result, self._ended), self._timeout_s, FIRST_COMPLETED)  # type: ignore[misc]
-        if not done:
+        clock.thread(lambda: self._work(work, undo, result), "tangram-open").start()
+        if not clock.wait((result, self._ended), self._timeout_s):
             during = f": it was {self.phase}" if self.phase else ""
             self.end(ActionTimedOut(f"the environment was not open after {self._timeout_s:g} s{during}", "open_timeout"))
-        if self.has_ended and not wait((result,), TAKE_BACK_S).done:
+        if self.has_ended and not clock.wait((result,), TAKE_BACK_S):
             log.warning("an open that has ended is taken back late: it is still %s", self.phase or "at work")
             self.check()
         return result.result()

@@ -1,0 +1,169 @@
+"""Broker and result store in the memory of one process: the stub that stands for Redis.
+
+A client, a scheduler and nodes of one process use it through kombu, Celery and redis-py's words, as they use Redis. It keeps the promises
+that `tests/broker` checks for memory, Redis and RabbitMQ alike. What it has not: streams of output, priorities, chords.
+
+| part | stands for |
+|---|---|
+| `MemoryBroker` (`app/broker/memory_store.py`) | the server: queues and keys |
+| `MemoryStore`, `MemoryPubSub` | redis-py's client, as far as clients, schedulers and nodes use it |
+| `Transport` | kombu's transport for the scheme `tangram-memory`; the broker is its option `broker` |
+| `MemoryBackend` | Celery's result backend on Redis: stores a result and publishes it under its key |
+| `MemoryIntake` | `RedisIntake`: messages are taken by an epoch, and come again unless they are acknowledged |
+
+Waiting goes by `tangram.clock`, so everything may run on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from celery import Celery
+from celery.backends.base import KeyValueStoreBackend
+from kombu.transport import TRANSPORT_ALIASES, virtual
+from kombu.utils.json import dumps
+from redis import RedisError
+
+from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
+from app.broker.redis_intake import RESCUE_S
+from tangram import clock
+
+SCHEME = "tangram-memory"
+TRANSPORT_ALIASES[SCHEME] = f"{__name__}:Transport"
+
+Taken = tuple[str, bytes]
+"""The name of a queue, and a message in it."""
+
+
+class MemoryBackend(KeyValueStoreBackend):  # type: ignore[misc]
+    """Celery's result backend in a `MemoryBroker`. An app uses it after `use`."""
+
+    supports_native_join = False
+    persistent = True
+
+    def __init__(self, app: Celery, broker: MemoryBroker) -> None:
+        super().__init__(app)
+        self.client = MemoryStore(broker)
+
+    def get(self, key: str) -> bytes | None:
+        """Return what is stored under a key."""
+        return self.client.get(_text(key))
+
+    def mget(self, keys: Iterable[str]) -> list[bytes | None]:
+        """Return what is stored under keys."""
+        return self.client.mget(map(_text, keys))
+
+    def _set_with_state(self, key: str, value: str | bytes, state: str) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        self.client.broker.called("set", _text(key))
+        self.client.broker.keep(_text(key), data, self.expires)
+        self.client.broker.publish(_text(key), data)
+        self.client.broker.called("set done", _text(key))
+
+    def delete(self, key: str) -> None:
+        """Remove a key."""
+        self.client.delete(_text(key))
+
+    def exception_safe_to_retry(self, error: Exception) -> bool:
+        """Whether storing may be tried again after an error."""
+        return isinstance(error, RedisError | OSError)
+
+    def _sleep(self, amount: float) -> None:
+        clock.sleep(amount)
+
+
+class Channel(virtual.Channel):  # type: ignore[misc]
+    """Kombu's channel to a `MemoryBroker`."""
+
+    do_restore = False
+
+    @property
+    def broker(self) -> MemoryBroker:
+        """The broker."""
+        broker: MemoryBroker = self.connection.client.transport_options["broker"]
+        return broker
+
+    def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+        self.broker.called("put", queue)
+        self.broker.put(queue, dumps(message).encode())
+        self.broker.called("put done", queue)
+
+    def _size(self, queue: str) -> int:
+        return len(self.broker.waiting(queue))
+
+    def _purge(self, queue: str) -> int:
+        return self.broker.purge(queue)
+
+
+class Transport(virtual.Transport):  # type: ignore[misc]
+    """Kombu's transport to a `MemoryBroker`, for sending."""
+
+    Channel = Channel
+    driver_type = "memory"
+    driver_name = "tangram"
+    connection_errors = (*virtual.Transport.connection_errors, OSError)
+
+    def driver_version(self) -> str:
+        """Return the version of the driver: it has none."""
+        return "N/A"
+
+    def establish_connection(self) -> Any:
+        """Connect. Raises what `MemoryBroker.called` raises."""
+        self.client.transport_options["broker"].called("connect", "")
+        return super().establish_connection()
+
+
+class MemoryIntake:
+    """Takes messages of `queues` for the scheduler of an epoch. For one thread."""
+
+    def __init__(self, broker: MemoryBroker, queues: Sequence[str], epoch: int, number: int = 0) -> None:
+        """Connect, and take over what other intakes had taken and not acknowledged."""
+        self._broker = broker
+        self._queues = tuple(queues)
+        self._holder = f"{epoch}.{number}"
+        self._connection = broker.connections
+        self._arrived = clock.event()
+        self._next_rescue = clock.monotonic()
+        self._check("take")
+        for queue in self._queues:
+            broker.listen(queue, self._arrived)
+
+    def take(self, timeout_s: float, most: int) -> list[Taken]:
+        """Return what waits, at most `most` of each queue, after waiting up to `timeout_s` for the first message."""
+        self._check("take")
+        if clock.monotonic() >= self._next_rescue:
+            self._next_rescue = clock.monotonic() + RESCUE_S
+            self._broker.put_back(self._holder)
+        if not any(map(self._broker.waiting, self._queues)):
+            self._arrived.clear()
+            self._arrived.wait(timeout_s)
+            self._check("take")
+        return [(queue, message) for queue in self._queues for message in self._broker.take(self._holder, queue, most)]
+
+    def acknowledge(self, taken: Sequence[Taken]) -> None:
+        """Forget messages for good."""
+        self._check("acknowledge")
+        for queue, message in taken:
+            self._broker.acknowledge(self._holder, queue, message)
+
+    def close(self) -> None:
+        """Listen no more. What was not acknowledged goes back with the next intake."""
+        self._broker.hear_no_more(self._arrived)
+
+    def _check(self, operation: str) -> None:
+        self._broker.called(operation, "")
+        if self._connection != self._broker.connections:
+            raise BrokenConnection("the connection is broken")
+
+
+def use(app: Celery, broker: MemoryBroker) -> Celery:
+    """Have a Celery app use `broker` for messages and results; return it."""
+    app.conf.broker_url = f"{SCHEME}://"
+    app.conf.broker_transport_options = {"broker": broker}
+    app._backend = MemoryBackend(app, broker)  # Celery has no public way for a backend that exists already
+    return app
+
+
+def _text(key: str | bytes) -> str:
+    return key.decode() if isinstance(key, bytes) else key

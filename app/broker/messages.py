@@ -1,0 +1,39 @@
+"""Reading the messages of actions: as the scheduler receives them, and as Celery needs them for what hangs on an end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from celery.app.task import Context
+from kombu.message import Message
+
+from scheduler.live.transport import Received
+from tangram.wire import ACTION_HEADER
+
+_PROPERTIES = ("correlation_id", "reply_to", "content_type", "content_encoding", "priority", "expiration")
+
+
+def action_of(message: Message, tag: Any) -> Received:
+    """Return an action that came in; `tag` is what its message is acknowledged by. Raises what decoders raise, and `ValueError`."""
+    headers = message.headers or {}
+    action_id, task = headers.get("id"), headers.get("task")
+    if not isinstance(action_id, str) or not action_id or not isinstance(task, str):
+        raise ValueError("it is no Celery task message of protocol 2")
+    properties = {key: message.properties[key] for key in _PROPERTIES if message.properties.get(key) is not None}
+    properties["content_type"], properties["content_encoding"] = message.content_type, message.content_encoding
+    body = message.body if isinstance(message.body, str) else bytes(message.body).decode("utf-8")
+    kept = json.dumps({"body": body, "headers": headers, "properties": properties}, separators=(",", ":"))
+    return Received(sort="action", id=action_id, task=task, header=headers.get(ACTION_HEADER), message=kept, tag=tag)
+
+
+def request_of(message: str) -> Context | None:
+    """Return what Celery needs of a message to end the chain, the chord and the callbacks that hang on it."""
+    try:
+        kept = json.loads(message)
+        _, _, embedded = json.loads(kept["body"])
+        # Celery looks into `delivery_info`, which only a message that was consumed has, before it sends callbacks;
+        # no header of a client's may stand there instead.
+        return Context({**kept["headers"], **embedded, **kept["properties"], "delivery_info": {}})
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,128 @@
+"""The time, and all that waits for it: threads, queues, events.
+
+Client, scheduler and worker take these from here and nowhere else, so that all of them can run in one thread on a virtual clock
+(`tests/virtual`). In production each function is the one of the standard library.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time as system
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Task(Protocol):
+    """A thread, as its starter sees it."""
+
+    def start(self) -> None:
+        """Begin to run."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end, at most `timeout` seconds."""
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+
+
+class Clock:
+    """The system's clock and its threads."""
+
+    def time(self) -> float:
+        """Return the seconds since the epoch."""
+        return system.time()
+
+    def monotonic(self) -> float:
+        """Return seconds that no operator sets back."""
+        return system.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for some seconds."""
+        system.sleep(seconds)
+
+    def event(self) -> threading.Event:
+        """Return an event that is not set."""
+        return threading.Event()
+
+    def fifo(self) -> queue.SimpleQueue[Any]:
+        """Return an empty queue."""
+        return queue.SimpleQueue()
+
+    def thread(self, run: Callable[[], object], name: str) -> Task:
+        """Return a daemon thread that has not begun."""
+        return threading.Thread(target=run, name=name, daemon=True)
+
+    def runs_in(self, task: Task) -> bool:
+        """Whether the caller runs in this thread."""
+        return task is threading.current_thread()
+
+    def wait(self, futures: Sequence[Future[Any]], timeout_s: float | None = None) -> bool:
+        """Wait until one of some futures is done, at most `timeout_s` seconds; return whether one is."""
+        return bool(wait_for_futures(futures, timeout_s, FIRST_COMPLETED).done)
+
+    def pool(self, most: int, name: str) -> Executor:
+        """Return a pool of at most `most` threads, none of them started."""
+        return ThreadPoolExecutor(most, thread_name_prefix=name)
+
+
+_clock = Clock()
+
+
+@contextmanager
+def installed(clock: Clock) -> Iterator[None]:
+    """Let everything in this process go by `clock`. Only for tests: what waits already goes by the clock before."""
+    global _clock
+    before, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = before
+
+
+def time() -> float:
+    """Return the seconds since the epoch."""
+    return _clock.time()
+
+
+def monotonic() -> float:
+    """Return seconds that no operator sets back."""
+    return _clock.monotonic()
+
+
+def sleep(seconds: float) -> None:
+    """Do nothing for some seconds."""
+    _clock.sleep(seconds)
+
+
+def event() -> threading.Event:
+    """Return an event that is not set."""
+    return _clock.event()
+
+
+def fifo() -> queue.SimpleQueue[Any]:
+    """Return an empty queue."""
+    return _clock.fifo()
+
+
+def thread(run: Callable[[], object], name: str) -> Task:
+    """Return a daemon thread that has not begun."""
+    return _clock.thread(run, name)
+
+
+def runs_in(task: Task) -> bool:
+    """Whether the caller runs in this thread."""
+    return _clock.runs_in(task)
+
+
+def wait(futures: Sequence[Future[Any]], timeout_s: float | None = None) -> bool:
+    """Wait until one of some futures is done, at most `timeout_s` seconds; return whether one is."""
+    return _clock.wait(futures, timeout_s)
+
+
+def pool(most: int, name: str) -> Executor:
+    """Return a pool of at most `most` threads, none of them started."""
+    return _clock.pool(most, name)
