@@ -120,7 +120,7 @@ class Nodes:
         for action_id in list(node.running):
             running, stored = state.running[action_id], ends.get(action_id)
             if stored is not None:
-                self._end(running, stored, now)
+                self._end(running, stored, f"node {name} was lost: {reason}", now)
             else:
                 self.lose(running, f"node {name} was lost: {reason}", now)
         for environment in gone:
@@ -130,14 +130,19 @@ class Nodes:
         self._pools.gone(node)
         self._environments.offer(node.spec, -1)
 
-    def _end(self, running: Running, stored: events.StoredEnd, now: float) -> None:
-        """End an action of a lost node by its stored result. Nothing is learned, since figures are missing."""
+    def _end(self, running: Running, stored: events.StoredEnd, lost: str, now: float) -> None:
+        """End an action of a lost node by its stored result. Nothing is learned, since figures are missing.
+
+        The trainer of a successful open has its result. So the open has succeeded, and its environment is lost like any other.
+        """
         self._ends.release(running, now)
         cause = cause_of(stored.status, stored.cause)
         self._ends.note_end(running, stored.status, stored.reason, cause, now, finished=stored.finished(running.grant.attempt))
         environment = self._state.environments.get(running.waiting.action.environment or "")
         if environment is not None and running.waiting.action.kind == "cpu.open":
-            self._environments.not_opened(environment, stored.reason, cause, now)
+            environment.lost = stored.status == "succeeded"
+            reason, cause = (lost, NODE_LOST) if environment.lost else (stored.reason, cause)
+            self._environments.not_opened(environment, reason, cause, now)
         elif environment is not None:
             environment.actions.pop(stored.id, None)
 

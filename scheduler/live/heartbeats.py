@@ -153,13 +153,9 @@ class Heartbeats:
         self._handle(events.NodeLost(name=name, reason=reason, left=left, ended=self._stored_ends(node.running)), now)
 
     def _stored_ends(self, action_ids: Iterable[str]) -> tuple[events.StoredEnd, ...]:
-        """Return the ends of the running actions whose results are stored, and so known to trainers.
-
-        A successful open does not count. Its environment is still unused, and can be opened on another node.
-        """
+        """Return the ends of the running actions whose results are stored, and so known to trainers."""
         kinds = {action_id: self._core.state.running[action_id].waiting.action.kind for action_id in action_ids}
-        ends = self._transport.stored_ends(kinds)
-        return tuple(end for end in ends if kinds[end.id] != "cpu.open" or end.status != "succeeded")
+        return tuple(self._transport.stored_ends(kinds))
 
     def take_beat(self, description: Mapping[str, Any], now: float) -> None:
         """Let a node join if it, or its incarnation, is unknown. Otherwise count the beat."""
