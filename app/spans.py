@@ -58,6 +58,10 @@ class TracedJournal:
                 self._grant(action.grant)
         return unfinished
 
+    def has_ended(self, action_id: str) -> bool:
+        """Ask the journal."""
+        return self._journal.has_ended(action_id)
+
     def _trace(self, entry: Entry) -> None:
         match entry:
             case ActionReceived():

@@ -7,6 +7,7 @@ been missed is read from the keys:
 | when | then |
 |---|---|
 | the subscription was confirmed, first or again | the keys of all waiting tasks are read once |
+| it was confirmed again | tasks without a result are also submitted again: the server may have come back without what it had |
 | every `SWEEP_S` | the same; if that finds a result, the subscription is deaf and is made anew |
 | the connection breaks | a new one, with growing pauses up to `_LONGEST_PAUSE_S` |
 | no connection for `OUTAGE_LIMIT_S` | what waits ends with `StackUnreachable`; trying goes on |
@@ -19,14 +20,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import time
 from concurrent.futures import Future
 from typing import Any
 
 from redis import Redis, RedisError
 from redis.client import PubSub
 
+from tangram import clock
 from tangram.connection import OUTAGE_LIMIT_S
 from tangram.errors import StackUnreachable
 from tangram.inbox import Inbox, firm_future
@@ -53,15 +53,15 @@ class Feed:
         self._prefix = f"{RESULT_KEY_PREFIX}{client_id}-"
         self._connect_timeout_s = connect_timeout_s
         self._store_name = store_name
-        self._stopping = threading.Event()
+        self._stopping = clock.event()
         self._down_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="tangram-feed", daemon=True)
+        self._thread = clock.thread(self._run, "tangram-feed")
         self.ready: Future[None] = firm_future()
         """Done once the subscription is confirmed; fails with `StackUnreachable` if it is not in time."""
 
     def start(self) -> None:
         """Begin to listen."""
-        self._down_since = time.monotonic()
+        self._down_since = clock.monotonic()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
@@ -72,7 +72,7 @@ class Feed:
             with contextlib.suppress(RedisError):
                 self._store.publish(self._prefix + _CLOSING, b"")
         # The last reference to a client may die in this very thread, with the callback of a result.
-        if self._thread is not threading.current_thread():
+        if not clock.runs_in(self._thread):
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -88,9 +88,9 @@ class Feed:
                 if self._stopping.is_set():
                     return
                 if self._down_since is None:
-                    self._down_since, pause_s = time.monotonic(), _FIRST_PAUSE_S
+                    self._down_since, pause_s = clock.monotonic(), _FIRST_PAUSE_S
                     _log.warning("lost the result store at %s, connecting again: %s", self._store_name, error)
-                self._judge_outage(error, time.monotonic() - self._down_since)
+                self._judge_outage(error, clock.monotonic() - self._down_since)
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -106,19 +106,19 @@ class Feed:
 
     def _listen(self, pubsub: PubSub) -> None:
         """Hand on what arrives until the client closes or the subscription turns out to be deaf."""
-        next_sweep, next_sign = time.monotonic() + SWEEP_S, 0.0
+        next_sweep, next_sign = clock.monotonic() + SWEEP_S, 0.0
         while not self._stopping.is_set():
-            if time.monotonic() >= next_sign:
+            if clock.monotonic() >= next_sign:
                 give_sign(self._store, self._client_id)
-                next_sign = time.monotonic() + SIGN_S
+                next_sign = clock.monotonic() + SIGN_S
             message = pubsub.get_message(timeout=min(_LISTEN_S, SIGN_S))
             if message is not None:
                 self._take(message)
-            if time.monotonic() >= next_sweep:
+            if clock.monotonic() >= next_sweep:
                 if self._missed(pubsub):
                     _log.warning("results were stored that the subscription did not bring: subscribing again")
                     return
-                next_sweep = time.monotonic() + SWEEP_S
+                next_sweep = clock.monotonic() + SWEEP_S
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["type"] == "pmessage":
@@ -130,6 +130,8 @@ class Feed:
             self._sweep()
             if not self.ready.done():
                 self.ready.set_result(None)
+            elif again := self._inbox.send_again():
+                _log.warning("%d actions have no result yet and are submitted again: the scheduler knows those that it has", again)
 
     def _missed(self, pubsub: PubSub) -> bool:
         """Say whether results are stored that the subscription did not bring, and take them in.

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from redis import RedisError
 
+from tangram import clock
 from tangram.blobs import Blobs
 from tangram.decode import Meta, decode, drop_parts, read_meta
 from tangram.errors import ActionFailed, StackUnreachable, TangramError
@@ -49,6 +49,7 @@ class _Entry:
     future: Future[Any]
     again: bool
     span: ActionSpan | None = None
+    send_again: Callable[[], None] | None = None
 
 
 class Inbox:
@@ -58,15 +59,25 @@ class Inbox:
         """Fetch large values from `blobs`."""
         self._blobs = blobs
         self._waiting: dict[str, _Entry] = {}
-        self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix=_THREADS)
+        self._decoders = clock.pool(_DECODERS, _THREADS)
 
-    def expect(self, task_id: str, kind: str, span: ActionSpan | None = None, *, again: bool = False) -> Future[Any]:
+    def expect(
+        self,
+        task_id: str,
+        kind: str,
+        span: ActionSpan | None = None,
+        *,
+        again: bool = False,
+        send_again: Callable[[], None] | None = None,
+    ) -> Future[Any]:
         """Wait for the result of a task that is about to be submitted; its `span`, where there is one, is told.
+
+        `send_again` submits the task once more, where its message may have been lost.
 
         Large parts of the result leave the store once they are here, unless it may be asked for `again`, by whoever knows the task's id.
         """
         future = firm_future()
-        self._waiting[task_id] = _Entry(kind, time.monotonic(), future, again, span)
+        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, send_again)
         if span is not None:
             future.add_done_callback(span.ended)
         return future
@@ -79,6 +90,13 @@ class Inbox:
     def waiting(self) -> list[str]:
         """Return the ids of all tasks that have not ended."""
         return list(self._waiting)
+
+    def send_again(self) -> int:
+        """Submit all tasks that have not ended once more; return how many."""
+        again = [entry.send_again for entry in list(self._waiting.values()) if entry.send_again is not None]
+        for send in again:
+            send()
+        return len(again)
 
     def deliver(self, task_id: str, raw: bytes) -> bool:
         """Take in what the store says of a task; return whether that ended an action waited for.

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -28,6 +26,7 @@ from kombu import Connection, Producer
 from kombu.exceptions import EncodeError
 from redis import Redis, RedisError
 
+from tangram import clock
 from tangram.action import KINDS, Action
 from tangram.blobs import Blobs, keys_of
 from tangram.connection import show
@@ -48,15 +47,21 @@ _log = logging.getLogger(__name__)
 class Submission:
     """One action on its way out; `submitted_at` is seconds since the epoch.
 
-    One that is sent `once` may have been sent before, by whoever knows its id: it is not sent where the store has its result.
+    One that is sent `once` may have been sent before, by whoever knows its id: it is not sent where the store has its result. One that
+    this client sends `again`, since the broker may have lost it, says so in its header.
     """
 
     task_id: str
     action: Action
     once: bool = False
-    submitted_at: float = field(default_factory=time.time)
+    submitted_at: float = field(default_factory=lambda: clock.time())
     packed: dict[str, Any] | None = None
     span: ActionSpan | None = None
+    again: bool = False
+
+    def repeated(self) -> Submission:
+        """Return the submission to be sent again; large arguments may have been lost with it, and are put aside anew."""
+        return replace(self, packed=None, span=None, again=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,11 @@ class Publisher:
         self._blobs = Blobs(store)
         self._inbox = inbox
         self._connect_timeout_s = connect_timeout_s
-        self._queue: SimpleQueue[Submission | ControlRequest | _Stop] = SimpleQueue()
-        self._stopping = threading.Event()
+        self._queue: SimpleQueue[Submission | ControlRequest | _Stop] = clock.fifo()
+        self._stopping = clock.event()
         self._connection: Connection | None = None
         self._producer: Producer | None = None
-        self._thread = threading.Thread(target=self._run, name="tangram-publish", daemon=True)
+        self._thread = clock.thread(self._run, "tangram-publish")
         self.ready: Future[None] = firm_future()
         """Done once the broker answered; fails with `StackUnreachable` if it did not in time."""
 
@@ -104,14 +109,15 @@ class Publisher:
 
     def wait_for(self, control: ControlRequest) -> None:
         """Return once the broker has a message; at once in this publisher's own thread, which runs callbacks of failures."""
-        if self._thread is not threading.current_thread():
+        if not clock.runs_in(self._thread):
+            clock.wait((control.sent,))
             control.sent.result()
 
     def stop(self, timeout_s: float) -> None:
         """Send what was given so far and end, waiting at most `timeout_s`."""
         self._queue.put(_Stop())
         # The last reference to a client may die in this very thread, with the callback of a failure.
-        if self._thread is not threading.current_thread():
+        if not clock.runs_in(self._thread):
             self._thread.join(timeout_s)
         self._stopping.set()
 
@@ -144,7 +150,7 @@ class Publisher:
         return batch, not isinstance(message, _Stop)
 
     def _send(self, batch: Sequence[Submission | ControlRequest]) -> None:
-        deadline = time.monotonic() + self._connect_timeout_s
+        deadline = clock.monotonic() + self._connect_timeout_s
         while True:
             try:
                 self._publish(batch)
@@ -152,7 +158,7 @@ class Publisher:
             except Exception as error:
                 # Transports raise what they like when a connection breaks; the deadline bounds what is tried in vain.
                 self._disconnect()
-                if time.monotonic() >= deadline or self._stopping.is_set():
+                if clock.monotonic() >= deadline or self._stopping.is_set():
                     self._give_up(batch, error)
                     return
                 _log.warning("sending again after: %s", error)
@@ -202,6 +208,8 @@ class Publisher:
             message.task_id, action.kind, (), message.packed, argsrepr="()", kwargsrepr=shown(action), ignore_result=False
         )
         described = {**action.to_header(), "client": self._client_id, "submitted_at": message.submitted_at}
+        if message.again:
+            described["again"] = True
         if keys := keys_of(message.packed.values()):
             described["blobs"] = keys
         header = {ACTION_HEADER: described, **(message.span.headers if message.span is not None else {})}

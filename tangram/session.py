@@ -27,7 +27,7 @@ from redis import Redis
 from tangram import calls
 from tangram.action import Action
 from tangram.blobs import Blobs
-from tangram.connection import OUTAGE_LIMIT_S, find_addresses, make_app, open_store, show
+from tangram.connection import OUTAGE_LIMIT_S, Link, find_link
 from tangram.errors import InvalidAction, StackUnreachable, TangramError
 from tangram.feed import Feed
 from tangram.giving import Giving, What
@@ -52,8 +52,8 @@ class ClientClosed(TangramError, RuntimeError):
 class Session:
     """The core of one client; safe for use by many threads."""
 
-    def __init__(self, job: str, settings: Settings | None = None, *, client_id: str | None = None) -> None:
-        """Find the stack; `start` connects to it.
+    def __init__(self, job: str, settings: Settings | None = None, *, client_id: str | None = None, link: Link | None = None) -> None:
+        """Find the stack, unless there is a `link` to one; `start` connects to it.
 
         Several processes may share a `client_id`: each gets the results of all, and the client is gone once all of them are.
 
@@ -69,7 +69,7 @@ class Session:
         """
         Action.from_header({"kind": "check", "job": job})
         settings = settings or Settings()
-        addresses = find_addresses(settings)
+        link = link or find_link(settings)
         self.job = job
         self._tracer = tracer_of(settings, "tangram-client")
         self.start_limit_s = settings.connect_timeout_s + _START_SLACK_S
@@ -82,13 +82,12 @@ class Session:
         self._closed = False
         self._environments: dict[str, calls.Place] = {}
         self._giving = Giving(self.client_id, job)
-        self._store = open_store(addresses.result_url, settings.connect_timeout_s)
+        self._store = link.store
         self.streams = OutputReader(self._store, settings.connect_timeout_s)
         """What reads the output of commands, also of those that another process has submitted."""
         self._inbox = Inbox(Blobs(self._store, patience_s=OUTAGE_LIMIT_S))
-        app = make_app(addresses, settings.connect_timeout_s)
-        self._publisher = Publisher(app, self._store, self._inbox, self.client_id, settings.connect_timeout_s)
-        self._feed = Feed(self._store, self._inbox, self.client_id, settings.connect_timeout_s, show(addresses.result_url))
+        self._publisher = Publisher(link.app, self._store, self._inbox, self.client_id, settings.connect_timeout_s)
+        self._feed = Feed(self._store, self._inbox, self.client_id, settings.connect_timeout_s, link.store_name)
         # Also runs at interpreter exit: what a forgotten client still holds back is sent, its threads end.
         self._finalizer = weakref.finalize(self, _shut_down, self._publisher, self._feed, self._inbox, self.streams, self._store, self._pid)
 
@@ -238,7 +237,13 @@ class Session:
         submission = Submission(task_id or next(self._ids), action, once=task_id is not None and not is_new)
         if self._tracer is not None:
             submission.span = ActionSpan(self._tracer, submission.task_id, action)
-        future = self._inbox.expect(submission.task_id, action.kind, submission.span, again=task_id is not None)
+        future = self._inbox.expect(
+            submission.task_id,
+            action.kind,
+            submission.span,
+            again=task_id is not None,
+            send_again=lambda: self._publisher.send(submission.repeated()),
+        )
         self._publisher.send(submission)
         return Handle(submission.task_id, future, self)
 

@@ -128,6 +128,11 @@ class SqlJournal:
         """
         return self._run(load_unfinished)
 
+    def has_ended(self, action_id: str) -> bool:
+        """Return whether an action is known and has ended. Raises `JournalError` when the database cannot be read."""
+        known = select(Action.id).where(Action.id == action_id, Action.ended_at.is_not(None))
+        return self._run(lambda connection: connection.execute(known).first() is not None)
+
     def _run(self, work: Callable[[Connection], T]) -> T:
         with database_errors(self._engine.url, JournalError):
             result: T = self._retrying(self._transaction, work)

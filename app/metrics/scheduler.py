@@ -302,6 +302,10 @@ class ObservedJournal:
         self._metrics.resume(unfinished)
         return unfinished
 
+    def has_ended(self, action_id: str) -> bool:
+        """Ask the journal."""
+        return self._journal.has_ended(action_id)
+
 
 def start(settings: Settings) -> SchedulerMetrics:
     """Serve the metrics of a scheduler process."""

@@ -274,3 +274,6 @@ class Journal(Protocol):
 
     def unfinished(self) -> Unfinished:
         """Load all unfinished work."""
+
+    def has_ended(self, action_id: str) -> bool:
+        """Return whether an action is known and has ended."""

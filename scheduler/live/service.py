@@ -266,7 +266,7 @@ class Service:
         if received.sort == "action":
             if len(received.id) > LONGEST_ID:
                 self._refuse_id(received)
-            elif received.id in self._executor.ended:
+            elif received.id in self._executor.ended or self._ended_long_ago(received):
                 self._transport.tell_lost(received.id)
             elif received.id and not self._executor.knows(received.id):
                 take, end = partial(self._take_action, received, now), partial(self._end_received, received, now)
@@ -277,6 +277,11 @@ class Service:
                 self._quarantine.deal(message, now, partial(self._take_report, said, now))
         else:
             self._requests.take(received.body, now)
+
+    def _ended_long_ago(self, received: Received) -> bool:
+        """Whether an action that its client submits again has ended so long ago that only the journal knows it."""
+        again = isinstance(received.header, Mapping) and received.header.get("again") is True
+        return again and not self._executor.knows(received.id) and self._journal.has_ended(received.id)
 
     def _tick(self, now: float) -> None:
         with self._quarantine.watch(poison.TICK, now):
@@ -396,7 +401,7 @@ def _action_of(received: Received) -> Action:
     """Return the action that a message describes. Raises `InvalidAction` or `TypeError` if it describes none."""
     if not isinstance(received.header, Mapping):
         raise InvalidAction(received.task, "the message does not describe its action: send it with `tangram.Client` or `app.routing`")
-    header = {name: value for name, value in received.header.items() if name not in ("submitted_at", "blobs")}
+    header = {name: value for name, value in received.header.items() if name not in ("submitted_at", "blobs", "again")}
     if header.get("kind") != received.task:
         raise InvalidAction("kind", f"the message is for the task {received.task!r}, its header says {header.get('kind')!r}")
     return Action.from_header(header)
