@@ -16,7 +16,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo clients compatibility docs pages lint smoke pictures release clean
-.PHONY: test test-around test-clients test-docker test-vllm gpu-check gpu-wheels
+.PHONY: chaos test test-around test-clients test-docker test-vllm gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web
 
@@ -32,6 +32,7 @@ help:
 	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
 	@echo "make gpu-wheels  what gpu-check needs besides torch, for a machine without a network, into wheels/"
+	@echo "make chaos   faults drawn by seeds, in virtual time, until a law breaks; SEEDS=1000 FIRST=0 names the seeds"
 	@echo "make lint    ruff and mypy"
 	@echo "make smoke   check a running deployment: the TANGRAM_* addresses, or with IN=scheduler compose's own"
 	@echo "make bench   what the system costs on top of plain Celery"
@@ -153,6 +154,11 @@ gpu-wheels: $(STAMP)
 	@$(PIP) download $(if $(GPU_PYTHON),--python-version $(GPU_PYTHON)) --only-binary :all: -c constraints.txt -d wheels -r wheels/requirements.txt
 	@rm -f wheels/hf_xet-*
 	@du -sh wheels
+
+SEEDS ?= 1000
+FIRST ?= 0
+chaos: $(STAMP)
+	@SEEDS=$(SEEDS) FIRST=$(FIRST) OMP_NUM_THREADS=1 $(BIN)/python -m tests.virtual
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

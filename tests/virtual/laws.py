@@ -1,0 +1,129 @@
+"""The laws: what holds whatever happens, after each step and at the end."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from scheduler.model.lifecycle import MOST_TRIES
+from tangram.ends import fault_of
+from tangram.errors import ActionError
+from tangram.results import ExecResult
+from tests.virtual.trainer import Told, Trainer
+
+if TYPE_CHECKING:
+    from tests.virtual.run import Run
+
+Condition = Callable[[], bool]
+
+
+def at_once(run: Run) -> list[str]:
+    """Laws that hold after every step, looked at where they are cheap."""
+    broken = []
+    if run.world.failures:
+        where, error = run.world.failures[0]
+        broken.append(f"no thread ends by an error: {where}: {type(error).__name__}: {error}")
+    return broken
+
+
+def now_and_then(run: Run) -> list[str]:
+    """Laws that hold after every step, looked at every virtual second.
+
+    A worker carries out several messages at once. So a command that loses a core may hold it for a moment beside the one that gets it.
+    """
+    runs = Counter(one.action for one in run.ledger.runs)
+    idempotent = {told.action: told.idempotent for trainer in run.trainers for told in trainer.told}
+    broken = []
+    for action, count in runs.items():
+        if count > (MOST_TRIES if idempotent.get(action) else 1):
+            broken.append(f"nothing runs twice: {action} ran {count} times: {[one for one in run.ledger.runs if one.action == action]}")
+    for trainer in run.trainers:
+        for told in trainer.told:
+            if told.times > 1:
+                broken.append(f"each action ends once: {told.action} was told {told.times} times")
+    frozen = {f"{node.name}/{node.starts}" for node in run.nodes if node.process is None or node.process.frozen}
+    shared = {one for one in run.ledger.shared() if one[0] not in frozen}
+    for worker, one, other in shared & run.shared:
+        broken.append(f"no core is held twice: {one} and {other} on {worker}: {run.ledger.cores[worker]}")
+    run.shared = shared
+    with run.engine.connect() as connection:
+        held = connection.exec_driver_sql(
+            "select g.node, g.core_ids, g.action from grants g join actions a on a.id = g.action"
+            " where g.released_at is null and a.ended_at is null and g.attempt = a.attempts"
+        ).all()
+    by_core: dict[tuple[str, int], str] = {}
+    for node, core_ids, action in held:
+        for core in json.loads(core_ids):
+            if by_core.setdefault((node, core), action) != action:
+                broken.append(f"no unit is granted twice: core {core} of {node} to {action} and {by_core[node, core]}")
+    return broken
+
+
+def left(run: Run) -> list[str]:
+    """Return what is left where nothing should be."""
+    found = [
+        f"environment {one.spec.id} on {node.name}"
+        for node in run.nodes
+        if node.sandbox and _lives(node)
+        for one in node.sandbox.environments()
+    ]
+    with run.engine.connect() as connection:
+        for row in connection.exec_driver_sql("select id, kind, status from actions where ended_at is null"):
+            found.append(f"action {row.id}, {row.kind}, is {row.status} in the journal")
+        for row in connection.exec_driver_sql("select id, state from environments where ended_at is null"):
+            found.append(f"environment {row.id} is {row.state} in the journal")
+        for row in connection.exec_driver_sql(
+            "select id from actions where ended_at is not null and message is not null and status = 'running'"
+        ):
+            found.append(f"the end of {row.id} is not published")
+    for node in run.nodes:
+        if _lives(node) and run.ledger.cores.get(f"{node.name}/{node.starts}"):
+            found.append(f"{node.name} still runs {run.ledger.cores[f'{node.name}/{node.starts}']}")
+    return found
+
+
+def _lives(node: object) -> bool:
+    process = getattr(node, "process", None)
+    return process is not None and process.alive
+
+
+def at_the_end(run: Run) -> list[str]:
+    """Laws about what everybody knows in the end."""
+    broken = [f"nothing is left anywhere: {what}" for what in left(run)]
+    with run.engine.connect() as connection:
+        journal = {row.id: row for row in connection.exec_driver_sql("select id, status, cause, reason from actions")}
+    for trainer in run.trainers:
+        lives = trainer.process is not None and (trainer.process.alive or trainer.closed)
+        for told in trainer.told if lives else ():
+            broken += _told(run, trainer, told, journal.get(told.action))
+    return broken
+
+
+def _told(run: Run, trainer: Trainer, told: Told, row: object) -> list[str]:
+    """The laws of one action whose trainer lives."""
+    name = f"{told.action}, {told.kind}"
+    if told.times == 0:
+        return [f"each action ends: {name} of {trainer.job} has no end; the journal says {row}"]
+    lost = isinstance(told.error, ActionError) and told.error.cause == "result_lost" and row is not None
+    if told.status == "unreachable" or lost:  # it was told of an outage, and not of an end
+        return []
+    if row is None:
+        return [f"the journal agrees: {name} ended as {told.status} ({told.error}), and the journal does not know it"]
+    broken = []
+    status, _cause = row.status, row.cause  # type: ignore[attr-defined]
+    if status != told.status:
+        broken.append(f"the journal agrees: {name} ended as {told.status} ({told.error or told.value}), the journal says {row}")
+    runs = [one for one in run.ledger.runs if one.action == told.action]
+    if isinstance(told.error, ActionError) and fault_of(told.error.cause) == "program":
+        broken.append(f"no failure of ours is a score: {name} ended as {told.status} by {told.error.cause}: {told.error}")
+    if isinstance(told.value, ExecResult):
+        wanted = {"succeeded": told.asked.get("exit", 0), "timed_out": None}[told.status]
+        if not any(one.outcome == told.status and one.exit_code == wanted for one in runs) or told.value.exit_code != wanted:
+            broken.append(f"a result is what ran: {name} ended as {told.value}, it ran {runs}")
+        if told.value.stdout != str(told.asked["print"]):
+            broken.append(f"a result is what ran: {name} printed {told.value.stdout}, not {told.asked['print']}")
+    if told.kind == "virtual.work" and told.status == "succeeded" and not any(one.outcome for one in runs):
+        broken.append(f"a result is what ran: {name} never ran")
+    return broken

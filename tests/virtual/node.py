@@ -1,0 +1,149 @@
+"""A CPU node in virtual time: the worker's own node, reporter and tasks, run by Celery's tracer. Queue, pool and sandbox are made up."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from celery import signals
+from celery.app.trace import build_tracer
+from kombu.utils.json import loads
+
+from app import celery as worker_app
+from app.action_task import ActionTask, NodeRuntime, call_of
+from app.broker.memory_store import MemoryStore
+from app.runtime import Runtime, enter, runtime
+from tangram import clock
+from tangram.blobs import Blobs
+from tangram.connection import OUTAGE_LIMIT_S
+from tangram.settings import Settings
+from tangram.wire import GRANT_HEADER, WireNode, node_label, node_queue
+from tests.virtual.clock import Process
+from tests.virtual.network import Network
+from tests.virtual.sandbox import Ledger, VirtualSandbox
+from workers.context import CpuContext, provide
+from workers.control import this_node
+from workers.cpu import tasks
+from workers.cpu.giving import Giving
+from workers.cpu.streams import OutputStreams
+from workers.node import Node
+
+assert tasks, "importing it registers the tasks"
+APP = worker_app.app
+
+
+@APP.task(name="virtual.work", base=ActionTask)  # type: ignore[untyped-decorator]
+def work(work_s: float, number: int) -> int:
+    """Do something without an environment that may be done twice."""
+    call = this_node().call(work.request.id)
+    run = runtime().part(Ledger).begin(call.id, worker=this_node().name)  # type: ignore[union-attr]
+    clock.sleep(work_s)
+    run.outcome = "succeeded"
+    return number
+
+
+@signals.task_postrun.connect
+def _ran(task: Any, **_: Any) -> None:
+    call = call_of(task)
+    if call is not None and runtime().part(NodeRuntime) is not None:  # type: ignore[type-abstract]
+        this_node().finish(call)
+
+
+class VirtualNode:
+    """One node of a world, whose worker may be killed and started again."""
+
+    def __init__(self, network: Network, ledger: Ledger, settings: Settings, name: str, cores: int) -> None:
+        self._network, self._ledger, self._settings = network, ledger, settings
+        self.name, self.cores = name, cores
+        self.starts = 0
+        self.process: Process | None = None
+        self.sandbox: VirtualSandbox | None = None
+
+    def start(self) -> None:
+        """Start a worker process."""
+        self.starts += 1
+        own = Runtime()
+        self.process = Process(self._network.world, self.name, lambda: enter(own))
+        self.process.run(self._run, "worker")
+
+    def kill(self) -> None:
+        """Kill the worker process, with its environments."""
+        assert self.process is not None
+        self.process.kill()
+        self._ledger.cores.pop(f"{self.name}/{self.starts}", None)
+
+    def stop(self) -> None:
+        """Have the worker leave, as SIGTERM does."""
+        assert self.process is not None
+        process, node = self.process, self._node
+
+        def leave() -> None:
+            node.leave()
+            process.kill()
+
+        process.run(leave, "leave")
+
+    def _run(self) -> None:
+        settings, store = self._settings, MemoryStore(self._network.broker)
+        worker = f"{self.name}/{self.starts}"
+        random = self._network.world.random
+        self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, lambda: random.choice((0.01, 0.1, 0.5, 2.0)))
+        description: WireNode = {
+            "name": self.name,
+            "kinds": ["cpu"],
+            "labels": [node_label(self.name)],
+            "cores": self.cores,
+            "memory_mb": 4096,
+            "cells": 0,
+            "cell_memory_mb": 0,
+            "services": {},
+            "running": [],
+            "environments": [],
+            "takes_causes": True,
+        }
+        self._node = node = Node(
+            APP,
+            store,  # type: ignore[arg-type]
+            description,
+            beat_s=settings.beat_s,
+            usage_s=settings.usage_s,
+            timeout_s=settings.timeout_s,
+            now=lambda: {"environments": [one.spec.id for one in sandbox.environments()]},
+        )
+        runtime().provide(NodeRuntime, node)  # type: ignore[type-abstract]
+        runtime().provide(Ledger, self._ledger)
+        blobs = Blobs(store, patience_s=OUTAGE_LIMIT_S)  # type: ignore[arg-type]
+        provide(CpuContext(settings=settings, blobs=blobs, sandbox=sandbox, streams=OutputStreams(store), giving=Giving()))  # type: ignore[arg-type]
+        node.join()
+        self._consume(node)
+
+    def _consume(self, node: Node) -> None:
+        """Take messages as Celery's consumer does: each is off the queue once it is here, and runs in a thread of its own."""
+        broker, arrived = self._network.broker, clock.event()
+        queue = node_queue(self.name)
+        broker.listen(queue, arrived)
+        process = self.process
+        assert process is not None
+        while True:
+            arrived.clear()
+            try:
+                broker.called("pop", queue)
+            except OSError:
+                clock.sleep(0.5)
+                continue
+            raw = broker.pop(queue)
+            if raw is None:
+                arrived.wait(5.0)
+                continue
+            message = loads(raw.decode())
+            if GRANT_HEADER in message["headers"]:
+                node.note_arrival(message["headers"]["id"])
+            process.run(lambda message=message: self._carry_out(message), str(message["headers"]["task"]))  # type: ignore[misc]
+
+    def _carry_out(self, message: dict[str, Any]) -> None:
+        headers = message["headers"]
+        args, kwargs, _ = json.loads(base64.b64decode(message["body"]))
+        task = APP.tasks[headers["task"]]
+        request = {**headers, "delivery_info": {}, "hostname": self.name, "args": args, "kwargs": kwargs}
+        build_tracer(task.name, task, app=APP)(headers["id"], args, kwargs, request)

@@ -1,0 +1,259 @@
+"""Runs a scenario in virtual time and says which laws it broke."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+from celery import Celery
+from kombu.utils import functional
+from sqlalchemy import Engine
+
+from app.broker.memory import use
+from app.broker.transport import KombuTransport
+from app.celery import configuration
+from app.journal.database import DatabaseError
+from app.journal.leader import SCHEDULER_LEASE
+from app.scheduler_process import Scheduler
+from scheduler.live.entries import Journal
+from tangram import clock
+from tangram.errors import StackUnreachable
+from tangram.settings import Settings
+from tests.virtual import laws
+from tests.virtual.clock import Process, World
+from tests.virtual.network import Network, VirtualJournal, VirtualLease, open_journal
+from tests.virtual.node import APP, VirtualNode
+from tests.virtual.sandbox import Ledger
+from tests.virtual.scenario import Fault, Scenario
+from tests.virtual.trainer import Trainer
+
+SCHEDULERS = 2
+LOOK_S = 0.2
+"""How often a supervisor looks whether a scheduler has ended."""
+
+ENDS_S = 900.0
+"""Within which all rollouts have ended after the last fault is over: the longest of the docs' bounds, one after the other."""
+
+QUIET_S = 240.0
+"""Within which nothing is left anywhere after that: leases of clients that are gone, blobs, claims."""
+
+
+@dataclass
+class Run:
+    """One run of a scenario."""
+
+    scenario: Scenario
+    world: World
+    network: Network
+    engine: Engine
+    ledger: Ledger
+    settings: Settings
+    nodes: list[VirtualNode] = field(default_factory=list)
+    trainers: list[Trainer] = field(default_factory=list)
+    schedulers: list[Process] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    shared: set[tuple[str, str, str]] = field(default_factory=set)
+    """The commands that held a core together when the laws were looked at last."""
+    log: list[str] = field(default_factory=list)
+
+    def note(self, what: str) -> None:
+        """Add to the log of what happened."""
+        self.log.append(f"{self.world.now:9.4f} {what}")
+
+    def go(self) -> list[str]:
+        """Run to the end; return the laws that were broken."""
+        scenario, world = self.scenario, self.world
+        for number in range(SCHEDULERS):
+            self.schedulers.append(self._scheduler(number))
+        for number, cores in enumerate(scenario.cores):
+            node = VirtualNode(self.network, self.ledger, self.settings, f"n{number}", cores)
+            self.nodes.append(node)
+            node.start()
+        for job in sorted({rollout.job for rollout in scenario.rollouts}):
+            trainer = Trainer(self.network, self.settings, job)
+            self.trainers.append(trainer)
+            trainer.start([rollout for rollout in scenario.rollouts if rollout.job == job])
+        last_s = 0.0
+        for fault in scenario.faults:
+            world.later(fault.at_s, partial(self._inflict, fault))
+            last_s = max(last_s, fault.at_s + fault.lasts_s)
+        self._supervise()
+        self._until(lambda: world.now > last_s and all(map(_is_over, self.trainers)), last_s + ENDS_S)
+        if not self.broken:
+            self._until(lambda: not laws.left(self), QUIET_S)
+            self.broken += laws.at_the_end(self)
+        return self.broken
+
+    def _until(self, condition: laws.Condition, limit_s: float) -> None:
+        checked = [0.0]
+
+        def over() -> bool:
+            self.broken += laws.at_once(self)
+            if self.world.now - checked[0] < 1.0:
+                return bool(self.broken)
+            checked[0] = self.world.now
+            self.broken += laws.now_and_then(self)
+            return bool(self.broken) or condition()
+
+        self.world.run_until(over, limit_s)
+
+    # Schedulers
+
+    def _scheduler(self, number: int) -> Process:
+        process = Process(self.world, f"scheduler {number}")
+        process.run(partial(self._schedule, process), "scheduler")
+        return process
+
+    def _schedule(self, process: Process) -> None:
+        lease = VirtualLease(self.engine, SCHEDULER_LEASE, f"{process.name} {len(self.log)} {self.world.now}", self.settings.takeover_s)
+        lease.network = self.network
+        app = Celery("tangram", set_as_current=False)
+        app.conf.update(configuration(self.settings))
+        use(app, self.network.broker)
+        app.conf.result_backend_always_retry = False
+
+        def connect(epoch: int) -> KombuTransport:
+            self.note(f"{process.name} leads, epoch {epoch}")
+            return KombuTransport(app, connect_timeout_s=self.settings.connect_timeout_s, epoch=epoch)
+
+        def watch(journal: Journal, epoch: int) -> Journal:
+            return VirtualJournal(journal, self.network)
+
+        try:
+            Scheduler(self.settings, self.engine, lease, connect, watch).run(clock.event())
+        except (DatabaseError, StackUnreachable) as error:
+            self.note(f"{process.name} ends: {error}")
+        except Exception as error:
+            logging.getLogger(__name__).exception("a scheduler failed")
+            self.broken.append(f"a scheduler failed: {type(error).__name__}: {error}: {error.__cause__!r}")
+        process.kill()
+
+    def _supervise(self) -> None:
+        for number, process in enumerate(self.schedulers):
+            if not process.alive:
+                self.note(f"{process.name} is started again")
+                self.schedulers[number] = self._scheduler(number)
+        self.world.later(LOOK_S, self._supervise)
+
+    # Faults
+
+    def _inflict(self, fault: Fault) -> None:
+        self.note(f"FAULT {fault}")
+        what, _, whom = fault.kind.partition(" ")
+        world, network = self.world, self.network
+        if whom in ("node", "scheduler", "trainer"):
+            self._harm(what, whom, fault)
+            return
+        undo = {
+            "broker away": lambda: setattr(network, "broker_away", False),
+            "journal away": lambda: setattr(network, "journal_away", False),
+            "answers lost": lambda: setattr(network, "loses_answers", 0.0),
+            "slow network": lambda: setattr(network, "slow_s", 0.004),
+        }.get(fault.kind)
+        match fault.kind:
+            case "broker away":
+                network.broker_away = True
+                network.broker.restart(keeps=True)
+            case "broker restarts":
+                network.broker.restart(keeps=True)
+            case "broker comes back empty":
+                network.broker.restart(keeps=False)
+            case "journal away":
+                network.journal_away = True
+            case "answers lost":
+                network.loses_answers = min(0.5, abs(fault.amount))
+            case "slow network":
+                network.slow_s = 0.15
+            case "clock steps":
+                everyone = [*self.schedulers, *(node.process for node in self.nodes), *(trainer.process for trainer in self.trainers)]
+                process = everyone[fault.target % len(everyone)]
+                if process is not None:
+                    process.offset_s += fault.amount
+            case _:
+                word = fault.kind.removeprefix("messages ")
+                network.broker.faults[word] = min(0.3, abs(fault.amount))
+                undo = lambda: network.broker.faults.pop(word, None)  # noqa: E731
+        if undo is not None:
+            world.later(fault.lasts_s, undo)
+
+    def _harm(self, what: str, whom: str, fault: Fault) -> None:
+        some: list[VirtualNode] | list[Trainer] | list[Process]
+        some = {"node": self.nodes, "trainer": self.trainers, "scheduler": self.schedulers}[whom]
+        if not some:
+            return
+        victim = some[fault.target % len(some)]
+        process = victim if isinstance(victim, Process) else victim.process
+        if process is None or not process.alive or process.frozen:
+            return
+        if what == "freeze":
+            process.freeze()
+            self.world.later(fault.lasts_s, process.thaw)
+        elif what == "cut":
+            self.network.cut[process.name] = "silent" if fault.amount > 0 else "refused"
+            self.world.later(fault.lasts_s, lambda: self.network.cut.pop(process.name, None))
+        elif isinstance(victim, Process):
+            self.network.kill_at[process.name] = max(1, int(fault.amount))
+        elif isinstance(victim, Trainer):
+            victim.kill()
+        else:
+            victim.stop() if what == "stop" else victim.kill()
+            self.world.later(max(2.0, fault.lasts_s), partial(_start_again, victim))
+
+
+def _start_again(node: VirtualNode) -> None:
+    assert node.process is not None
+    if node.process.alive:
+        node.kill()
+    node.start()
+
+
+def _is_over(trainer: Trainer) -> bool:
+    return trainer.closed or trainer.process is None or not trainer.process.alive
+
+
+@contextmanager
+def running(scenario: Scenario) -> Iterator[Run]:
+    """Prepare the run of a scenario, and clear up after it."""
+    world = World(scenario.seed)
+    network = Network(world)
+    settings = Settings(
+        _env_file=None,  # type: ignore[call-arg]
+        state_dir=Path("/nonexistent"),
+        orphan_s=30.0,
+        keep_days="forever",
+        takeover_s=5.0,
+        open_timeout_s=60.0,
+    )
+    engine = open_journal()
+    use(APP, network.broker)
+    random.seed(scenario.seed)
+    hexes = random.Random(f"hex {scenario.seed}")
+    run = Run(scenario, world, network, engine, Ledger(), settings)
+    with (
+        clock.installed(world),
+        patch.object(secrets, "token_hex", lambda size=16: hexes.randbytes(size).hex()),
+        # Where kombu waits between two tries to connect.
+        patch.object(functional, "sleep", clock.sleep),
+        patch.object(functional, "time", clock.monotonic),
+    ):
+        try:
+            yield run
+        finally:
+            for trainer in run.trainers:
+                if trainer.session is not None:
+                    trainer.session._finalizer.detach()
+            world.close()
+            engine.dispose()
+
+
+def broken_laws(scenario: Scenario) -> list[str]:
+    """Run a scenario; return the laws that were broken, in words."""
+    with running(scenario) as run:
+        return run.go()

@@ -1,0 +1,288 @@
+"""A sandbox whose commands are arithmetic: what they print, how long they take, and a ledger of what was really run.
+
+The command line is a JSON object: `work_s` seconds on one core, the fraction `parallel` of it in parallel, the `exit` code, and `print`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.learning.durations import speed_on
+from tangram import clock
+from tangram.elasticity import Amdahl
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Given, Holding, Sandbox, Usage
+from workers.cpu.errors import EnvironmentGone, NoSuchFile
+from workers.cpu.opening import Opening
+from workers.cpu.ports.exchange import HttpAnswer, HttpRequest
+from workers.cpu.ports.wait import Wait
+from workers.cpu.weight import Means
+
+BACKGROUND_SPEED = 0.25
+"""The speed of a command in the background, on whatever others leave idle."""
+
+
+@dataclass
+class Run:
+    """One run of a command, as it really happened."""
+
+    action: str
+    node: str
+    began_at: float
+    outcome: str = ""
+    exit_code: int | None = None
+
+
+@dataclass
+class Ledger:
+    """All that was really run, and what is held now, by worker process."""
+
+    runs: list[Run] = field(default_factory=list)
+    cores: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    def begin(self, action: str, worker: str) -> Run:
+        run = Run(action, worker, clock.monotonic())
+        self.runs.append(run)
+        return run
+
+    def hold(self, worker: str, action: str, cores: tuple[int, ...]) -> None:
+        self.cores.setdefault(worker, {})[action] = cores
+
+    def shared(self) -> set[tuple[str, str, str]]:
+        """Return the commands that hold a core together, two and two, with their worker."""
+        return {
+            (worker, one, other)
+            for worker, held in self.cores.items()
+            for one, cores in held.items()
+            for other, theirs in held.items()
+            if one < other and set(cores) & set(theirs)
+        }
+
+    def release(self, worker: str, action: str) -> None:
+        self.cores.get(worker, {}).pop(action, None)
+
+
+class VirtualExecution(Execution):
+    """A command that takes its time."""
+
+    def __init__(self, environment: VirtualEnvironment, request: ExecRequest) -> None:
+        self._environment, self._request = environment, request
+        self._work = json.loads(request.command)
+        self._holding = request.holding
+        self._changed = clock.event()
+        self._killed = ""
+        self._done_s = self._waited_s = self._ran_s = self._cpu_s = self._background_s = 0.0
+        self._since = 0.0
+
+    @property
+    def _speed(self) -> float:
+        if self._holding.background:
+            return BACKGROUND_SPEED
+        return speed_on(Amdahl(self._work.get("parallel", 0.0)), max(1, len(self._holding.cores) or self._request.dop))
+
+    def wait(self) -> ExecOutcome:
+        environment, request = self._environment, self._request
+        run = None
+        with environment.session(request.session) as free:
+            if not free(lambda: bool(self._killed) or environment.gone):
+                return self._outcome("cancelled", None, self._killed or "its environment is closed")
+            run = environment.ledger.begin(request.action_id, environment.worker)
+            environment.ledger.hold(environment.worker, request.action_id, self._holding.cores)
+            self._since = clock.monotonic()
+            try:
+                outcome = self._run()
+            finally:
+                self._since = 0.0
+                environment.ledger.release(environment.worker, request.action_id)
+            run.outcome, run.exit_code = outcome.status, outcome.exit_code
+            return outcome
+
+    def _run(self) -> ExecOutcome:
+        limit_s = self._request.timeout_s or float("inf")
+        while True:
+            left_s = max(0.0, self._work["work_s"] - self._done_s) / self._speed
+            if not self._holding.background:
+                left_s = min(left_s, limit_s - self._ran_s)
+            self._changed.clear()
+            self._changed.wait(max(0.0, left_s))
+            self._settle()
+            if self._environment.gone:
+                return self._outcome("cancelled", None, "its environment is closed")
+            if self._killed:
+                return self._outcome("cancelled", None, self._killed)
+            if self._work["work_s"] - self._done_s <= 1e-9:
+                return self._outcome("succeeded", int(self._work.get("exit", 0)), "")
+            if limit_s - self._ran_s <= 1e-9:
+                return self._outcome("timed_out", None, f"it ran longer than {limit_s:g} s")
+
+    def _settle(self) -> None:
+        now = clock.monotonic()
+        passed_s, self._since = now - self._since, now
+        self._done_s += passed_s * self._speed
+        if self._holding.background:
+            self._background_s += passed_s * self._speed
+            self._cpu_s += passed_s * self._speed
+            self._waited_s += passed_s * (1 - self._speed)
+        else:
+            self._ran_s += passed_s
+            self._cpu_s += passed_s * max(1, len(self._holding.cores))
+
+    def _outcome(self, status: str, exit_code: int | None, reason: str) -> ExecOutcome:
+        cause = {"timed_out": "timeout", "cancelled": "cancelled"}.get(status, "exit" if exit_code else "")
+        return ExecOutcome(
+            status=status,  # type: ignore[arg-type]
+            exit_code=exit_code,
+            stdout=str(self._work.get("print", "")).encode(),
+            stderr=b"",
+            truncated=False,
+            reason=reason,
+            execution_s=self._ran_s + self._background_s,
+            cpu_s=self._cpu_s,
+            max_rss_mb=1.0,
+            waited_s=self._waited_s,
+            cause=cause,
+        )
+
+    def resize(self, holding: Holding) -> None:
+        if self._since:
+            self._settle()
+            self._environment.ledger.hold(self._environment.worker, self._request.action_id, holding.cores)
+        self._holding = holding
+        self._changed.set()
+
+    def used(self) -> Usage | None:
+        return Usage(cpu_s=self._cpu_s, background_cpu_s=self._background_s) if self._since else None
+
+    def give(self, given: Given) -> None:
+        pass
+
+    def kill(self, reason: str) -> None:
+        self._killed = self._killed or reason
+        self._environment.wake()
+        self._changed.set()
+
+    def stir(self) -> None:
+        """Have it see whether its environment is gone."""
+        self._changed.set()
+
+
+class VirtualEnvironment(Environment):
+    """Files in a dictionary, and commands that take turns in each session."""
+
+    def __init__(self, spec: EnvironmentSpec, worker: str, ledger: Ledger, closed: Callable[[str], None]) -> None:
+        self._spec, self.worker, self.ledger, self._closed = spec, worker, ledger, closed
+        self.gone = False
+        self._files: dict[str, bytes] = {}
+        self._busy: set[str] = set()
+        self._freed = clock.event()
+        self._executions: list[VirtualExecution] = []
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        return self._spec
+
+    def start(self, request: ExecRequest) -> Execution:
+        self._check()
+        execution = VirtualExecution(self, request)
+        self._executions.append(execution)
+        return execution
+
+    def session(self, name: str) -> _Turn:
+        """Return the turn of a command in a session."""
+        return _Turn(self, name)
+
+    def wake(self) -> None:
+        """Have all that waits look again."""
+        self._freed.set()
+
+    def close_session(self, name: str, *, idle_only: bool = False) -> None:
+        self._check()
+
+    def read_file(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        self._check()
+        if path not in self._files:
+            raise NoSuchFile(path)
+        return self._files[path]
+
+    def write_file(self, path: str, data: bytes, mode: int | None = None, offset: int = 0) -> None:
+        self._check()
+        self._files[path] = data
+
+    def request(self, asked: HttpRequest, holding: Holding, wait: Wait) -> HttpAnswer:
+        raise NotImplementedError("no server listens in a virtual environment")
+
+    def close(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self.wake()
+            for execution in self._executions:
+                execution.stir()
+            self._closed(self._spec.id)
+
+    def _check(self) -> None:
+        if self.gone:
+            raise EnvironmentGone(f"environment {self._spec.id} is closed")
+
+
+class _Turn:
+    def __init__(self, environment: VirtualEnvironment, name: str) -> None:
+        self._environment, self._name = environment, name
+        self._has = False
+
+    def __enter__(self) -> Callable[[Callable[[], bool]], bool]:
+        return self._take
+
+    def _take(self, given_up: Callable[[], bool]) -> bool:
+        environment = self._environment
+        while self._name in environment._busy:
+            if given_up():
+                return False
+            environment._freed.clear()
+            environment._freed.wait()
+        if given_up():
+            return False
+        environment._busy.add(self._name)
+        self._has = True
+        return True
+
+    def __exit__(self, *error: object) -> None:
+        if self._has:
+            self._environment._busy.discard(self._name)
+            self._environment.wake()
+
+
+class VirtualSandbox(Sandbox):
+    """The environments of one worker process."""
+
+    def __init__(self, worker: str, ledger: Ledger, opening_s: Callable[[], float]) -> None:
+        self._worker, self._ledger, self._opening_s = worker, ledger, opening_s
+        self._environments: dict[str, VirtualEnvironment] = {}
+
+    @property
+    def background(self) -> Means:
+        return "cgroup"
+
+    def open(self, spec: EnvironmentSpec, opening: Opening | None = None) -> Environment:
+        found = self._environments.get(spec.id)
+        if found is not None:
+            return found
+        clock.sleep(self._opening_s())
+        if opening is not None:
+            opening.check()
+        if spec.id not in self._environments:
+            closed = self._environments.pop
+            self._environments[spec.id] = VirtualEnvironment(spec, self._worker, self._ledger, lambda name: closed(name, None))
+        return self._environments[spec.id]
+
+    def get(self, environment_id: str) -> Environment:
+        if environment_id not in self._environments:
+            raise EnvironmentGone(f"there is no environment {environment_id}")
+        return self._environments[environment_id]
+
+    def environments(self) -> tuple[Environment, ...]:
+        return tuple(self._environments.values())
+
+    def close(self) -> None:
+        for environment in self.environments():
+            environment.close()

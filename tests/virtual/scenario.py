@@ -1,0 +1,105 @@
+"""What a seed means: some nodes, trainers with their rollouts, and faults with their times.
+
+A scenario is plain data, so it can be made shorter.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from tests.virtual.trainer import Rollout, Step
+
+FAULTS = (
+    "kill scheduler",
+    "kill scheduler",
+    "freeze scheduler",
+    "kill node",
+    "freeze node",
+    "cut node",
+    "stop node",
+    "kill trainer",
+    "freeze trainer",
+    "cut trainer",
+    "cut scheduler",
+    "broker away",
+    "broker restarts",
+    "broker comes back empty",
+    "journal away",
+    "messages doubled",
+    "messages late",
+    "messages lost",
+    "answers lost",
+    "slow network",
+    "clock steps",
+)
+BEGIN_S, END_S = 1.0, 40.0
+"""When faults begin."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: what happens to whom, when, for how long, and how much of it."""
+
+    at_s: float
+    kind: str
+    target: int = 0
+    lasts_s: float = 0.0
+    amount: float = 0.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A whole run. `seed` also draws what calls take."""
+
+    seed: int
+    cores: tuple[int, ...]
+    rollouts: tuple[Rollout, ...]
+    faults: tuple[Fault, ...]
+
+
+def scenario(seed: int) -> Scenario:
+    """Return the scenario of a seed."""
+    draw = random.Random(f"scenario {seed}")
+    cores = tuple(draw.choice((1, 2, 4)) for _ in range(draw.choice((1, 2, 2, 3))))
+    rollouts = tuple(_rollout(draw, number) for number in range(draw.randint(2, 7)))
+    faults = tuple(sorted((_fault(draw) for _ in range(draw.choice((0, 1, 2, 3, 5)))), key=lambda fault: fault.at_s))
+    return Scenario(seed, cores, rollouts, faults)
+
+
+def _fault(draw: random.Random) -> Fault:
+    kind = draw.choice(FAULTS)
+    lasts_s = draw.choice((0.2, 1.0, 2.5, 4.0, 8.0, 20.0))
+    amount = draw.choice((1, 2, 3, 5, 10, 30, 100)) if kind == "kill scheduler" else draw.choice((-20.0, 0.2, 0.5, 5.0))
+    return Fault(round(draw.uniform(BEGIN_S, END_S), 3), kind, draw.randrange(6), lasts_s, amount)
+
+
+def _rollout(draw: random.Random, number: int) -> Rollout:
+    steps = [Step(0.0, "open")]
+    for _ in range(draw.randint(1, 6)):
+        does = draw.choice(("exec", "exec", "exec", "exec", "file", "work", "cancel" if draw.random() < 0.2 else "exec"))
+        commands: tuple[dict[str, Any], ...] = ()
+        if does == "exec":
+            commands = tuple(_command(draw) for _ in range(draw.choice((1, 1, 1, 2))))
+        if does == "work":
+            commands = tuple({"work_s": draw.choice((0.1, 1.0, 4.0)), "number": draw.randrange(1000)} for _ in range(draw.choice((1, 2))))
+        steps.append(Step(draw.choice((0.0, 0.1, 1.0, 3.0)), does, commands))
+    if draw.random() < 0.7:
+        steps.append(Step(0.1, "close"))
+    return Rollout(f"t{number}", draw.choice(("a", "a", "b")), draw.choice((0.0, 0.0, 2.0, 10.0)), tuple(steps))
+
+
+def _command(draw: random.Random) -> dict[str, Any]:
+    command: dict[str, Any] = {
+        "work_s": draw.choice((0.0, 0.05, 0.5, 2.0, 8.0, 20.0)),
+        "parallel": draw.choice((0.0, 0.9)),
+        "exit": draw.choice((0, 0, 0, 1, 137)),
+        "print": draw.randrange(1_000_000),
+        "units": draw.choice(((1,), (1, 2), (1, 2, 4))),
+    }
+    if draw.random() < 0.2:
+        command["timeout_s"] = draw.choice((0.2, 3.0))
+    if draw.random() < 0.2:
+        command["idempotent"] = True
+    return command

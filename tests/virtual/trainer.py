@@ -1,0 +1,200 @@
+"""Rollouts in virtual time: unchanged sessions of the client that do what a script says, and remember what they were told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+
+from app.broker.memory import SCHEME, use
+from app.broker.memory_store import MemoryStore
+from tangram import calls, clock
+from tangram.action import Action, Cost
+from tangram.calls import Place
+from tangram.connection import Link
+from tangram.elasticity import make_curve
+from tangram.errors import ActionError, TangramError
+from tangram.handles import Handle
+from tangram.results import ExecResult
+from tangram.session import Session
+from tangram.settings import Settings
+from tests.virtual.clock import Process
+from tests.virtual.network import Network
+
+
+@dataclass
+class Told:
+    """What a trainer was told of one action."""
+
+    action: str
+    kind: str
+    idempotent: bool
+    submitted_at: float
+    asked: Any = None
+    times: int = 0
+    told_at: float | None = None
+    value: Any = None
+    error: Exception | None = None
+
+    @property
+    def status(self) -> str:
+        """The end that the trainer sees; empty for none yet, `unreachable` where it was told that the stack is."""
+        if self.times == 0:
+            return ""
+        if isinstance(self.error, ActionError):
+            return self.error.status
+        if self.error is not None:
+            return "unreachable"
+        return self.value.status if isinstance(self.value, ExecResult) else "succeeded"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a rollout: what it does after `think_s`, several commands at once where there are several."""
+
+    think_s: float
+    does: str
+    commands: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One rollout: when it begins, and its steps."""
+
+    name: str
+    job: str
+    begins_s: float
+    steps: tuple[Step, ...]
+    memory_mb: int = 64
+
+
+@dataclass
+class Trainer:
+    """A trainer's process with one session, and its rollouts."""
+
+    network: Network
+    settings: Settings
+    job: str
+    told: list[Told] = field(default_factory=list)
+    process: Process | None = None
+    session: Session | None = None
+    unfinished: int = 0
+    closed: bool = False
+    left: bool = False
+
+    def start(self, rollouts: Sequence[Rollout]) -> None:
+        """Start the process; it closes its session once all rollouts have ended."""
+        self.process = Process(self.network.world, f"trainer {self.job}")
+        self.unfinished = len(rollouts)
+        self.process.run(lambda: self._run(rollouts), "trainer")
+
+    def kill(self) -> None:
+        """Kill the process."""
+        assert self.process is not None
+        self.process.kill()
+
+    def _run(self, rollouts: Sequence[Rollout]) -> None:
+        app = Celery(f"tangram.client.{self.job}", broker=f"{SCHEME}://", backend="disabled://", set_as_current=False)
+        use(app, self.network.broker)
+        app.conf.update(task_serializer="json", result_serializer="json", accept_content=["json"])
+        link = Link(app, MemoryStore(self.network.broker), "memory")  # type: ignore[arg-type]
+        while True:
+            session = Session(self.job, self.settings, client_id=None, link=link)
+            self.session = session
+            ready = session.start()
+            for future in ready:
+                clock.wait([future])
+            if all(future.exception() is None for future in ready):
+                break
+            session.stop(0.0)  # the stack is away: a trainer tries again
+            clock.sleep(1.0)
+        assert self.process is not None
+        for rollout in rollouts:
+            self.process.run(lambda rollout=rollout: self._roll(rollout), rollout.name)  # type: ignore[misc]
+        while self.unfinished:
+            clock.sleep(1.0)
+        futures = session.begin_closing()
+        for future in futures:
+            clock.wait([future], 60.0)
+        session.stop()
+        self.closed = True
+
+    def _roll(self, rollout: Rollout) -> None:
+        try:
+            clock.sleep(rollout.begins_s)
+            self._steps(rollout)
+        finally:
+            self.unfinished -= 1
+
+    def _steps(self, rollout: Rollout) -> None:
+        session = self.session
+        assert session is not None
+        place: Place | None = None
+        for step in rollout.steps:
+            clock.sleep(step.think_s)
+            if step.does == "work":
+                self._all(session, [Action(kind="virtual.work", job=self.job, **one) for one in map(_work, step.commands)])
+            elif step.does == "cancel":
+                self._ask(lambda: session.wait_for(session.cancel(rollout.name, None)))
+                place = None
+            elif step.does == "open":
+                opening = calls.open_environment(self.job, trajectory=rollout.name, memory_mb=rollout.memory_mb, queue_timeout_s=120.0)
+                if self._all(session, [opening], open_environment=True):
+                    place = calls.place_of(opening)
+            elif place is None:
+                continue
+            elif step.does == "exec":
+                actions = [_command(place, f"s{number}", **one) for number, one in enumerate(step.commands)]
+                self._all(session, actions, step.commands)
+            elif step.does == "file":
+                self._all(session, [calls.write_file(place, "a", b"x")])
+                self._all(session, [calls.read_file(place, "a")])
+            elif step.does == "close":
+                self._all(session, [calls.close_environment(place)])
+                place = None
+
+    def _all(self, session: Session, actions: Sequence[Action], asked: Sequence[Any] = (), open_environment: bool = False) -> bool:
+        """Submit actions together and wait for all; return whether all went well."""
+        handles = [session.open_environment(one) if open_environment else session.submit(one) for one in actions]
+        told = [
+            self._note(handle, one, what) for handle, one, what in zip(handles, actions, [*asked, *[None] * len(actions)], strict=False)
+        ]
+        for handle in handles:
+            clock.wait([handle.future])
+        return all(one.error is None for one in told)
+
+    def _note(self, handle: Handle[Any], action: Action, asked: Any) -> Told:
+        told = Told(handle.id, action.kind, action.idempotent, clock.monotonic(), asked)
+        self.told.append(told)
+
+        def ended(_: bool) -> None:
+            told.times += 1
+            told.told_at = clock.monotonic()
+            told.error = handle.future.exception()  # type: ignore[assignment]
+            told.value = None if told.error is not None else handle.future.result()
+
+        handle.when_done(ended)
+        return told
+
+    def _ask(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(TangramError):
+            call()
+
+
+def _command(
+    place: Place, session: str, *, units: Sequence[int], timeout_s: float | None = None, idempotent: bool = False, **work: Any
+) -> Action:
+    return calls.execute(place, json.dumps(work), units=units, timeout_s=timeout_s, session=session, idempotent=idempotent)
+
+
+def _work(command: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "cost": Cost.of(cores=[1, 2]),
+        "curve": make_curve(0.9, None),
+        "idempotent": True,
+        "arguments": {"work_s": command["work_s"], "number": command["number"]},
+    }
