@@ -1,0 +1,49 @@
+"""Schedules that have found a defect, as short as they got. Each broke a law before the defect was mended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.virtual.run import running
+from tests.virtual.scenario import Fault, Scenario
+from tests.virtual.trainer import Rollout, Step
+
+
+def run(work_s: float, print_: int, *units: int, **more: Any) -> dict[str, Any]:
+    return {"work_s": work_s, "parallel": 0.0, "exit": 0, "print": print_, "units": units, **more}
+
+
+OPEN = Step(0.0, "open")
+
+FOUND = {
+    "an open whose success was stored was told as lost with its node": Scenario(
+        191,
+        (4, 1),
+        (
+            Rollout("t0", "b", 0.0, (OPEN, Step(0.0, "exec", (run(0.05, 1, 1, 2),)), Step(0.0, "exec", (run(8.0, 2, 1, 2, 4),)))),
+            Rollout("t1", "a", 2.0, (OPEN, Step(3.0, "exec", (run(8.0, 3, 1, timeout_s=0.2),)), Step(3.0, "exec", (run(8.0, 4, 1, 2),)))),
+            Rollout("t2", "a", 10.0, (OPEN,)),
+        ),
+        (Fault(3.148, "messages lost", lasts_s=20.0, amount=0.5),),
+    ),
+    "a client waited for ever for a result that the store had lost": Scenario(
+        281,
+        (1,),
+        (Rollout("t1", "a", 10.0, (OPEN, Step(0.0, "exec", (run(2.0, 1, 1, 2, 4),)), Step(3.0, "exec", (run(5.0, 2, 1),)))),),
+        (Fault(17.0, "cut trainer", lasts_s=20.0, amount=5.0), Fault(25.0, "broker comes back empty")),
+    ),
+    "a node that missed one request to close an environment kept it": Scenario(
+        435,
+        (2, 2),
+        (Rollout("t4", "a", 10.0, (OPEN, Step(0.1, "exec", (run(0.05, 1, 1),)), Step(3.0, "exec", (run(2.0, 2, 1, 2, 4),)))),),
+        (Fault(13.677, "messages lost", target=3, lasts_s=20.0, amount=5.0),),
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", FOUND)
+def test_what_was_mended_stays_so(defect: str) -> None:
+    with running(FOUND[defect]) as world:
+        assert world.go() == [], "\n".join(world.log)
