@@ -15,7 +15,7 @@ CLIENTS ?= agents verifiers nemo-gym training
 PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12.*/bin/python3.12; do "$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo clients compatibility docs pages lint smoke pictures release clean
+.PHONY: help install demo clients compatibility docs figures pages lint smoke pictures release clean
 .PHONY: chaos test test-around test-clients test-docker test-vllm gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web
@@ -46,6 +46,7 @@ help:
 	@echo "make bench-quotas  a fleet under the quota of an outside API that counts strictly, in about a minute"
 	@echo "make bench-scaling  what a decision costs, up to 100,000 simulated cores"
 	@echo "make bench-shortage  fcfs and elastic where cores or GPUs are short, simulated; TRACE names recorded rollouts"
+	@echo "make figures  speed, lag, CPU, memory, live against simulated, each beside its last ten values; ONLY names some, JSON=1 prints a document"
 	@echo "make docs    the pages as a site, into site/"
 	@echo "make pages   write the pages that come from code: settings, commands"
 	@echo "make release  build the tagged version into dist/"
@@ -182,6 +183,10 @@ bench-background: $(STAMP)
 
 bench-containers: $(STAMP)
 	@$(BIN)/python -m bench.containers --image $${IMAGE:-$$($(BIN)/python -m bench.debian_image | tail -n 1)}
+
+# It is no gate, and wants a quiet machine. ONLY names some figures; the values of earlier runs are in .figures/history.jsonl.
+figures: $(STAMP)
+	@$(BIN)/python -m bench.figures $(if $(JSON),--json) $(ONLY)
 
 bench-flood: $(STAMP)
 	@$(BIN)/python -m bench.flood
