@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 
 from bench.workloads import Mopd, mopd
-from scheduler.model.stats import summary
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
-from tests.speed import slowness
 
 SEED = 77
 
@@ -22,10 +18,10 @@ SEED = 77
 class Figures:
     mean_act_s: float
     restores: int
-    decision_us_p99: float
 
 
-def run(
+@cache
+def simulated(
     policy: str, batch: int, cluster: tuple[int, int], *, concurrency: int = 1, seed: int = SEED, without: str = "", memory_mb: int = 60_000
 ) -> Figures:
     drawn = mopd(batch, seed, Mopd(memory_mb=memory_mb))
@@ -37,10 +33,7 @@ def run(
     ).run()
     assert all(record.status == "succeeded" for record in ended.actions)
     mean_act_s = sum(record.act_s for record in ended.actions) / len(ended.actions)
-    return Figures(mean_act_s, ended.restores, summary(ended.decision_us).p99)
-
-
-simulated = cache(run)
+    return Figures(mean_act_s, ended.restores)
 
 
 @pytest.mark.parametrize("cluster", [(1, 24), (3, 12)])
@@ -92,12 +85,3 @@ def test_the_part_is_what_makes_the_difference() -> None:
 
     assert whole.mean_act_s <= 0.5 * without.mean_act_s
     assert whole.restores <= 0.5 * without.restores
-
-
-def test_a_decision_takes_milliseconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given the most actions that wait in these runs, and a clock that stands while others have the core
-    monkeypatch.setattr("scheduler.sim.simulate.time", SimpleNamespace(perf_counter=time.thread_time))
-    figures = [run("elastic", 2048, (1, 24), seed=seed) for seed in (SEED, 78)]
-
-    # Then the better of two runs stays within the aim
-    assert min(each.decision_us_p99 for each in figures) < 5_000 * slowness()

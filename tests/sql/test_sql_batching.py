@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import EndsPublished, Entry, InstancesForgotten, MessageFailed
@@ -112,6 +112,30 @@ def test_any_batches_leave_the_same_rows(shared_engine: Engine, make: Any, table
     write_in_batches(shared_engine, entries, cuts)
     # Then the rows are the same
     assert tables.everything(shared_engine) == expected
+
+
+def test_a_batch_of_many_entries_takes_as_many_statements_as_one_of_few(shared_engine: Engine, make: Any, tables: Any) -> None:
+    tables.empty(shared_engine)
+    sent: list[str] = []
+
+    def statements(count: int) -> list[int]:
+        """Return how many each of three batches takes: actions that are received, granted and ended."""
+        counts = []
+        with SqlJournal(shared_engine) as journal:
+            for entry in (make.received, make.granted, make.ended):
+                sent.clear()
+                journal.write([entry(f"{count}-{number}") for number in range(count)])
+                counts.append(len(sent))
+        return counts
+
+    def note(*call: Any) -> None:
+        sent.append(call[2])
+
+    event.listen(shared_engine, "before_cursor_execute", note)
+    try:
+        assert statements(64) == statements(4)
+    finally:
+        event.remove(shared_engine, "before_cursor_execute", note)
 
 
 def test_a_failure_that_was_counted_is_not_counted_again_beside_a_later_one(shared_engine: Engine, tables: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from app.replay.trace_lines import TraceError
 from app.replay.traces import read_trace, read_trace_stream
 from scheduler.sim.trace import KINDS, Trace
 from tangram.elasticity import Amdahl, Flat, Table
-from tests.speed import cpu_s
 
 HEADER = (
     '{"schema": "tangram.trace/1", "services": {"rm": {"cells": [1, 2], "memory_mb": 100, "restore_s": 0.5, "max_concurrency": 2,'
@@ -239,18 +237,3 @@ def test_what_is_no_readable_file_is_refused(path: str, reason: str, tmp_path: P
 
     with pytest.raises(TraceError, match=reason):
         read_trace(path)
-
-
-def test_eighty_trajectories_are_read_in_no_time(tmp_path: Path) -> None:
-    # Given 83 trajectories of 53 actions, as a day's recordings have
-    steps = "[" + ", ".join([f'{{"think_s": 1.5, "action": {EXEC}}}'] * 53) + "]"
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join((STEPS % steps).replace('"t"', f'"t{number}"') for number in range(83)))
-
-    # When they are read
-    used_s = cpu_s(lambda: read_trace(path))
-    decoded_s = cpu_s(lambda: [json.loads(line) for line in path.read_text().splitlines()])
-
-    # Then that takes some ten times as long as to decode their JSON: a fraction of the time in which a person notices
-    assert sum(1 for _ in read_trace(path).actions()) == 83 * 53
-    assert used_s < 40 * decoded_s
