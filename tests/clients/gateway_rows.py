@@ -30,7 +30,7 @@ _REX, _REX_FILES, _ROCK, _CODE, _SCORES = (
 )
 
 REX_TESTS: dict[str, tuple[str, ...]] = {
-    "is_alive": node(_REX, "test_is_alive_answers_in_time_and_without_an_action"),
+    "is_alive": node(_REX, "test_is_alive_answers_beside_a_command_and_without_an_action"),
     "create_session": node(
         _REX,
         "test_sessions_are_created_and_closed_by_name",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable
-from statistics import median
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,7 +15,6 @@ from tests.gateway.conftest import Served
 
 pytest.importorskip("swerex", reason="the extra `clients` is not installed")
 
-import aiohttp
 from swerex.exceptions import (
     BashIncorrectSyntaxError,
     CommandTimeoutError,
@@ -250,36 +248,24 @@ def test_programs_run_beside_each_other_and_beside_shells(rex: Rex) -> None:
 # -- calls ----------------------------------------------------------------------------------------------------------
 
 
-def test_is_alive_answers_in_time_and_without_an_action(rex: Rex, runtime_of: Callable[[str, str], RemoteRuntime]) -> None:
+def test_is_alive_answers_beside_a_command_and_without_an_action(rex: Rex, runtime_of: Callable[[str, str], RemoteRuntime]) -> None:
     with rex.served.http("rex") as http:
         (environment,) = [one["id"] for one in http.get("/api/v1/environments").json() if one["name"] == rex.name]
     actions = f"SELECT count(*) FROM actions WHERE environment = '{environment}'"
 
-    async def is_healthy() -> bool:
-        async with aiohttp.ClientSession() as session, session.get(f"{rex.served.url}/health") as answer:
-            return answer.status == 200
-
-    async def took_s(call: Callable[[], Awaitable[Any]]) -> float:
-        began = time.perf_counter()
-        assert await call()
-        return time.perf_counter() - began
-
     # Given a session that is busy
-    async def beside_a_command() -> list[float]:
+    async def beside_a_command() -> None:
         busy = asyncio.create_task(rex.runtime.run_in_session(BashAction(command="touch busy; sleep 60", check="silent")))
         while (await rex.runtime.execute(Command(command=["test", "-e", "busy"]))).exit_code != 0:
             assert not busy.done()
         before = rex.served.live.rows(actions)
-        # When the environment is asked for some times, each time beside a call that does nothing, which shows how busy the machine is
-        times = [(await took_s(lambda: rex.runtime.is_alive(timeout=60)), await took_s(is_healthy)) for _ in range(11)]
-        # Then it is there, without an action
-        assert rex.served.live.rows(actions) == before
+        # When the environment is asked for; then it is there, without an action
+        assert await rex.runtime.is_alive(timeout=60)
+        assert rex.served.live.rows(actions) == before and not busy.done()
         await rex.runtime.run_in_session(BashInterruptAction())
         await busy
-        return [alive_s - nothing_s for alive_s, nothing_s in times]
 
-    # And that takes less than the 150 ms after which the client itself gives up
-    assert median(asyncio.run(beside_a_command())) < 0.15
+    asyncio.run(beside_a_command())
     nobody = do(runtime_of(rex.token, "never-opened").is_alive())
     assert not nobody and "never-opened" in nobody.message
 
