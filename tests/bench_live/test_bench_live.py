@@ -97,12 +97,12 @@ def test_a_trace_is_replayed_under_policies_and_compared(recorded: Path, capsys:
     options = ["--take", "2", "--spread", "0", "--speed", "20", "--scale", "1", "--rounds", "1", "--policies", "fixed:1", "--json"]
     assert main(["--trace", str(recorded), *options]) in (0, 1)
     document = json.loads(capsys.readouterr().out)
-    # Then both have carried out the same, and what waits has used less CPU time than it took
+    # Then both have carried out the same, and used the CPU time that was recorded
     assert set(document["systems"]) == {"elastic", "fixed:1"} and document["workload"]["file"] == str(recorded)
     for found in document["systems"].values():
         assert (found["actions"], found["failed"]) == (4, 0)
         assert found["mean_execution"]["median"] >= 0.3
-        assert 0.8 <= found["cpu_s"]["median"] < found["actions"] * found["mean_execution"]["median"]
+        assert found["cpu_s"]["median"] >= 0.8
 
 
 def test_the_pace_of_a_machine_is_measured() -> None:
@@ -229,7 +229,7 @@ def test_ray_burns_what_was_recorded(recorded: Path) -> None:
     argv = [sys.executable, "-m", "bench.ray_replay", "1", *words(workload)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    # Then each command took as long, and used as much of its core, as was recorded
+    # Then each command took as long, and used as much CPU time, as was recorded
     document = json.loads(done.stdout)
     assert (document["actions"], document["failed"]) == (2, 0)
-    assert document["mean_execution"] >= 0.3 and 0.4 <= document["cpu_s"] < 2 * document["mean_execution"]
+    assert document["mean_execution"] >= 0.3 and document["cpu_s"] >= 0.4

@@ -1,35 +1,46 @@
-"""A live run, exported and simulated, comes near to the run itself."""
+"""A live run is exported as the trace that it was, and simulated to the same actions."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
+from app.cli.demo import BUNDLED
 from app.replay.traces import read_trace, write_trace
-from tests.report.round_trip import BUNDLED, round_trip, waiting, without_overhead
+from bench.figures.simulation import waiting
+from scheduler.sim.trace import Step, Trace
+from tests.cli.forked import forked
+from tests.cli.support import tangram
 
-pytestmark = pytest.mark.timeout(600)
-
-STEP_ERROR, ACT_ERROR = 0.15, 0.25
-"""What the step and the mean ACT (without overhead) of a simulation may differ by from the live run."""
+FASTER = 20.0
+MACHINE = ("--policy", "fcfs", "--cores", "2", "--gpus", "2", "--json")
 
 
-def test_a_simulation_of_an_exported_run_is_near_to_the_run(tmp_path: Path) -> None:
-    # Given the bundled rollouts, whose commands wait instead of computing, so that a busy machine does not slow them down
-    path = tmp_path / "waiting.jsonl"
-    trace = waiting(read_trace(BUNDLED))
-    with path.open("w") as stream:
+def hastened(trace: Trace) -> Trace:
+    """Return a trace whose actions take a part of their time, and come without pauses."""
+
+    def fast(step: Step) -> Step:
+        return replace(step, think_s=0.0, actions=tuple(replace(action, work_s=action.work_s / FASTER) for action in step.actions))
+
+    return replace(trace, trajectories=tuple(replace(one, steps=tuple(map(fast, one.steps))) for one in trace.trajectories))
+
+
+def test_a_live_run_is_exported_with_its_steps_and_simulated_to_the_same_actions(tmp_path: Path) -> None:
+    # Given the bundled rollouts, whose commands wait instead of computing
+    trace = hastened(waiting(read_trace(BUNDLED)))
+    with (tmp_path / "waiting.jsonl").open("w") as stream:
         write_trace(trace, stream)
     # When they have run live, are exported and simulated
-    live, simulated = round_trip(tmp_path, path, "fcfs")
+    ran = tangram(tmp_path, "replay", "waiting.jsonl", "--live", *MACHINE)
+    assert ran.returncode == 0, ran.stderr
+    live = json.loads(ran.stdout)
+    assert forked("export", live["run"], "-o", "exported.jsonl", cwd=tmp_path).returncode == 0
+    simulated = json.loads(forked("replay", "exported.jsonl", "--simulate", *MACHINE, cwd=tmp_path).stdout)
     # Then the trace has the steps of the original, each with its parallel actions
     exported = {one.trajectory: one for one in read_trace(tmp_path / "exported.jsonl").trajectories}
     for original in trace.trajectories:
         steps = [sorted(action.kind for action in step.actions) for step in original.steps]
         assert [sorted(action.kind for action in step.actions) for step in exported[original.trajectory].steps] == steps
-    # And the simulation takes as long as the run, but for the overhead of the steps of a trajectory, of which it knows nothing
-    overhead_s = live["mean_overhead"] * max(len(one.steps) for one in trace.trajectories)
+    # And as many actions end as well
     assert (simulated["actions"], simulated["failed"]) == (live["actions"], live["failed"]) == (89, 0)
-    assert simulated["step_duration"] == pytest.approx(live["step_duration"], abs=STEP_ERROR * live["step_duration"] + overhead_s)
-    assert without_overhead(simulated) == pytest.approx(without_overhead(live), rel=ACT_ERROR)
