@@ -6,7 +6,20 @@ import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-MODULES = ("journal", "scheduling", "sandbox", "containers", "burning", "simulation", "client", "stack", "quotas", "gateway", "teachers")
+MODULES = (
+    "journal",
+    "reporting",
+    "scheduling",
+    "sandbox",
+    "containers",
+    "burning",
+    "simulation",
+    "client",
+    "stack",
+    "quotas",
+    "gateway",
+    "teachers",
+)
 """The modules of this package with figures, in the order in which they are measured."""
 
 

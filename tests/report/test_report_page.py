@@ -17,9 +17,9 @@ from sqlalchemy import event
 from app.journal.figures import Selection
 from app.journal.retention import DAY_S, Retention
 from app.report.subject import read_subject
+from bench.figures.reporting import write_many
 from tests.cli.forked import forked
 from tests.report.conftest import opened
-from tests.report.many import write_many
 from tests.report.scene import ZERO, Scene, now
 
 pytestmark = pytest.mark.timeout(600)

@@ -1,24 +1,55 @@
-"""A journal with many actions, and how long a report of it takes.
-
-`python -m tests.report.many` writes 100,000 actions, and a report of them, and prints the seconds.
-"""
+"""Figures of a report of 100,000 actions on 256 cores."""
 
 from __future__ import annotations
 
 import random
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, insert
 
+from app.cli.reporting import read_report, write_page
+from app.journal.database import open_engine, sqlite_url
+from app.journal.migrating import upgrade
 from app.journal.models import Action, Grant, Job, Node, table
 from app.journal.runs import finish_run, start_run
-from tests.report.scene import ZERO
+from bench.figures.registry import figure
+from tangram.settings import Settings
+
+ACTIONS = 100_000
+ZERO = 1_700_000_000.0
+"""When the run began."""
 
 NODES, CORES = 4, 64
 CLASSES = ("pytest", "make", "grep", "python", "cat", "git")
+
+
+@figure("s")
+def report_cpu() -> float:
+    """Return the CPU time of a report, reading the journal and writing the page."""
+    return _report()[0]
+
+
+@figure("MB")
+def report_size() -> float:
+    """Return the size of that page."""
+    return _report()[1]
+
+
+@cache
+def _report() -> tuple[float, float]:
+    with tempfile.TemporaryDirectory(prefix="tangram-figures-") as folder:
+        journal, page = Path(folder) / "tangram.sqlite", Path(folder) / "report.html"
+        upgrade(sqlite_url(journal))
+        engine = open_engine(sqlite_url(journal))
+        write_many(engine, ACTIONS)
+        engine.dispose()
+        began = time.process_time()
+        write_page(read_report(Settings(), f"{journal}:last"), page)
+        return time.process_time() - began, page.stat().st_size / 1e6
 
 
 def write_many(engine: Engine, count: int) -> None:
@@ -61,24 +92,3 @@ def write_many(engine: Engine, count: int) -> None:
         connection.execute(insert(table(Grant)), grants)
     run = start_run(engine, policy="elastic", trace="many.jsonl", jobs=[f"job-{n}" for n in range(3)], options={}, started_at=ZERO)
     finish_run(engine, run, summary={}, ended_at=ZERO + 7200)
-
-
-def main() -> None:
-    """Print how long a report of 100,000 actions takes."""
-    from app.cli.reporting import read_report, write_page
-    from tangram.settings import Settings
-    from tests.report.scene import Scene
-
-    with tempfile.TemporaryDirectory() as folder:
-        scene = Scene(Path(folder))
-        write_many(scene.engine, 100_000)
-        began, used = time.perf_counter(), time.process_time()
-        report = read_report(Settings(), f"{scene.path}:last")
-        read = time.perf_counter()
-        print(write_page(report, Path(folder) / "report.html"))
-        print(f"{read - began:.1f} s to read 100,000 actions, {time.perf_counter() - read:.1f} s to make the page")
-        print(f"{time.process_time() - used:.1f} s of CPU time in all")
-
-
-if __name__ == "__main__":
-    main()
