@@ -133,7 +133,8 @@ def test_a_batch_of_many_entries_takes_as_many_statements_as_one_of_few(shared_e
 
     event.listen(shared_engine, "before_cursor_execute", note)
     try:
-        assert statements(64) == statements(4)
+        few = statements(4)
+        assert all(few) and statements(64) == few
     finally:
         event.remove(shared_engine, "before_cursor_execute", note)
 
