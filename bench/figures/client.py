@@ -27,13 +27,13 @@ ACTION = Action(kind="my.task")
 
 @figure("%")
 def client_loop_worked() -> float:
-    """Return CPU time of the event loop's thread while 20 actions with 4 MB each are sent, part of the time that this takes."""
+    """Return the CPU time of the event loop's thread while 20 actions with 4 MB each are sent, part of the time that this takes."""
     return 100 * _burst()[0]
 
 
 @figure("%")
 def client_loop_held() -> float:
-    """Return time in `submit` meanwhile, part of the same."""
+    """Return the time that a caller spends in `submit` while 20 actions with 4 MB each are sent, part of the time that this takes."""
     return 100 * _burst()[1]
 
 

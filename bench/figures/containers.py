@@ -54,7 +54,9 @@ def container_report_growth() -> float:
         one = box.open(EnvironmentSpec(id="figure"))
         carry_out(one, ":")
         with peak_growth() as growth:
-            one.start(ExecRequest(action_id="figure", command=ENDLESS_REPORT, timeout_s=2.0)).wait()
+            outcome = one.start(ExecRequest(action_id="figure", command=ENDLESS_REPORT, timeout_s=2.0)).wait()
+            if outcome.status != "timed_out":
+                raise NotMeasured(f"the command does not write on: {outcome.status}: {outcome.reason}")
             return growth()
 
 

@@ -61,13 +61,13 @@ def upload_growth() -> float:
 
 @figure("s")
 def upload_lag() -> float:
-    """Return lag of the gateway's event loop during these, 99th percentile, the worse of the two."""
+    """Return lag of the gateway's event loop during uploads of 256 and 128 MiB, 99th percentile, the worse of the two."""
     return max(upload.lag_s for upload in _uploads())
 
 
 @figure("×")
 def upload_short_calls() -> float:
-    """Return short command beside such an upload, over one without, the worse of the two medians."""
+    """Return the time of a short command beside an upload of 256 or 128 MiB, over one without, the worse of the two medians."""
     return max(upload.slower for upload in _uploads())
 
 

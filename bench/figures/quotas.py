@@ -30,7 +30,7 @@ def quota_used() -> float:
 
 @figure("requests")
 def quota_refused() -> float:
-    """Return refusals after the first second, of those 600."""
+    """Return refusals after the first second while 150 trajectories make 600 calls."""
     return _fleet().refused_later
 
 

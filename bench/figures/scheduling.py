@@ -31,7 +31,7 @@ def replay_action() -> float:
 
 @figure("µs")
 def decision() -> float:
-    """Return wall time of a decision in that replay, median."""
+    """Return wall time of a decision in a simulated replay of 640 trajectories, median."""
     return _replay().decision_us_p50
 
 

@@ -33,7 +33,7 @@ def simulated_step() -> float:
 
 @figure("%")
 def simulated_act() -> float:
-    """Return mean queueing and execution of the same, beyond the live run's."""
+    """Return mean queueing and execution of that simulation, beyond those of the live run."""
     ran, simulated = (one["mean_queue"] + one["mean_execution"] for one in _round_trip())
     return 100 * (simulated / ran - 1)
 
@@ -46,7 +46,7 @@ def calibrated_act() -> float:
 
 @figure("%")
 def calibrated_act_static() -> float:
-    """Return the same under `static:1`."""
+    """Return mean ACT of a simulation under `static:1`, beyond that of the live run, as `tangram plan --calibrate` says."""
     return 100 * _calibration()["static:1"]["error"]["mean_act"]
 
 

@@ -29,7 +29,7 @@ def teachers_growth() -> float:
 
 @figure("× their files")
 def teachers_peak() -> float:
-    """Return most growth meanwhile, over the same."""
+    """Return most growth of a worker's memory while nine teachers are asked twice, over the files of the three that have room."""
     return _grown()[1]
 
 
