@@ -6,6 +6,7 @@ Without an engine the tests are skipped; with CI set, a missing engine is a fail
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from .images import BUSYBOX, busybox, make_busybox, make_with_program
 
 # A node's containers go when another worker of that name starts, so each test run has a name of its own.
-NODE = f"tangram-test-{os.getpid()}"
+NODE = f"tangram-test-{secrets.token_hex(4)}"
 PROBE = "tangram-test-probe:1"
 
 
@@ -46,7 +47,7 @@ def _missing() -> str:
     if busybox() is None:
         return "there is no statically linked busybox (Debian: busybox-static)"
     try:
-        subprocess.run(["docker", "info"], check=True, capture_output=True, timeout=20)
+        subprocess.run(["docker", "info"], check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return "no Docker engine answers"
     return ""

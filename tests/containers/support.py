@@ -125,10 +125,10 @@ class Meanwhile:
 
     outcomes: list[ExecOutcome] = field(default_factory=list)
 
-    def is_untouched(self, slowest_s: float = 5.0) -> bool:
-        """Say whether each command printed what it had to, in time."""
+    def is_untouched(self) -> bool:
+        """Say whether each command printed what it had to."""
         wrong = [each for each in self.outcomes if (each.status, each.stdout) != ("succeeded", b"499500\n")]
-        return bool(self.outcomes) and not wrong and max(each.execution_s for each in self.outcomes) < slowest_s
+        return bool(self.outcomes) and not wrong
 
 
 @contextmanager

@@ -249,7 +249,7 @@ def test_no_listener_of_the_host_can_be_reached(shared: ContainerEnvironment) ->
 
 def test_no_abstract_socket_of_the_host_can_be_reached(shared: ContainerEnvironment) -> None:
     # Given a listener on a name that is no file
-    name = f"tangram-test-{os.getpid()}"
+    name = f"{NODE}-listens"
     with listening(socket.AF_UNIX, f"\0{name}") as server:
         # When a command connects to it; then there is none
         assert printed(shared, f"probe abstract {name}") == f"{errno.ECONNREFUSED}\n"

@@ -102,7 +102,7 @@ def test_a_shell_that_is_stopped_while_it_starts_fails_the_command_in_time(optio
         assert outcome.status == "failed"
         assert "was not ready within 10 s" in outcome.reason
         running.kill("done")
-        thread.join(20)
+        thread.join(60)
     finally:
         box.close()
 
@@ -211,7 +211,7 @@ def test_a_fence_leaves_room_for_processes(shared: ContainerEnvironment) -> None
     # Given a command that has left as many processes as the container may have
     admit(shared, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()
     # When a fenced command starts programs; then it can
-    outcome = shared.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=20)).wait()
+    outcome = shared.start(ExecRequest(action_id="a1", command="/bin/ls / | /bin/wc -l", fence=True, timeout_s=60)).wait()
     assert (outcome.status, outcome.exit_code, outcome.stderr) == ("succeeded", 0, b"")
 
 

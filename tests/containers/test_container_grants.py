@@ -63,7 +63,7 @@ def test_what_leaves_the_tree_of_a_command_out_of_time_is_ended(env: ContainerEn
 def test_a_fence_ends_orphans(env: ContainerEnvironment) -> None:
     # Given an orphan of an earlier command; when a command comes with a fence
     printed(env, f"(setsid sleep 323.8767{RUN} &); true")
-    outcome = env.start(ExecRequest(action_id="a", command="echo clear", fence=True, timeout_s=20)).wait()
+    outcome = env.start(ExecRequest(action_id="a", command="echo clear", fence=True, timeout_s=60)).wait()
     # Then it is gone
     assert outcome.stdout == b"clear\n", outcome
     assert processes_with(f"323.8767{RUN}") == []

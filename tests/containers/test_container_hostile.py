@@ -164,7 +164,7 @@ def attack(environment: ContainerEnvironment, hostile: Hostile) -> ExecOutcome:
 
 def next_outcome(environment: ContainerEnvironment) -> ExecOutcome | None:
     """Carry out a small command that has what earlier ones left ended first; None when the environment is gone."""
-    request = ExecRequest(action_id="a2", command="echo alive", fence=True, timeout_s=20)
+    request = ExecRequest(action_id="a2", command="echo alive", fence=True, timeout_s=60)
     try:
         return environment.start(request).wait()
     except EnvironmentGone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -238,8 +239,10 @@ def test_what_the_registry_has_not_is_refused_in_one_line(
 
 
 def test_a_registry_that_is_not_there_is_told_in_one_line(tmp_path: Path, options: ContainerOptions, image: str) -> None:
-    with fetching(tmp_path / "box", options) as box, pytest.raises(ImageMissing, match="cannot be had: .*connection refused") as refused:
-        mark(box, "127.0.0.1:9/a/b")
+    refusal = pytest.raises(ImageMissing, match="cannot be had: .*connection refused")
+    with socket.socket() as bound, fetching(tmp_path / "box", options) as box, refusal as refused:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        mark(box, f"127.0.0.1:{bound.getsockname()[1]}/a/b")
     assert "\n" not in str(refused.value)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,7 +27,6 @@ from .killed_worker import STARTS
 from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker, worker
 
 NAP = f"320.2917{RUN}"
-SPIN = "i=0; while :; do i=$((i+1)); done"
 
 
 def of(identity: str, memory_mb: int | None = None, image: str | None = None) -> EnvironmentSpec:
@@ -66,14 +64,14 @@ def test_a_container_that_starts_after_its_worker_was_killed_goes_by_itself(tmp_
         # When the engine starts it all the same
         subprocess.run(["docker", "start", container_id], check=True, capture_output=True)
         # Then it goes
-        assert until(lambda: containers(node) == [], 20.0)
+        assert until(lambda: containers(node) == [])
 
 
 def test_what_a_worker_left_is_removed_when_the_next_one_starts(tmp_path: Path, image: str, options: ContainerOptions) -> None:
     # Given a container of this node that does not end with its worker
     node = f"{NODE}-left"
     subprocess.run(
-        ["docker", "run", "-d", "--label", f"tangram.node={node}", image, "sleep", "300"], check=True, capture_output=True, timeout=30
+        ["docker", "run", "-d", "--label", f"tangram.node={node}", image, "sleep", "300"], check=True, capture_output=True, timeout=60
     )
     assert len(containers(node)) == 1
     # When a sandbox of the node starts
@@ -337,7 +335,7 @@ def test_a_fence_ends_what_was_left_and_keeps_nothing_but_the_folder(shared: Con
     printed(shared, f"setsid {sleeping} & true", session="other")
     assert until(lambda: len(processes_with(f"320.4321{RUN}")) == 4)
     # When a command comes with a fence
-    request = ExecRequest(action_id="a", command="pwd; echo ${kept-no}; ps | grep -c '[3]20.4321'", fence=True, timeout_s=20)
+    request = ExecRequest(action_id="a", command="pwd; echo ${kept-no}; ps | grep -c '[3]20.4321'", fence=True, timeout_s=60)
     outcome = shared.start(request).wait()
     # Then they are gone before it runs, and so is the variable
     assert outcome.stdout == b"/tmp/here\nno\n0\n", outcome
@@ -352,34 +350,8 @@ def test_a_fence_spares_what_another_session_is_running(shared: ContainerEnviron
     thread.start()
     assert until(lambda: "begun" in printed(shared, "ls"))
     # When another one comes with a fence
-    outcome = shared.start(ExecRequest(action_id="a", command="touch go", fence=True, timeout_s=20)).wait()
+    outcome = shared.start(ExecRequest(action_id="a", command="touch go", fence=True, timeout_s=60)).wait()
     thread.join(60)
     # Then both come to their end
     assert outcome.exit_code == 0, outcome
     assert box[0].stdout == b"done\n"
-
-
-def test_leftovers_have_next_to_no_time(shared: ContainerEnvironment) -> None:
-    # Given a process that is left spinning
-    spinner = int(printed(shared, f"({SPIN}) & echo $!"))
-    inside = processes_of(shared.container.id)
-    (pid,) = [each for each in inside if f"NSpid:\t{each}\t{spinner}\n" in status_of(each)]
-    # When nothing runs for a while
-    used, started = core_seconds(pid), time.monotonic()
-    assert not until(lambda: core_seconds(pid) - used > 0.5, 1.5)
-    # Then it has used some hundredths of a core at most
-    assert (core_seconds(pid) - used) / (time.monotonic() - started) < 0.05
-
-
-def status_of(pid: int) -> str:
-    """Return what the kernel says of a process, nothing where it has ended."""
-    try:
-        return Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return ""
-
-
-def core_seconds(pid: int) -> float:
-    """Return the core-seconds of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100

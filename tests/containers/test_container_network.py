@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +14,10 @@ from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 
+from .conftest import NODE
 from .support import box_of
 
-INSIDE, OUTSIDE = f"tangram-test-inside-{os.getpid()}", f"tangram-test-outside-{os.getpid()}"
+INSIDE, OUTSIDE = f"{NODE}-inside", f"{NODE}-outside"
 GREETING = "hello"
 
 

@@ -139,7 +139,7 @@ def test_a_cancel_ends_an_open(tmp_path: Path, stuck: tuple[str, ContainerOption
     with box_of(tmp_path / "box", stuck[1]) as box:
         # When it is cancelled; then it ends for that reason, well before it would by itself
         with in_phase(box, stuck, None) as opened, pytest.raises(ActionCancelled, match="^enough$"):
-            opened.result(30)
+            opened.result(60)
         # And nothing is left, and the same environment can be opened
         assert until(lambda: is_clear(tmp_path / "box"))
         assert printed(box.open(EnvironmentSpec(id="e1")), "echo up") == "up\n"
@@ -185,7 +185,7 @@ def test_a_cancel_leaves_the_pull_to_others_that_wait_for_it(tmp_path: Path, opt
         # When one is cancelled
         first.cancel("enough")
         with pytest.raises(ActionCancelled):
-            one.result(30)
+            one.result(60)
         # Then the other gets it, of the same pull
         registry.pause_s = 0.0
         assert printed(two.result(60), "cat /mark") == str(tmp_path)
@@ -218,7 +218,7 @@ def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOption
         second = opens("e2", f"{registry.address}/a/b")[1]
         for opened in (first, second):
             with pytest.raises(ImageMissing, match="cannot be had: it was not here after 6 s$"):
-                opened.result(30)
+                opened.result(60)
         # And the engine takes no more of it
         assert until(lambda: registry.broken_off == 1)
 

@@ -22,6 +22,7 @@ from workers.cpu.ports.exchange import HttpRequest
 from workers.cpu.ports.wait import Wait
 from workers.cpu.process import tree
 
+from .conftest import NODE
 from .support import box_of
 from .test_container_background import container_folder, counts_for, quota_of
 from .test_container_network import docker
@@ -73,7 +74,7 @@ def test_neither_the_host_nor_another_container_is_reached(tmp_path: Path, optio
 
 
 def test_a_container_on_a_named_network_is_reached_by_its_loopback(tmp_path: Path, options: ContainerOptions) -> None:
-    name = f"tangram-test-ports-{os.getpid()}"
+    name = f"{NODE}-ports"
     docker("network", "create", "--internal", name)
     try:
         with box_of(tmp_path / "box", replace(options, network=name)) as box:
@@ -116,10 +117,10 @@ def test_what_is_parked_has_the_core_of_the_request_while_that_runs(env: Contain
     with Wait(60) as wait:
         asking = threading.Thread(target=never, args=(wait,))
         asking.start()
-        assert until(lambda: quota_of(pid) < 0 and os.sched_getaffinity(pid) == {HERE[-1]}, 20)
+        assert until(lambda: quota_of(pid) < 0 and os.sched_getaffinity(pid) == {HERE[-1]})
         assert not is_low(container_folder(env)) and counts_for(container_folder(env)) == 1
         wait.cancel("over")
-        asking.join(30)
+        asking.join(60)
     # When it has ended; then that is over
     assert len(ended) == 1
     assert 0 < quota_of(pid) < 10_000
@@ -129,7 +130,7 @@ def test_a_request_to_a_container_that_ends_says_that_it_is_lost(module_sandbox:
     env = module_sandbox.open(EnvironmentSpec(id="mortal"))
     serve(env)
     docker("kill", env.container.id)
-    assert until(lambda: env.container.has_ended(), 20)
+    assert until(lambda: env.container.has_ended())
     with pytest.raises(EnvironmentGone, match="lost"):
         ask(env, 8000, "/word")
 

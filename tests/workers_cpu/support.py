@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -21,8 +22,8 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.weight import Means
 
-RUN = f"{os.getpid():07d}"
-"""Further digits of the seconds that a process of these tests sleeps, by which each run on this machine finds its own only."""
+RUN = f"{secrets.randbelow(10**7):07d}"
+"""Random digits at the end of the seconds that a process of these tests sleeps. Each run finds its own processes by them."""
 
 
 def admit(
@@ -82,7 +83,7 @@ def running(
         yield execution, outcomes
     finally:
         execution.kill("end of test")
-        thread.join(30)
+        thread.join(60)
     assert outcomes
 
 
@@ -124,7 +125,7 @@ def followed(environment: Environment, command: str, **more: Any) -> Iterator[Fo
         yield one
     finally:
         one.execution.kill("end of test")
-        one.thread.join(30)
+        one.thread.join(60)
 
 
 def sleepers(number: str, count: int = 1) -> list[int]:

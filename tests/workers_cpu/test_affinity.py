@@ -71,8 +71,9 @@ def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment)
 
 
 @needs_two_cores
-def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironment) -> None:
-    # Given a command that starts processes without end
+def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a command that starts processes without end, and time to look for all of them
+    monkeypatch.setattr(tree, "PLACE_LIMIT_S", 60.0)
     nap = f"1.28125{RUN}"
     with running(env, f"while :; do setsid sleep {nap} & sleep 0.002; done", Holding((HERE[0],))) as (execution, _):
         assert until(lambda: len(processes_with(nap)) > 5)

@@ -95,7 +95,7 @@ def test_the_connection_to_a_killed_supervisor_ends_once_nothing_is_left(sandbox
     assert processes_with(f"sleep\x00313.375{RUN}")
     # And ends with it
     os.kill(fork_server_of(sandbox_alone), signal.SIGCONT)
-    assert backend.has_ended(20)
+    assert backend.has_ended(60)
     assert not processes_with(f"sleep\x00313.375{RUN}")
     assert printed(env, "echo alive") == "alive\n"
 

@@ -36,7 +36,7 @@ def test_input_is_read_in_order_and_its_end_ends_the_reader(shell_env: ProcessEn
 
 
 def test_input_that_ended_before_the_command_began_is_whole(env: ProcessEnvironment) -> None:
-    request = ExecRequest(action_id="a", command="wc -c", stdin=True, timeout_s=20)
+    request = ExecRequest(action_id="a", command="wc -c", stdin=True, timeout_s=60)
     execution = env.start(request)
     execution.give(Data(b"x" * 1_000_000))
     execution.give(EndOfInput())
@@ -85,7 +85,7 @@ def test_a_trap_of_the_command_line_gets_its_signal(shell_env: ProcessEnvironmen
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interrupt follow a process from fork to exec for as long as that takes on a busy machine."""
-    monkeypatch.setattr("workers.cpu.shell.backend.COPIES_S", 20.0)
+    monkeypatch.setattr("workers.cpu.shell.backend.COPIES_S", 60.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -102,7 +102,7 @@ def test_a_grant_holds_and_a_resize_moves_all(either: ProcessEnvironment) -> Non
     execution.resize(Holding((HERE[1],)))
     assert [os.sched_getaffinity(pid) for pid in pids] == [{HERE[1]}] * 2
     execution.kill("end of test")
-    thread.join(10)
+    thread.join(60)
     assert not processes_with(f"317.796875{RUN}")
 
 
@@ -111,8 +111,8 @@ def test_usage_is_counted_for_children_and_orphans(either: ProcessEnvironment) -
     burn = 'python3 -S -c "import time\nwhile time.process_time() < 0.2: pass"'
     outcome = run(either, f"{burn}; (setsid sh -c '{burn}; touch burnt' &); while [ ! -e burnt ]; do sleep 0.02; done; sleep 0.1")
     # When it is over; then both are counted, and a command that does nothing is charged for neither
-    assert 0.38 <= outcome.cpu_s < 1.0
-    assert run(either, "true").cpu_s < 0.05
+    assert outcome.cpu_s >= 0.38
+    assert run(either, "true").cpu_s < 0.2
 
 
 def test_the_program_gets_its_dop(either: ProcessEnvironment) -> None:

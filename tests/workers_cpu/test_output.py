@@ -53,10 +53,9 @@ def test_a_flood_neither_blocks_the_program_nor_fills_memory(env: ProcessEnviron
 
 def test_a_background_process_that_holds_the_output_does_not_delay_the_result(shell_env: ProcessEnvironment) -> None:
     # Given a command that leaves a process with its output open; when it runs
-    outcome = run(shell_env, "sleep 30 & echo done")
-    # Then it is over at once
-    assert outcome.stdout == b"done\n"
-    assert outcome.execution_s < 15
+    outcome = run(shell_env, "sleep 300 & echo done")
+    # Then it is over before that process
+    assert (outcome.status, outcome.stdout) == ("succeeded", b"done\n")
 
 
 def test_a_background_process_that_prints_without_end_does_not_delay_the_result(shell_env: ProcessEnvironment) -> None:

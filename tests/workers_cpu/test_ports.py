@@ -30,11 +30,12 @@ SERVER = Path(__file__).with_name("ports_server.py").read_bytes()
 numbers = count()
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def unused_port() -> Iterator[int]:
+    """Give a port on which nothing can listen as long as the block lasts."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
 
 
 def serve(env: ProcessEnvironment, port: int = 0, *, address: str = "127.0.0.1", session: str = "main", word: str = "here") -> int:
@@ -46,7 +47,7 @@ def serve(env: ProcessEnvironment, port: int = 0, *, address: str = "127.0.0.1",
 
 
 def ask(
-    env: ProcessEnvironment, port: int, path: str = "/", *, limit_s: float = 30.0, method: str = "GET", body: bytes = b""
+    env: ProcessEnvironment, port: int, path: str = "/", *, limit_s: float = 60.0, method: str = "GET", body: bytes = b""
 ) -> HttpAnswer:
     """Send a request."""
     with Wait(limit_s) as wait:
@@ -103,11 +104,11 @@ def test_a_server_may_listen_on_all_addresses_or_on_either_loopback(either: Proc
 
 def test_a_port_on_which_nothing_listens_is_named(either: ProcessEnvironment) -> None:
     # Given an environment without a session, then one in which nothing runs, then one with another server
-    port = free_port()
-    for prepare in (lambda: None, lambda: printed(either, "true"), lambda: serve(either)):
-        prepare()
-        with pytest.raises(NothingListens, match=rf"port {port}: .*127\.0\.0\.1"):
-            ask(either, port)
+    with unused_port() as port:
+        for prepare in (lambda: None, lambda: printed(either, "true"), lambda: serve(either)):
+            prepare()
+            with pytest.raises(NothingListens, match=rf"port {port}: .*127\.0\.0\.1"):
+                ask(either, port)
 
 
 def test_a_service_of_the_host_is_never_reached(either: ProcessEnvironment) -> None:
@@ -203,7 +204,7 @@ def test_a_request_that_cannot_be_written_is_the_callers_fault(served: tuple[Pro
     env, port = served
     for wrong in ({"path": "/a b"}, {"method": "GET\r\nX: y"}, {"headers": [("X", "a\r\nY: b")]}, {"headers": [("X", "€")]}):
         words = {"port": port, "method": "GET", "path": "/", **wrong}
-        with Wait(30) as wait, pytest.raises(RequestUnusable):
+        with Wait(60) as wait, pytest.raises(RequestUnusable):
             env.request(HttpRequest(**words), Holding(), wait)  # type: ignore[arg-type]
     with pytest.raises(RequestUnusable):
         HttpRequest(port=0, method="GET", path="/")
@@ -230,9 +231,9 @@ def test_a_request_ends_with_its_environment(either: ProcessEnvironment) -> None
 
     asking = threading.Thread(target=never)
     asking.start()
-    assert until(lambda: either.is_busy, 20)
+    assert until(lambda: either.is_busy)
     either.close()
-    asking.join(30)
+    asking.join(60)
     assert [type(error) for error in errors] in ([ActionCancelled], [EnvironmentGone])
     assert "closed" in str(errors[0])
     with pytest.raises(EnvironmentGone):
@@ -260,15 +261,15 @@ def test_a_server_in_the_background_has_the_core_of_the_request(tmp_path: Path, 
     with Wait(60) as wait, Wait(60) as other:
         asking = threading.Thread(target=never, args=(wait,))
         asking.start()
-        assert until(lambda: all(os.sched_getaffinity(pid) == {HERE[0]} for pid in pids), 20)
+        assert until(lambda: all(os.sched_getaffinity(pid) == {HERE[0]} for pid in pids))
         # The core is given first, and the priority after it.
-        assert until(lambda: box.background == "affinity" or not any(in_background(pid, box.background) for pid in pids), 20)
+        assert until(lambda: box.background == "affinity" or not any(in_background(pid, box.background) for pid in pids))
         # When another request has been answered meanwhile, on another core; then they still are
         env.request(HttpRequest(port=ports[1], method="GET", path="/"), Holding((HERE[-1],)), other)
         assert all(os.sched_getaffinity(pid) == {HERE[0]} for pid in pids)
         wait.cancel("over")
-        asking.join(30)
+        asking.join(60)
     # When it has ended; then they are in the background again
     assert ended == ["over"]
-    assert until(lambda: all(in_background(pid, box.background) for pid in pids), 20)
+    assert until(lambda: all(in_background(pid, box.background) for pid in pids))
     box.close()

@@ -1,15 +1,11 @@
-"""Opening and closing: nothing is left behind, many at once work, and the fast path is fast."""
+"""Opening and closing: nothing is left behind, and many at once work."""
 
 from __future__ import annotations
 
 import gc
 import os
-import resource
 import signal
-import subprocess
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from glob import glob
 from pathlib import Path
@@ -26,35 +22,12 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.groups import find_groups
 from workers.cpu.process.sandbox import ProcessSandbox
 
-from .conftest import below_this
 from .support import RUN, admit, open_one, printed, processes_with, run, until, worker_to_be_killed
 
 
 def descriptors() -> int:
     gc.collect()  # what earlier tests left must not be closed between two counts
     return len(os.listdir("/proc/self/fd"))
-
-
-def spent_s() -> float:
-    """Return the CPU time, which other processes do not lengthen, of this process and of all that were or are below it."""
-    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + reaped.ru_utime + reaped.ru_stime + sum(ran_s(process.pid) for process in below_this())
-
-
-def ran_s(pid: int) -> float:
-    """Return the CPU time of a process; one that has ended since it was listed has none."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-    except OSError:
-        return 0.0
-
-
-def cost_s(action: Callable[[], object], times: int) -> float:
-    """Return the CPU time that an action takes, of the many times that it is done."""
-    before = spent_s()
-    for _ in range(times):
-        action()
-    return (spent_s() - before) / times
 
 
 def test_environments_are_found_until_they_are_closed(sandbox: ProcessSandbox) -> None:
@@ -164,7 +137,7 @@ def test_closing_cancels_running_and_waiting_commands(sandbox: ProcessSandbox) -
         env.close()
         # Then both are cancelled for that reason
         for outcome in outcomes:
-            assert (outcome.result(10).status, outcome.result(10).reason) == ("cancelled", "the environment was closed")
+            assert (outcome.result(60).status, outcome.result().reason) == ("cancelled", "the environment was closed")
     assert not processes_with(f"315.5625{RUN}")
 
 
@@ -294,26 +267,16 @@ def test_an_idle_environment_leaves_no_zombies_behind_its_commands(env: ProcessE
     assert until(lambda: [child.pid for child in supervisor.children(recursive=True)] == [shell])
 
 
-def test_two_hundred_open_environments_are_cheap(sandbox: ProcessSandbox) -> None:
+def test_open_environments_hold_nothing_before_their_first_command(sandbox: ProcessSandbox) -> None:
     # Given two hundred environments that have run nothing; when they are opened
     children = set(psutil.Process().children())
     before, environments = descriptors(), list[ProcessEnvironment]()
-    opened_s = cost_s(lambda: environments.append(open_one(sandbox, f"e{len(environments)}")), 200)
-    # Then no process and no descriptor was spent on them, and no more time than a few processes take to start
-    assert opened_s < 3 * cost_s(lambda: subprocess.run(["true"], check=True), 50)
+    environments.extend(open_one(sandbox, f"e{number}") for number in range(200))
+    # Then no process and no descriptor was spent on them
     assert descriptors() <= before
     assert set(psutil.Process().children()) <= children
-    # And one in which a command has run costs one descriptor, and a supervisor of few MB of its own
+    # And one in which a command has run costs one descriptor
     assert run(environments[0], "true").exit_code == 0
     with_first = descriptors()
-    shell = int(printed(environments[1], "echo $$"))
+    assert run(environments[1], "true").exit_code == 0
     assert descriptors() <= with_first + 1
-    assert psutil.Process(psutil.Process(shell).ppid()).memory_full_info().uss < 6 << 20
-
-
-def test_an_empty_command_takes_about_a_millisecond(env: ProcessEnvironment) -> None:
-    # Given an open session
-    run(env, "true")
-    # When empty commands run; then each takes about what starting one process takes. Those that others hold up are sampled beside.
-    cheapest_s = min(cost_s(lambda: run(env, "true"), 20) for _ in range(10))
-    assert cheapest_s < 3 * cost_s(lambda: subprocess.run(["true"], check=True), 50)

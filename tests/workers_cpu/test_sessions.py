@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -151,14 +150,12 @@ def test_functions_named_as_what_the_protocol_uses_neither_run_nor_lose_the_stat
 def test_a_command_that_hands_in_its_run_again_is_killed_as_soon_as_any_other(
     env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a worker that would wait for a minute for a shell to save its state
-    monkeypatch.setattr("workers.cpu.shell.session.SAVE_LIMIT_S", 60.0)
+    # Given a worker that would wait for ten minutes for a shell to save its state
+    monkeypatch.setattr("workers.cpu.shell.session.SAVE_LIMIT_S", 600.0)
     # When a command writes its own run where the shell reads the next one, and times out
-    began = time.monotonic()
     outcome = admit(env, 'd=$(readlink /proc/$$/fd/1); echo "$__tangram_run" >"${d%/*}/go" & sleep 60', timeout_s=0.5).wait()
-    # Then it is not waited for
+    # Then it is not waited for, which pytest would end
     assert outcome.status == "timed_out"
-    assert time.monotonic() - began < 40.0
 
 
 def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
