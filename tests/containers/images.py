@@ -21,7 +21,7 @@ PYTHON = "tangram-test-python:1"
 TOOLS = (
     "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid nohup "
     "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep "
-    "tee mkfifo readlink swapon insmod reboot unshare nsenter dmesg sysctl su"
+    "tee mkfifo readlink swapon insmod reboot unshare nsenter dmesg sysctl su basename dirname mktemp rmdir stty"
 )
 GNU_TOOLS = "sh cat mkdir ls rm cp mv head tail wc grep sed find sort tr make"
 """What prints the same in a container as on this machine only if it is the same program."""
@@ -106,7 +106,7 @@ def make_with_volume() -> str:
     return VOLUME
 
 
-def make_with_python() -> str:
+def make_with_python(name: str = PYTHON) -> str:
     """Import an image with this Python, without packages of others, and this machine's tools in the place of busybox'; return its name.
 
     Debian's packages for the same take a minute to fetch and unpack.
@@ -122,8 +122,8 @@ def make_with_python() -> str:
     linked = [python, *tools.values(), *(path for path in programs.values() if path.suffix == ".so")]
     programs |= _libraries(linked) | {f"bin/{tool}": path for tool, path in tools.items()}
     programs[str(python).lstrip("/")] = python
-    make_busybox(PYTHON, programs=programs, links={"bin/python3": str(python)})
-    return PYTHON
+    make_busybox(name, programs=programs, links={"bin/python3": str(python)})
+    return name
 
 
 def _libraries(programs: Sequence[Path]) -> dict[str, Path]:

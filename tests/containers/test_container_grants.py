@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tests.workers_cpu.support import RUN, admit, printed, processes_with, until
-from workers.cpu.abstract import ExecOutcome, ExecRequest, Holding
+from tests.workers_cpu.support import admit, until
+from workers.cpu.abstract import ExecOutcome, Holding
 from workers.cpu.docker.environment import ContainerEnvironment
 
 
@@ -41,32 +41,6 @@ def test_a_command_grows_and_shrinks_while_it_runs(env: ContainerEnvironment) ->
     thread.join(60)
     # Then it has seen each
     assert box[0].stdout == b"0-1\n1\n"
-
-
-def test_a_command_out_of_time_leaves_nothing_running(env: ContainerEnvironment) -> None:
-    # Given a command of several processes; when it runs out of time
-    outcome = admit(env, f"sleep 323.8765{RUN} & sh -c 'sleep 323.8765{RUN}; true' & wait", cores=(0,), timeout_s=0.3).wait()
-    # Then it has ended with all of them, and the session takes more
-    assert outcome.status == "timed_out"
-    assert processes_with(f"323.8765{RUN}") == []
-    assert printed(env, "echo alive") == "alive\n"
-
-
-def test_what_leaves_the_tree_of_a_command_out_of_time_is_ended(env: ContainerEnvironment) -> None:
-    # Given a command whose child is nobody's; when it runs out of time
-    outcome = admit(env, f"(setsid sleep 323.8766{RUN} &); sleep 20", cores=(0,), timeout_s=0.3).wait()
-    # Then that has ended, too
-    assert outcome.status == "timed_out"
-    assert processes_with(f"323.8766{RUN}") == []
-
-
-def test_a_fence_ends_orphans(env: ContainerEnvironment) -> None:
-    # Given an orphan of an earlier command; when a command comes with a fence
-    printed(env, f"(setsid sleep 323.8767{RUN} &); true")
-    outcome = env.start(ExecRequest(action_id="a", command="echo clear", fence=True, timeout_s=60)).wait()
-    # Then it is gone
-    assert outcome.stdout == b"clear\n", outcome
-    assert processes_with(f"323.8767{RUN}") == []
 
 
 def test_what_a_command_uses_is_measured(env: ContainerEnvironment) -> None:

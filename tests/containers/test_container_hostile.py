@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
-from tests.workers_cpu.test_hostile_commands import BY_EXIT_CODE, SURVIVED
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
@@ -21,8 +18,7 @@ from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
-from .conftest import NODE, needed
-from .images import make_with_shell
+from .conftest import NODE
 from .support import containers, descriptors, groups_of, neighbour_at_work, processes_of, rss_mb, sandbox_threads
 
 NAP = f"322.7341{RUN}"
@@ -48,7 +44,6 @@ class Hostile:
     """A cause for which it may fail instead, where two limits are reached at once and either may be noticed first."""
 
 
-NUMBERS = itertools.count()
 LATE = "ran longer than"
 CONTROL = "/run/tangram"
 
@@ -355,27 +350,3 @@ def test_no_descriptor_is_lost_over_many_environments(sandbox: ContainerSandbox)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(one_round, range(10)))
     assert until(lambda: descriptors() <= before), (before, descriptors())
-
-
-@pytest.fixture(scope="module", params=["busybox", "bash", "dash"])
-def shell_env(request: pytest.FixtureRequest, image: str, sandbox: ContainerSandbox) -> ContainerEnvironment:
-    """Give an environment for each kind of shell, which the tests share: each has a session of its own."""
-    if request.param != "busybox":
-        needed("" if shutil.which(request.param) and shutil.which("ldd") else f"there is no {request.param}")
-        image = f"tangram-test-{request.param}:1"
-        make_with_shell(request.param, image)
-    environment = sandbox.open(EnvironmentSpec(id=request.param, image=image))
-    assert environment.container.dialect.is_bash == (request.param == "bash")
-    return environment
-
-
-@pytest.mark.parametrize(("command", "exit_code"), BY_EXIT_CODE, ids=[command for command, _ in BY_EXIT_CODE])
-def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: ContainerEnvironment, command: str, exit_code: int) -> None:
-    # Given a session in which a command has run
-    session = f"s{next(NUMBERS)}"
-    printed(shell_env, ":", session=session)
-    # When a hostile one runs
-    outcome = run(shell_env, command, session=session)
-    # Then its exit code is reported, and the session takes more
-    assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), outcome
-    assert printed(shell_env, SURVIVED, session=session) == "alive\n"

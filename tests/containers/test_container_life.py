@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
-from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest
+from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
@@ -326,32 +326,3 @@ def test_an_environment_of_a_snapshot_has_the_same_files(sandbox: ContainerSandb
         copy.close()
     finally:
         subprocess.run(["docker", "rmi", reference], check=True, capture_output=True)
-
-
-def test_a_fence_ends_what_was_left_and_keeps_nothing_but_the_folder(shared: ContainerEnvironment) -> None:
-    # Given processes that earlier commands of two sessions have left, an exported variable and a folder
-    sleeping = f"sleep 320.4321{RUN}"
-    printed(shared, f"mkdir -p /tmp/here; cd /tmp/here; export kept=yes; {sleeping} & setsid {sleeping} & ({sleeping} &) ; true")
-    printed(shared, f"setsid {sleeping} & true", session="other")
-    assert until(lambda: len(processes_with(f"320.4321{RUN}")) == 4)
-    # When a command comes with a fence
-    request = ExecRequest(action_id="a", command="pwd; echo ${kept-no}; ps | grep -c '[3]20.4321'", fence=True, timeout_s=60)
-    outcome = shared.start(request).wait()
-    # Then they are gone before it runs, and so is the variable
-    assert outcome.stdout == b"/tmp/here\nno\n0\n", outcome
-    assert processes_with(f"320.4321{RUN}") == []
-
-
-def test_a_fence_spares_what_another_session_is_running(shared: ContainerEnvironment) -> None:
-    # Given a command that runs in one session
-    box: list[ExecOutcome] = []
-    other = admit(shared, "touch begun; until test -f go; do sleep 0.01; done; echo done", session="other")
-    thread = threading.Thread(target=lambda: box.append(other.wait()))
-    thread.start()
-    assert until(lambda: "begun" in printed(shared, "ls"))
-    # When another one comes with a fence
-    outcome = shared.start(ExecRequest(action_id="a", command="touch go", fence=True, timeout_s=60)).wait()
-    thread.join(60)
-    # Then both come to their end
-    assert outcome.exit_code == 0, outcome
-    assert box[0].stdout == b"done\n"

@@ -25,7 +25,6 @@ TAKES_IDS_FOR_THE_HOSTS = {
     "test_children_are_found_without_the_kernels_children_files",
     "test_a_signal_is_not_sent_to_a_later_process_of_the_same_id",
     "test_an_idle_environment_leaves_no_zombies_behind_its_commands",
-    "test_a_shell_killed_between_two_commands_is_replaced",
     "test_a_killed_supervisor_leaves_nothing_and_is_replaced",
     "test_what_a_killed_supervisor_left_goes_with_the_environment",
 }

@@ -37,21 +37,6 @@ def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:
     box.close()
 
 
-def test_a_session_is_kept_and_restored(either: ProcessEnvironment) -> None:
-    # Given a session with a folder, an exported variable, a function and a background process
-    printed(either, f'mkdir d; cd d; export X=1; f() {{ echo "f $X"; }}; sleep 317.734375{RUN} >/dev/null 2>&1 &')
-    assert printed(either, "f; basename $PWD") == "f 1\nd\n"
-    assert until(lambda: len(processes_with(f"sleep\x00317.734375{RUN}")) == 1)
-    # When its shell ends, with a code
-    assert run(either, "exit 3").exit_code == 3
-    # Then the next one finds all of it
-    assert printed(either, f"f; basename $PWD; pgrep -f '^sleep 317.734375{RUN}' | wc -l") == "f 1\nd\n1\n"
-    # And with the environment all processes go
-    either.close()
-    assert not processes_with(f"317.734375{RUN}")
-    assert not processes_with(str(either.work_folder.parent))
-
-
 def test_state_that_no_shell_can_start_with_is_forgotten(either: ProcessEnvironment) -> None:
     # Given a function that is exported, and state that ends every shell that reads it
     printed(either, ":")
@@ -64,19 +49,6 @@ def test_state_that_no_shell_can_start_with_is_forgotten(either: ProcessEnvironm
     assert printed(either, "export Y=kept; echo alive") == "alive\n"
     assert run(either, "exit 3").exit_code == 3
     assert printed(either, "echo $Y") == "kept\n"
-
-
-def test_a_timeout_ends_the_command_and_spares_what_was_there(either: ProcessEnvironment) -> None:
-    # Given a background process of an earlier command
-    printed(either, f"sleep 317.765625{RUN} >/dev/null 2>&1 &")
-    # When a command with daemons runs out of time
-    sleeping = f"sleep 317.78125{RUN}"
-    outcome = admit(either, f"echo begun; setsid {sleeping} & ({sleeping} &) ; {sleeping}", timeout_s=2).wait()
-    # Then it is gone with its daemons, its output is there, and the other process lives
-    assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
-    assert not processes_with(f"317.78125{RUN}")
-    assert len(processes_with(f"317.765625{RUN}")) == 1
-    assert printed(either, "echo alive") == "alive\n"
 
 
 def test_a_session_that_ends_its_own_init_starts_again(inside: ProcessEnvironment) -> None:
@@ -113,20 +85,6 @@ def test_usage_is_counted_for_children_and_orphans(either: ProcessEnvironment) -
     # When it is over; then both are counted, and a command that does nothing is charged for neither
     assert outcome.cpu_s >= 0.38
     assert run(either, "true").cpu_s < 0.2
-
-
-def test_the_program_gets_its_dop(either: ProcessEnvironment) -> None:
-    # Given a grant of three cores; when a program looks; then it finds them
-    execution = admit(either, "sh -c 'echo $TANGRAM_DOP $OMP_NUM_THREADS $MAKEFLAGS'", cores=(0, 1, 2))
-    assert execution.wait().stdout == b"3 3 -j3\n"
-
-
-def test_files_pass_in_and_out_and_between_sessions(either: ProcessEnvironment) -> None:
-    # Given a file written from outside; when one session copies it, here and to TMPDIR; then another and the outside see it
-    either.write_file("a/b", b"bytes", mode=0o755)
-    path = printed(either, "cp a/b copy; cp a/b $TMPDIR/other; echo $TMPDIR/other", session="one").strip()
-    assert printed(either, "cat copy $TMPDIR/other", session="two") == "bytesbytes"
-    assert either.read_file("copy") == either.read_file(path) == b"bytes"
 
 
 def test_a_closed_environment_leaves_no_process_of_the_host_behind(either: ProcessEnvironment) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from workers.cpu.process.environment import ProcessEnvironment
-
-from .support import printed, run
-
-SURVIVED = "echo alive; exec 9>&-"
+from tests.workers_cpu.support import printed, run
+from workers.cpu.abstract import Environment
 
 BY_EXIT_CODE = [
     ("true", 0),
@@ -50,18 +49,18 @@ BY_EXIT_CODE = [
 
 
 @pytest.mark.parametrize(("command", "exit_code"), BY_EXIT_CODE, ids=[command for command, _ in BY_EXIT_CODE])
-def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: ProcessEnvironment, command: str, exit_code: int) -> None:
+def test_a_command_ends_with_its_exit_code_and_the_session_goes_on(shell_env: Environment, command: str, exit_code: int) -> None:
     # Given a session in which a command has run
     printed(shell_env, ":")
     # When a hostile one runs
     outcome = run(shell_env, command)
     # Then its exit code is reported, and the session takes more
     assert (outcome.status, outcome.exit_code) == ("succeeded", exit_code), outcome
-    assert printed(shell_env, SURVIVED) == "alive\n"
+    assert printed(shell_env, "echo alive; exec 9>&-") == "alive\n"
 
 
 @pytest.mark.parametrize("command", ["echo 'unbalanced", 'echo "unbalanced', "if then", ")", "(", "for", "case x in", "cat <<", "${"])
-def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: ProcessEnvironment, command: str) -> None:
+def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: Environment, command: str) -> None:
     # Given a variable of the session
     printed(shell_env, "kept=yes")
     # When a command has a syntax error
@@ -73,11 +72,11 @@ def test_a_syntax_error_is_reported_and_leaves_the_state(shell_env: ProcessEnvir
     assert printed(shell_env, "echo $kept") == "yes\n"
 
 
-def test_an_error_message_has_the_commands_own_line_number(env: ProcessEnvironment) -> None:
+def test_an_error_message_has_the_commands_own_line_number(env: Environment) -> None:
     # Given a command of three lines, the second of which is wrong; when it runs
     outcome = run(env, "echo one\nno-such-program\necho three")
     # Then the message speaks of line 2 and the others have run
-    assert b"line 2: no-such-program" in outcome.stderr
+    assert re.search(rb"2: .*no-such-program", outcome.stderr)
     assert outcome.stdout == b"one\nthree\n"
 
 
@@ -90,26 +89,23 @@ def test_an_error_message_has_the_commands_own_line_number(env: ProcessEnvironme
         ("cat <<END\n$((6 * 7))\nEND\n", b"42\n"),
         ("echo 'a'\"b\"c\\'d", b"abc'd\n"),
         ("echo één 猫", "één 猫\n".encode()),
-        ("echo '!' '%s' '\\n' | cat", None),
         ("f() {\n  echo \"$1\"\n}\nf 'x  y'", b"x  y\n"),
-        ("echo to-nine >&9 9>&1 | cat", None),
         ("exec 7>seven; echo lucky >&7; exec 7>&-; cat seven", b"lucky\n"),
         ("cat; echo end", b"end\n"),
-        ("python3 -c 'import sys; print(len(sys.stdin.read()))'", b"0\n"),
+        ("wc -c", b"0\n"),
         ("(echo in-subshell; exit 3) || echo $?", b"in-subshell\n3\n"),
         ("x=1; unset x; echo ${x-unset}", b"unset\n"),
     ],
 )
-def test_output_arrives_byte_by_byte(shell_env: ProcessEnvironment, command: str, stdout: bytes | None) -> None:
+def test_output_arrives_byte_by_byte(shell_env: Environment, command: str, stdout: bytes) -> None:
     # Given any shell; when the command runs; then exactly its output is there
     outcome = run(shell_env, command)
     assert outcome.status == "succeeded"
-    if stdout is not None:
-        assert outcome.stdout == stdout
+    assert outcome.stdout == stdout
     assert printed(shell_env, "echo next") == "next\n"
 
 
-def test_a_large_command_arrives_whole(shell_env: ProcessEnvironment) -> None:
+def test_a_large_command_arrives_whole(shell_env: Environment) -> None:
     # Given a heredoc larger than every buffer on the way
     body = "".join(f"line {number} 'quoted'\n" for number in range(20_000))
     # When it is written to a file
@@ -118,37 +114,22 @@ def test_a_large_command_arrives_whole(shell_env: ProcessEnvironment) -> None:
     assert shell_env.read_file("big").decode() == body
 
 
-def test_a_function_named_like_a_builtin_of_the_driver_changes_nothing(env: ProcessEnvironment) -> None:
+def test_a_function_named_like_a_builtin_of_the_driver_changes_nothing(bash_env: Environment) -> None:
     # Given functions of the names that the driver uses
-    printed(env, "eval() { :; }; read() { :; }; printf() { :; }; test() { :; }")
+    printed(bash_env, "eval() { :; }; read() { :; }; printf() { :; }; test() { :; }")
     # When a command runs; then it is the command that runs
-    assert printed(env, "echo real") == "real\n"
+    assert printed(bash_env, "echo real") == "real\n"
 
 
-def test_a_command_whose_shell_ends_before_taking_it_runs_in_the_next(shell_env: ProcessEnvironment) -> None:
+def test_a_command_whose_shell_ends_before_taking_it_runs_in_the_next(shell_env: Environment) -> None:
     # Given a command after whose report the shell can take no other: the driver's own variable is read-only
     run(shell_env, "readonly __tangram_run")
     # When the next command runs; then it runs, once, in a fresh shell
     assert printed(shell_env, "echo alive | tee -a file; cat file") == "alive\nalive\n"
 
 
-def test_closing_stdout_lasts_for_one_command(shell_env: ProcessEnvironment) -> None:
+def test_closing_stdout_lasts_for_one_command(shell_env: Environment) -> None:
     # Given a command that points the shell's own output elsewhere
     printed(shell_env, "exec >elsewhere; echo hidden")
     # When the next one prints; then it is captured again
     assert printed(shell_env, "echo shown; cat elsewhere") == "shown\nhidden\n"
-
-
-def test_removing_the_control_folder_costs_one_command_at_most(sandbox_env: ProcessEnvironment) -> None:
-    # Given a command that removes everything above its home, the protocol's files too
-    run(sandbox_env, "rm -rf ../../../control/*")
-    # When further commands run; then at the latest the second finds a session again
-    run(sandbox_env, ":")
-    assert printed(sandbox_env, "echo alive") == "alive\n"
-
-
-@pytest.fixture
-def sandbox_env(env: ProcessEnvironment) -> ProcessEnvironment:
-    """Give an environment in which a command has run already."""
-    printed(env, ":")
-    return env

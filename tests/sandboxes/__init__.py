@@ -1,0 +1,1 @@
+"""What every sandbox promises, tested once for all kinds."""

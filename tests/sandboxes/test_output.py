@@ -1,0 +1,70 @@
+"""Output is separate, whole up to the limit, bounded beyond it, and never another command's."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from tests.workers_cpu.support import admit, printed, run, until
+from workers.cpu.abstract import Environment
+from workers.cpu.errors import NoSuchFile
+
+
+def exists(environment: Environment, path: str) -> bool:
+    """Say whether a file is there."""
+    try:
+        environment.read_file(path)
+    except NoSuchFile:
+        return False
+    return True
+
+
+def test_the_streams_are_separate(shell_env: Environment) -> None:
+    outcome = run(shell_env, "echo out; echo err >&2; echo out2")
+    assert (outcome.stdout, outcome.stderr) == (b"out\nout2\n", b"err\n")
+
+
+def test_output_larger_than_every_buffer_arrives_whole(env: Environment) -> None:
+    outcome = run(env, "head -c 900000 /dev/zero >&2 & head -c 900000 /dev/zero; wait")
+    assert (len(outcome.stdout), len(outcome.stderr), outcome.truncated) == (900_000, 900_000, False)
+
+
+@pytest.mark.parametrize(("printed_bytes", "truncated"), [(99, False), (100, False), (101, True)])
+def test_output_is_cut_exactly_at_the_limit(env: Environment, printed_bytes: int, truncated: bool) -> None:
+    outcome = admit(env, f"head -c {printed_bytes} /dev/zero", output_limit_bytes=100).wait()
+    assert (len(outcome.stdout), outcome.truncated) == (min(100, printed_bytes), truncated)
+
+
+def test_a_flood_neither_blocks_the_program_nor_fills_memory(env: Environment) -> None:
+    # Given a command that prints 200 MB; when it runs with a small limit
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcome = admit(env, "head -c 200000000 /dev/zero; echo end >&2", output_limit_bytes=1000).wait()
+    # Then it comes to its end, and the worker has not grown by more than 20 MB
+    assert (outcome.exit_code, outcome.stderr, len(outcome.stdout), outcome.truncated) == (0, b"end\n", 1000, True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 20_000
+
+
+@pytest.mark.parametrize("holder", ["sleep 300", "yes"])
+def test_a_background_process_that_holds_the_output_does_not_delay_the_result(shell_env: Environment, holder: str) -> None:
+    # Given a command that leaves a process with its output open, which may print without end
+    outcome = admit(shell_env, f"{holder} & echo done >&2", output_limit_bytes=10_000_000).wait()
+    # Then it is over before that process, and the next is not mixed with it
+    assert (outcome.status, outcome.stderr) == ("succeeded", b"done\n")
+    assert printed(shell_env, "echo clean") == "clean\n"
+
+
+def test_late_output_is_not_the_next_commands(shell_env: Environment) -> None:
+    # Given a background process that prints during the next command, on both streams
+    printed(shell_env, "(while test ! -e go; do sleep 0.01; done; echo late; echo late >&2; touch gone) & :")
+    outcome = run(shell_env, "touch go; while test ! -e gone; do sleep 0.01; done; echo mine")
+    # Then that command's output is its own
+    assert (outcome.stdout, outcome.stderr) == (b"mine\n", b"")
+
+
+def test_a_background_process_can_go_on_printing(env: Environment) -> None:
+    # Given a server that logs more than a pipe holds, after its command is over
+    printed(env, "(while test ! -e go; do sleep 0.01; done; head -c 1000000 /dev/zero && touch survived) & :")
+    # When later commands run; then it neither blocks nor dies of SIGPIPE
+    printed(env, "touch go")
+    assert until(lambda: exists(env, "survived"))

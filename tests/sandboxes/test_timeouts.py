@@ -1,0 +1,175 @@
+"""Timeouts and kills end the whole process tree of a command, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.workers_cpu.support import RUN, admit, followed, printed, processes_with, run, sleepers, until
+from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding
+
+ESCAPES = [
+    "sleep {marker}",
+    "sleep {marker} | cat",
+    "sleep {marker} & sleep {marker} & wait",
+    "setsid sleep {marker} & sleep {marker}",
+    "(setsid sh -c 'sleep {marker} & sleep {marker} &' &) ; sleep {marker}",
+    "sh -c 'trap \"\" TERM INT HUP; sleep {marker}; sleep {marker}'",
+    "trap '' TERM; while :; do sleep {marker}; done",
+    "sleep {marker} & kill -STOP $$",
+    "exec sleep {marker}",
+    "env -i setsid nohup sleep {marker} >/dev/null 2>&1 & exec sleep {marker}",
+]
+
+
+@contextmanager
+def waited_for(*executions: Execution) -> Iterator[None]:
+    """Carry commands out in threads of their own; all are over when the block is."""
+    threads = [threading.Thread(target=execution.wait) for execution in executions]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(60)
+
+
+@pytest.mark.parametrize("command", ESCAPES)
+def test_a_kill_ends_every_process_of_the_command(shell_env: Environment, command: str) -> None:
+    # Given a running command whose processes try to get away
+    marker = f"314.0625{RUN}"
+    execution = admit(shell_env, "echo before; " + command.format(marker=marker))
+    with waited_for(execution):
+        assert until(lambda: bool(processes_with(marker)))
+        # When it is killed, twice
+        execution.kill("the trajectory was dropped")
+        execution.kill("another reason")
+    # Then none of its processes lives, the first reason and what was printed are there, and the session goes on
+    outcome = execution.wait()
+    assert (outcome.status, outcome.reason, outcome.exit_code) == ("cancelled", "the trajectory was dropped", None)
+    assert outcome.stdout == b"before\n"
+    assert not processes_with(marker)
+    assert printed(shell_env, "echo alive") == "alive\n"
+
+
+def test_a_timeout_ends_the_command_and_keeps_its_output_and_what_was_there_before(shell_env: Environment) -> None:
+    # Given a session with an export and a folder, and a server of an earlier command, with a child of its own
+    server, mine = f"314.5{RUN}", f"314.03125{RUN}"
+    printed(shell_env, f"mkdir sub; cd sub; export Y=2; sh -c 'sleep {server} & wait' >/dev/null 2>&1 &")
+    assert until(lambda: len(processes_with(server)) == 2)
+    before = processes_with(server)
+    # When a command with daemons, whose shell stands still before something dangerous, runs out of time
+    command = f"echo before; setsid sleep {mine} & (sleep {mine} &); kill -STOP $$; touch wrong"
+    outcome = admit(shell_env, command, timeout_s=2).wait()
+    # Then it says so with what it printed, none of its processes lives, and the rest of it has not happened
+    assert (outcome.status, outcome.exit_code, outcome.stdout, outcome.cause) == ("timed_out", None, b"before\n", "timeout")
+    assert outcome.reason == "ran longer than 2 s"
+    assert not processes_with(mine)
+    # And server, folder and export are there
+    assert processes_with(server) == before
+    assert printed(shell_env, "ls; basename $PWD; echo $Y") == "sub\n2\n"
+
+
+@pytest.mark.parametrize(("held_s", "status"), [(2.5, "succeeded"), (60.0, "timed_out")])
+def test_the_time_for_which_a_command_is_held_for_its_reader_counts_up_to_a_bound(env: Environment, held_s: float, status: str) -> None:
+    # Given a reader that is behind from the first output on, for longer than the command may run
+    began: list[float] = []
+    execution = env.start(
+        ExecRequest(
+            action_id="held",
+            command="head -c 1000000 /dev/zero",
+            timeout_s=2.0,
+            on_output=lambda name, data: began.append(time.monotonic()),
+            is_held=lambda: bool(began) and time.monotonic() < began[0] + held_s,
+        )
+    )
+    # When the reader is behind for less than twice that time; then the command succeeds, else it runs out of time at twice its limit
+    outcome = execution.wait()
+    assert outcome.status == status, outcome
+    if status == "succeeded":
+        assert len(outcome.stdout) == 1_000_000 and outcome.execution_s > 2.5
+    else:
+        assert (outcome.reason, outcome.cause) == ("ran longer than 2 s", "timeout") and outcome.execution_s >= 4.0
+    assert printed(env, "echo alive") == "alive\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["while :; do :; done", f"while :; do (setsid sleep 314.9375{RUN} &) ; sleep 0.005; done"], ids=["loop", "forks"]
+)
+def test_loops_and_fork_storms_are_ended(env: Environment, command: str) -> None:
+    assert admit(env, command, timeout_s=0.2).wait().status == "timed_out"
+    assert not processes_with(f"314.9375{RUN}")
+    assert printed(env, "echo alive") == "alive\n"
+
+
+def test_a_program_has_a_moment_to_end_by_itself(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a program that says goodbye on SIGTERM, and a moment that a busy machine does not use up
+    monkeypatch.setattr("workers.cpu.shell.run.GRACE_S", 60.0)
+    with followed(env, "sh -c 'trap \"echo goodbye; exit\" TERM; echo hello; while :; do sleep 0.01; done'") as one:
+        assert one.prints("hello")
+        # When it is ended; then what it says is part of the output
+        one.execution.kill("enough")
+        assert one.outcome().stdout == b"hello\ngoodbye\n"
+
+
+def test_a_silent_command_ends_after_the_output_timeout(env: Environment) -> None:
+    # Given a command that prints now on this stream, now on that, for longer than it may be silent, and then hangs
+    command = "for i in 1 2 3 4 5 6; do echo $i; sleep 0.4; echo $i >&2; sleep 0.4; done; sleep 300"
+    outcome = admit(env, command, output_timeout_s=4.0).wait()
+    # Then printing has kept it alive, and silence has ended it
+    assert (outcome.status, outcome.reason) == ("timed_out", "printed nothing for 4 s")
+    assert outcome.stdout == outcome.stderr == b"1\n2\n3\n4\n5\n6\n"
+
+
+def test_a_kill_before_the_wait_means_that_nothing_runs(env: Environment) -> None:
+    execution = admit(env, "touch wrong")
+    execution.kill("too late")
+    assert (execution.wait().status, execution.wait().reason) == ("cancelled", "too late")
+    assert printed(env, "ls") == ""
+
+
+def test_a_kill_of_a_command_that_waits_for_its_session(env: Environment) -> None:
+    # Given a command that has the session, and one behind it
+    first, second = admit(env, f"sleep 314.375{RUN}"), admit(env, "touch wrong")
+    with waited_for(first):
+        sleepers(f"314.375{RUN}")
+        # When the second is killed; then it is over while the first runs on
+        with waited_for(second):
+            second.kill("not needed")
+        assert second.wait().status == "cancelled"
+        assert processes_with(f"314.375{RUN}")
+        first.kill("done")
+    assert first.wait().status == "cancelled"
+
+
+def test_a_kill_or_resize_after_the_end_changes_nothing(env: Environment) -> None:
+    # Given a command that is over, and a background process of it
+    execution = admit(env, f"sleep 314.875{RUN} >/dev/null 2>&1 &")
+    outcome = execution.wait()
+    # When it is killed and resized; then the outcome and the process stand
+    execution.kill("late")
+    execution.resize(Holding((0,)))
+    assert execution.wait() is outcome
+    assert outcome.status == "succeeded"
+    sleepers(f"314.875{RUN}")
+
+
+def test_waiting_for_the_session_does_not_eat_the_timeout(env: Environment) -> None:
+    # Given a command with a timeout behind one that takes longer than it; when both are over; then the second has run
+    first, second = admit(env, f"sleep 2.75{RUN}"), admit(env, "echo ran", timeout_s=2.5)
+    with waited_for(first):
+        sleepers(f"2.75{RUN}")
+        with waited_for(second):
+            pass
+    assert second.wait().stdout == b"ran\n"
+
+
+def test_a_command_that_ends_its_shell_leaves_its_background_processes(env: Environment) -> None:
+    # Given a command that starts a server and ends the shell; when it is over; then the server lives, and goes with the environment
+    assert run(env, f"sleep 314.4375{RUN} >/dev/null 2>&1 & exit 3").exit_code == 3
+    sleepers(f"314.4375{RUN}")
+    env.close()
+    assert not processes_with(f"314.4375{RUN}")
