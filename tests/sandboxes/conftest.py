@@ -69,6 +69,9 @@ EVERY_SHELL = params("process-bash", "process-sh", "bubblewrap-bash", "container
 
 BASH = params("process-bash", "bubblewrap-bash", "container-bash")
 
+MAX_FILE_BYTES = 1 << 20
+"""The most that passes in or out of the sandboxes of these tests in one piece."""
+
 Boxes = Callable[[str], Sandbox]
 numbers = count()
 
@@ -104,9 +107,9 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
             name, _, shell = place.partition("-")
             folder, kind = tmp_path_factory.mktemp(place) / "box", KINDS[name]
             if kind.isolation is None:
-                box: Sandbox = ContainerSandbox(folder, node=f"{NODE}-suite", options=container_options())
+                box: Sandbox = ContainerSandbox(folder, node=f"{NODE}-suite", options=container_options(), max_file_bytes=MAX_FILE_BYTES)
             else:
-                box = make(folder, kind.isolation, shell="sh" if shell == "sh" else None)
+                box = make(folder, kind.isolation, shell="sh" if shell == "sh" else None, max_file_bytes=MAX_FILE_BYTES)
             stack.enter_context(contextlib.closing(box))
             return box
 

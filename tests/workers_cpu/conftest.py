@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,10 +82,10 @@ def shell_env(request: pytest.FixtureRequest, shared: Shared) -> Iterator[Proces
     yield from environment_in(shared("auto", request.param))
 
 
-def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None = None, *, shell: str | None = None) -> ProcessSandbox:
+def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None = None, **more: Any) -> ProcessSandbox:
     """Make a sandbox of one kind; skip where bubblewrap does not work, but fail in CI."""
     try:
-        return ProcessSandbox(folder, isolation=isolation, limits=limits, shell=shell)
+        return ProcessSandbox(folder, isolation=isolation, limits=limits, **more)
     except SessionUnavailable as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))

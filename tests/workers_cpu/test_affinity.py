@@ -1,4 +1,4 @@
-"""A command's process tree is held to its cores, follows a resize, and is parked afterwards."""
+"""How processes are found and held to cores one by one, where no control group does it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process bet
 MASK = "python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'"
 
 
-def masks(pids: list[int]) -> list[set[int]]:
-    return [os.sched_getaffinity(thread) for pid in pids for thread in tree.threads(pid)]
-
-
 @given(available=st.sets(st.integers(0, 300), min_size=1), cores=st.lists(st.integers(0, 1000)).map(tuple))
 def test_granted_cores_always_lie_on_available_ones(available: set[int], cores: tuple[int, ...]) -> None:
     # Given any machine and grant; when the grant is mapped
@@ -35,56 +31,9 @@ def test_granted_cores_always_lie_on_available_ones(available: set[int], cores: 
     assert bool(real) == bool(cores)
 
 
-def test_a_command_and_its_children_run_on_the_granted_core(env: ProcessEnvironment) -> None:
-    # Given a grant of the last core; when a program scans at its mask; then that is it
-    outcome = admit(env, f'sh -c "{MASK}"; {MASK}', cores=(HERE[-1],)).wait()
-    assert outcome.stdout.decode() == f"{HERE[-1]}\n" * 2
-
-
-def test_the_next_command_has_its_own_grant(env: ProcessEnvironment) -> None:
-    # Given a session whose last command had one core
-    admit(env, "true", cores=(HERE[0],)).wait()
-    # When the next is granted all; then it has all
-    outcome = admit(env, MASK, cores=tuple(HERE)).wait()
-    assert outcome.stdout.decode().split() == [str(core) for core in HERE]
-
-
 def test_an_empty_grant_leaves_the_mask(env: ProcessEnvironment) -> None:
     # Given a session that has not been held to any core; when a command comes without cores; then it may use all
     assert admit(env, MASK).wait().stdout.decode().split() == [str(core) for core in HERE]
-
-
-@needs_two_cores
-def test_a_resize_moves_the_whole_tree_with_all_threads(env: ProcessEnvironment) -> None:
-    # Given a tree of processes, one of them out of its session, one with threads, on the first core
-    nap = f"311.15625{RUN}"
-    threaded = f"python3 -c 'import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=({nap},)).start()'"
-    command = f'setsid sleep {nap} & sh -c "sleep {nap}; :" & {threaded} {nap} & wait'
-    with running(env, command, Holding((HERE[0],))) as (execution, _):
-        assert until(lambda: len(masks(processes_with(nap))) >= 7)
-        pids = processes_with(nap)
-        assert all(mask == {HERE[0]} for mask in masks(pids))
-        # When it is resized to the second
-        execution.resize(Holding((HERE[1],)))
-        # Then every thread of every process is there
-        assert all(mask == {HERE[1]} for mask in masks(pids))
-
-
-@needs_two_cores
-def test_a_resize_catches_processes_that_are_being_started(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a command that starts processes without end, and time to look for all of them
-    monkeypatch.setattr(tree, "PLACE_LIMIT_S", 60.0)
-    nap = f"1.28125{RUN}"
-    with running(env, f"while :; do setsid sleep {nap} & sleep 0.002; done", Holding((HERE[0],))) as (execution, _):
-        assert until(lambda: len(processes_with(nap)) > 5)
-        # When it is resized; then no process is left behind on the old core, nor starts there
-        execution.resize(Holding((HERE[1],)))
-        for _ in range(5):
-            for pid in processes_with(nap):
-                try:
-                    assert os.sched_getaffinity(pid) == {HERE[1]}
-                except ProcessLookupError:
-                    continue
 
 
 @needs_two_cores

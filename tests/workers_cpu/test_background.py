@@ -1,4 +1,4 @@
-"""Commands in the background, and what commands leave behind: how they are held, by each means, and that they come back."""
+"""How processes are sent to the background by each means, and what goes wrong meanwhile."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from glob import glob
 from pathlib import Path
 
 import pytest
 
 from app.action_task import ActionTask, Call
-from workers.cpu.abstract import ExecRequest, Execution, Holding, Usage
+from workers.cpu.abstract import Holding
 from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
@@ -28,16 +27,13 @@ from workers.cpu.shell.execution import ShellExecution
 from workers.cpu.weight import Means
 
 from .conftest import environment_in
-from .support import RUN, in_background, printed, processes_with, running, sleepers, until, weight_of, worker_to_be_killed
+from .support import RUN, in_background, processes_with, running, sleepers, until, weight_of, worker_to_be_killed
 
 HERE = sorted(os.sched_getaffinity(0))
 BACK = Holding(background=True)
 ALL: list[tuple[Isolation, Means]] = [
     (isolation, means) for isolation in ("none", "bubblewrap") for means in ("cgroup", "autogroup", "affinity")
 ]  # type: ignore[misc]
-
-on_one_core = pytest.mark.parametrize("box", [each for each in ALL if each[1] == "affinity"], indirect=True, ids="-".join)
-"""For tests in which the background gets something: by the other means it gets nothing on a machine that is busy with something else."""
 
 
 @pytest.fixture(scope="module", params=ALL, ids=["-".join(each) for each in ALL])
@@ -56,28 +52,6 @@ def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def env(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
     """Give an environment."""
     yield from environment_in(box)
-
-
-def masks(pids: list[int]) -> list[set[int]]:
-    return [os.sched_getaffinity(thread) for pid in pids for thread in tree.threads(pid)]
-
-
-TREE = "setsid sleep {0} & (sh -c 'sleep {0}; :' &) ; sleep {0} & wait"
-
-
-def test_a_command_goes_to_the_background_and_comes_back_with_all_its_processes(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a command with a child out of its session and an orphan, on the first core
-    with running(env, TREE.format(f"301.5{RUN}"), Holding((HERE[0],))) as (execution, _):
-        pids = sleepers(f"301.5{RUN}", 3)
-        for _ in range(2):
-            # When it goes to the background; then all of it is there, on any core that the background may use
-            execution.resize(BACK)
-            assert all(in_background(pid, box.background) for pid in pids)
-            assert masks(pids) == [set(HERE[-1:] if box.background == "affinity" else HERE)] * 3
-            # When it comes back; then none is, and all of it is on its core
-            execution.resize(Holding((HERE[0],)))
-            assert box.background == "affinity" or not any(in_background(pid, box.background) for pid in pids)
-            assert masks(pids) == [{HERE[0]}] * 3
 
 
 def test_a_command_in_the_foreground_counts_for_its_cores(box: ProcessSandbox, env: ProcessEnvironment) -> None:
@@ -101,109 +75,6 @@ def test_a_command_in_the_foreground_counts_for_its_cores(box: ProcessSandbox, e
             execution.resize(BACK)
             execution.resize(Holding())
             assert weight_of(pid) == 1
-
-
-@on_one_core
-def test_what_a_command_gets_in_the_background_is_counted_apart(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a busy command on a core; then nothing is counted for the background
-    def used(execution: Execution) -> Usage:
-        return execution.used() or Usage(cpu_s=0.0)
-
-    with running(env, "while :; do :; done", Holding((HERE[0],))) as (execution, _):
-        assert until(lambda: used(execution).cpu_s > 0.1)
-        assert used(execution).background_cpu_s == 0.0
-        # When it goes to the background; then what it gets is, and only what it gets from then on
-        execution.resize(BACK)
-        before = used(execution)
-        assert until(lambda: used(execution).background_cpu_s > 0.03)
-        after = used(execution)
-        assert after.background_cpu_s - before.background_cpu_s == pytest.approx(after.cpu_s - before.cpu_s, abs=1e-6)
-        # When it comes back; then the figure stands, and the whole one goes on
-        execution.resize(Holding((HERE[0],)))
-        before = used(execution)
-        assert until(lambda: used(execution).cpu_s > before.cpu_s + 0.1)
-        assert used(execution).background_cpu_s == before.background_cpu_s
-        # When it is sent there again; then it goes on from there
-        execution.resize(BACK)
-        assert until(lambda: used(execution).background_cpu_s > before.background_cpu_s + 0.03)
-
-
-def test_a_command_starts_in_the_background_and_gets_its_dop(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a command of DoP 3 in the background; when it runs; then it gets that, and is held there
-    with running(env, f"echo $TANGRAM_DOP >dop; sleep 301.25{RUN}", BACK, dop=3):
-        (pid,) = sleepers(f"301.25{RUN}", 1)
-        assert in_background(pid, box.background)
-        assert env.read_file("dop") == b"3\n"
-
-
-def test_what_a_command_leaves_behind_is_in_the_background_until_the_next_command(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a command on the first core that leaves two processes, one of them nobody's child; when it is over
-    command = f"sleep 301.75{RUN} >/dev/null 2>&1 & (sleep 301.75{RUN} >/dev/null 2>&1 &)"
-    env.start(ExecRequest(action_id="a", command=command, holding=Holding((HERE[0],)))).wait()
-    pids = sleepers(f"301.75{RUN}", 2)
-    # Then both are in the background
-    assert all(in_background(pid, box.background) for pid in pids)
-    # When the next command runs; then they are ordinary like that, and in the background again once it is over
-    with running(env, f"sleep 302.75{RUN}", Holding((HERE[0],))):
-        (command_pid,) = sleepers(f"302.75{RUN}", 1)
-        assert masks([*pids, command_pid]) == [{HERE[0]}] * 3
-        assert box.background == "affinity" or not any(in_background(pid, box.background) for pid in (*pids, command_pid))
-    assert all(in_background(pid, box.background) for pid in pids)
-
-
-def test_what_a_command_left_is_in_the_foreground_while_another_session_tests_it(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given what a command left running in one session, in the background
-    def in_foreground(pid: int) -> bool:
-        return box.background == "affinity" or not in_background(pid, box.background)
-
-    printed(env, f"sleep 303.25{RUN} >/dev/null 2>&1 & (sleep 303.25{RUN} >/dev/null 2>&1 &)", session="server")
-    pids = sleepers(f"303.25{RUN}", 2)
-    assert all(in_background(pid, box.background) for pid in pids)
-    # When a command of another session runs in the foreground; then it is there too, on the cores of that
-    with running(env, f"sleep 303.5{RUN}", Holding((HERE[0],)), session="test") as (execution, _):
-        sleepers(f"303.5{RUN}")
-        assert masks(pids) == [{HERE[0]}] * 2
-        assert all(map(in_foreground, pids))
-        # And follows it to the background, and back to other cores
-        execution.resize(BACK)
-        assert all(in_background(pid, box.background) for pid in pids)
-        execution.resize(Holding((HERE[-1],)))
-        assert masks(pids) == [{HERE[-1]}] * 2
-        assert all(map(in_foreground, pids))
-    # And is in the background again once that is over
-    assert all(in_background(pid, box.background) for pid in pids)
-
-
-def test_what_a_command_leaves_while_another_runs_is_on_the_cores_of_that(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a running command; when one of another session ends and leaves a process; then that has the cores of the one that runs
-    with running(env, f"sleep 303.75{RUN}", Holding((HERE[0],)), session="test"):
-        sleepers(f"303.75{RUN}")
-        printed(env, f"sleep 303.875{RUN} >/dev/null 2>&1 &", session="server")
-        (pid,) = sleepers(f"303.875{RUN}")
-        assert masks([pid]) == [{HERE[0]}]
-        assert box.background == "affinity" or not in_background(pid, box.background)
-    assert in_background(pid, box.background)
-
-
-def test_a_session_without_anything_left_is_not_in_the_background(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a session whose last command was in the background; when it is over; then the shell is not
-    shell = int(printed(env, "cut -d' ' -f6 /proc/self/stat") if box.isolation == "none" else "0")
-    env.start(ExecRequest(action_id="a", command="true", holding=BACK)).wait()
-    if shell:
-        assert masks([shell]) == [set(HERE)]
-        assert box.background == "affinity" or not in_background(shell, box.background)
-    # And the next command has its grant
-    assert printed(env, "echo done") == "done\n"
-
-
-def test_a_kill_reaches_a_command_in_the_background(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a command in the background; when it is killed; then that is its end
-    with running(env, f"sleep 301.875{RUN} & wait", BACK) as (execution, outcomes):
-        sleepers(f"301.875{RUN}", 1)
-        execution.kill("enough")
-        assert until(lambda: bool(outcomes))
-        assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
-    assert not processes_with(f"sleep\x00301.875{RUN}\x00")
 
 
 def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foreground(
@@ -303,43 +174,6 @@ def test_a_group_that_was_made_in_part_is_removed(tmp_path: Path) -> None:
     assert [Path(folder).exists() for folder in supervisor.folders] == [True]
 
 
-def spin_until(path: str) -> str:
-    return f"while [ ! -e {path} ]; do :; done"
-
-
-def used_s(execution: Execution) -> float:
-    usage = execution.used()
-    return usage.cpu_s if usage is not None else 0.0
-
-
-@on_one_core
-def test_time_without_a_core_does_not_count(box: ProcessSandbox, env: ProcessEnvironment) -> None:
-    # Given a busy command in the background, beside others on its core
-    others = " & ".join([f"( touch busy-{number}; {spin_until('go')} )" for number in range(3)])
-    with ExitStack() as ends:
-        ends.enter_context(running(env, f"{others} & wait", Holding(tuple(HERE[-1:])), session="others"))
-        assert until(lambda: printed(env, "ls", session="look").count("busy-") == 3)
-        execution, outcomes = ends.enter_context(running(env, spin_until("go"), BACK, timeout_s=1.0, output_timeout_s=1.0))
-        # When it has stood for longer than it may run, and has used a part of its time
-        began = time.monotonic()
-        assert until(lambda: (time.monotonic() > began + 1.5 and used_s(execution) > 0.1) or bool(outcomes))
-        env.write_file("go", b"")
-        assert until(lambda: bool(outcomes))
-    # Then it has ended by itself, and what it waited is counted apart
-    (outcome,) = outcomes
-    assert outcome.status == "succeeded", outcome
-    assert outcome.waited_s > 0
-
-
-@on_one_core
-def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env: ProcessEnvironment) -> None:
-    # Given a command in the background that hangs, with a second thread; when its time is over; then that is its end
-    hangs = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start(); time.sleep(300)"
-    with running(env, f"python3 -c '{hangs}'", BACK, timeout_s=1.0) as (_, outcomes):
-        assert until(lambda: bool(outcomes))
-    assert (outcomes[0].status, outcomes[0].reason) == ("timed_out", "ran longer than 1 s")
-
-
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
     # Given a program whose first thread sleeps; when its other thread is busy, or sleeps, too
@@ -355,14 +189,6 @@ def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
         found = until(has_slept)
         child.kill()
     assert found
-
-
-@on_one_core
-def test_a_command_in_the_background_is_out_of_time_once_it_has_used_it(env: ProcessEnvironment) -> None:
-    # Given commands in the background that use all they can get; when one may run for a second; then that is its end
-    with running(env, "while :; do :; done", BACK, timeout_s=1.0) as (_, outcomes):
-        assert until(lambda: bool(outcomes))
-    assert outcomes[0].status == "timed_out"
 
 
 def test_a_killed_worker_leaves_nothing_in_the_background(tmp_path: Path) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from workers.cpu.abstract import Holding
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import below_this, make
-from .support import RUN, admit, open_one, printed, processes_with, run, until
+from .support import RUN, open_one, printed, processes_with, run, until
 
 HERE = sorted(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="moving a process between cores needs two of them")
@@ -59,32 +57,6 @@ def test_a_session_that_ends_its_own_init_starts_again(inside: ProcessEnvironmen
     assert printed(inside, "echo $X") == "1\n"
     assert run(inside, "kill -9 2; sleep 5").exit_code == 137
     assert printed(inside, "echo $X") == "1\n"
-
-
-@needs_two_cores
-def test_a_grant_holds_and_a_resize_moves_all(either: ProcessEnvironment) -> None:
-    # Given a command on the first core, with a child out of its session
-    execution = admit(either, f"setsid sleep 317.796875{RUN} & sleep 317.796875{RUN}", cores=(HERE[0],))
-    thread = threading.Thread(target=execution.wait)
-    thread.start()
-    assert until(lambda: len(processes_with(f"sleep\x00317.796875{RUN}")) == 2)
-    pids = processes_with(f"sleep\x00317.796875{RUN}")
-    assert [os.sched_getaffinity(pid) for pid in pids] == [{HERE[0]}] * 2
-    # When it is resized to the second; then all of it is there
-    execution.resize(Holding((HERE[1],)))
-    assert [os.sched_getaffinity(pid) for pid in pids] == [{HERE[1]}] * 2
-    execution.kill("end of test")
-    thread.join(60)
-    assert not processes_with(f"317.796875{RUN}")
-
-
-def test_usage_is_counted_for_children_and_orphans(either: ProcessEnvironment) -> None:
-    # Given a command that burns 0.2 s in a child, and 0.2 s in a process that is nobody's child and ends before it
-    burn = 'python3 -S -c "import time\nwhile time.process_time() < 0.2: pass"'
-    outcome = run(either, f"{burn}; (setsid sh -c '{burn}; touch burnt' &); while [ ! -e burnt ]; do sleep 0.02; done; sleep 0.1")
-    # When it is over; then both are counted, and a command that does nothing is charged for neither
-    assert outcome.cpu_s >= 0.38
-    assert run(either, "true").cpu_s < 0.2
 
 
 def test_a_closed_environment_leaves_no_process_of_the_host_behind(either: ProcessEnvironment) -> None:

@@ -1,0 +1,206 @@
+"""Commands in the background, and what commands leave behind: how they are held, by each means, and that they come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+
+import pytest
+
+from tests.workers_cpu.support import RUN, in_background, printed, processes_with, running, sleepers, until
+from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding, Sandbox, Usage
+from workers.cpu.errors import SessionUnavailable
+from workers.cpu.process.sandbox import ProcessSandbox
+
+from .conftest import KINDS, Boxes, Kind, opened, params
+from .support import is_held_back
+from .test_grants import HERE, masks
+
+FIRST, BACK = Holding((HERE[0],)), Holding(background=True)
+MEANS = [f"{kind}-{means}" for kind in ("process", "bubblewrap") for means in ("cgroup", "autogroup", "affinity")]
+
+on_one_core = pytest.mark.parametrize("place", params("process-affinity", "bubblewrap-affinity", "container"))
+"""For tests in which the background gets something: by other means a process gets nothing on a machine that is busy with something else."""
+
+
+@pytest.fixture(params=params(*MEANS, "container"))
+def place(request: pytest.FixtureRequest) -> str:
+    """Give each kind, with each means of holding processes in the background."""
+    return str(request.param)
+
+
+@pytest.fixture
+def kind(place: str) -> Kind:
+    """Give the kind."""
+    return KINDS[place.partition("-")[0]]
+
+
+@pytest.fixture(scope="module")
+def by_means(boxes: Boxes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
+    """Return what gives the sandbox of a kind and means."""
+    with ExitStack() as stack:
+
+        @cache
+        def find(place: str) -> Sandbox:
+            name, _, means = place.partition("-")
+            if not means:
+                return boxes(place)
+            try:
+                made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=KINDS[name].isolation, background=means)
+            except SessionUnavailable as error:
+                pytest.skip(str(error))
+            stack.callback(made.close)
+            return made
+
+        yield find
+
+
+@pytest.fixture
+def sandbox(place: str, by_means: Boxes) -> Sandbox:
+    """Give the sandbox that tests share."""
+    return by_means(place)
+
+
+@pytest.fixture
+def env(place: str, sandbox: Sandbox) -> Iterator[Environment]:
+    """Give an environment."""
+    yield from opened(sandbox, place.partition("-")[0])
+
+
+def used(execution: Execution) -> Usage:
+    """Return what a command has used."""
+    return execution.used() or Usage(cpu_s=0.0)
+
+
+TREE = "setsid sleep {0} & (sh -c 'sleep {0}; :' &) ; sleep {0} & wait"
+
+
+def test_a_command_goes_to_the_background_and_comes_back_with_all_its_processes(sandbox: Sandbox, env: Environment) -> None:
+    # Given a command with a child out of its session and an orphan, on the first core
+    with running(env, TREE.format(f"301.5{RUN}"), FIRST) as (execution, _):
+        pids = sleepers(f"301.5{RUN}", 3)
+        for _ in range(2):
+            # When it goes to the background; then all of it is there, on any core that the background may use
+            execution.resize(BACK)
+            assert all(in_background(pid, sandbox.background) for pid in pids)
+            assert masks(pids) == [set(HERE[-1:] if sandbox.background == "affinity" else HERE)] * 3
+            # When it comes back; then none is, and all of it is on its core
+            execution.resize(FIRST)
+            assert sandbox.background == "affinity" or not any(in_background(pid, sandbox.background) for pid in pids)
+            assert masks(pids) == [{HERE[0]}] * 3
+
+
+def test_a_command_starts_in_the_background_and_gets_its_dop(sandbox: Sandbox, env: Environment) -> None:
+    with running(env, f"echo $TANGRAM_DOP >dop; sleep 301.25{RUN}", BACK, dop=3):
+        assert in_background(sleepers(f"301.25{RUN}")[0], sandbox.background)
+        assert env.read_file("dop") == b"3\n"
+
+
+@on_one_core
+def test_what_a_command_gets_in_the_background_is_counted_apart(env: Environment) -> None:
+    # Given a busy command on a core; then nothing is counted for the background
+    with running(env, "while :; do :; done", FIRST) as (execution, _):
+        assert until(lambda: used(execution).cpu_s > 0.1)
+        assert used(execution).background_cpu_s == 0.0
+        # When it goes to the background; then what it gets is, and only what it gets from then on
+        execution.resize(BACK)
+        before = used(execution)
+        assert until(lambda: used(execution).background_cpu_s > 0.01, 200.0)
+        after = used(execution)
+        assert after.background_cpu_s - before.background_cpu_s == pytest.approx(after.cpu_s - before.cpu_s, abs=1e-6)
+        # When it comes back; then the figure stands, and the whole one goes on
+        execution.resize(FIRST)
+        before = used(execution)
+        assert until(lambda: used(execution).cpu_s > before.cpu_s + 0.1)
+        assert used(execution).background_cpu_s == before.background_cpu_s
+        # When it is sent there again; then it goes on from there
+        execution.resize(BACK)
+        assert until(lambda: used(execution).background_cpu_s > before.background_cpu_s, 200.0)
+
+
+@pytest.mark.parametrize("holding", [FIRST, BACK], ids=["foreground", "background"])
+def test_what_a_command_leaves_behind_is_held_back_until_the_next_command(
+    kind: Kind, sandbox: Sandbox, env: Environment, holding: Holding
+) -> None:
+    # Given a command that leaves two processes, one of them nobody's child; when it is over; then both are held back
+    command = f"sleep 301.75{RUN} >/dev/null 2>&1 & (sleep 301.75{RUN} >/dev/null 2>&1 &)"
+    env.start(ExecRequest(action_id="a", command=command, holding=holding)).wait()
+    pids = sleepers(f"301.75{RUN}", 2)
+    assert all(is_held_back(kind, sandbox, pid) for pid in pids)
+    # When the next command runs; then they are ordinary like that, and held back again once it is over
+    with running(env, f"sleep 302.75{RUN}", FIRST):
+        every = [*pids, *sleepers(f"302.75{RUN}")]
+        assert masks(every) == [{HERE[0]}] * 3
+        assert sandbox.background == "affinity" or not any(is_held_back(kind, sandbox, pid) for pid in every)
+    assert all(is_held_back(kind, sandbox, pid) for pid in pids)
+
+
+def test_what_a_command_left_goes_where_a_command_of_another_session_is(kind: Kind, sandbox: Sandbox, env: Environment) -> None:
+    # Given what a command left running in one session, held back
+    def is_ordinary(pid: int) -> bool:
+        return sandbox.background == "affinity" or not is_held_back(kind, sandbox, pid)
+
+    printed(env, f"sleep 303.25{RUN} >/dev/null 2>&1 & (sleep 303.25{RUN} >/dev/null 2>&1 &)", session="server")
+    pids = sleepers(f"303.25{RUN}", 2)
+    assert all(is_held_back(kind, sandbox, pid) for pid in pids)
+    # When a command of another session runs in the foreground; then it is there too, on the cores of that
+    with running(env, f"sleep 303.5{RUN}", FIRST, session="test") as (execution, _):
+        sleepers(f"303.5{RUN}")
+        assert masks(pids) == [{HERE[0]}] * 2
+        assert all(map(is_ordinary, pids))
+        # And so is what a command leaves meanwhile
+        printed(env, f"sleep 303.875{RUN} >/dev/null 2>&1 &", session="another")
+        (late,) = sleepers(f"303.875{RUN}")
+        assert masks([late]) == [{HERE[0]}] and is_ordinary(late)
+        # And follows it to the background, and back to other cores
+        execution.resize(BACK)
+        assert kind.parks or all(in_background(pid, sandbox.background) for pid in pids)
+        execution.resize(Holding((HERE[-1],)))
+        assert masks(pids) == [{HERE[-1]}] * 2
+        assert all(map(is_ordinary, pids))
+    # And is held back again once that is over
+    assert all(is_held_back(kind, sandbox, pid) for pid in (*pids, late))
+
+
+def test_a_kill_reaches_a_command_in_the_background(env: Environment) -> None:
+    with running(env, f"sleep 301.875{RUN} & wait", BACK) as (execution, outcomes):
+        sleepers(f"301.875{RUN}")
+        execution.kill("enough")
+        assert until(lambda: bool(outcomes))
+        assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
+    assert not processes_with(f"sleep\x00301.875{RUN}\x00")
+
+
+@on_one_core
+def test_time_without_a_core_does_not_count(env: Environment) -> None:
+    # Given a busy command in the background, beside others on its core
+    spin = "while [ ! -e go ]; do :; done"
+    others = " & ".join([f"( touch busy-{number}; {spin} )" for number in range(3)])
+    with ExitStack() as ends:
+        ends.enter_context(running(env, f"{others} & wait", Holding(tuple(HERE)), session="others"))
+        assert until(lambda: printed(env, "ls", session="look").count("busy-") == 3)
+        execution, outcomes = ends.enter_context(running(env, spin, BACK, timeout_s=1.0, output_timeout_s=1.0))
+        # When it has stood for longer than it may run, and was looked at
+        began = time.monotonic()
+        assert until(lambda: (time.monotonic() > began + 1.5 and execution.used() is not None) or bool(outcomes))
+        env.write_file("go", b"")
+        assert until(lambda: bool(outcomes))
+    # Then it has ended by itself, and what it waited is counted apart
+    (outcome,) = outcomes
+    assert (outcome.status, outcome.exit_code) == ("succeeded", 0), outcome
+    assert outcome.waited_s > 0
+
+
+def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env: Environment) -> None:
+    with running(env, "sleep 300; true", BACK, timeout_s=1.0) as (_, outcomes):
+        assert until(lambda: bool(outcomes))
+    assert (outcomes[0].status, outcomes[0].reason) == ("timed_out", "ran longer than 1 s")
+
+
+@on_one_core
+def test_a_command_in_the_background_is_out_of_time_once_it_has_used_it(env: Environment) -> None:
+    with running(env, "while :; do :; done", BACK, timeout_s=0.5) as (_, outcomes):
+        assert until(lambda: bool(outcomes), 200.0)
+    assert outcomes[0].status == "timed_out"

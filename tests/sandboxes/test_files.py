@@ -1,0 +1,165 @@
+"""Files go in and out of an environment, and no path leads out of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tangram.errors import TangramError
+from tests.workers_cpu.support import admit, printed, until
+from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
+from workers.cpu.errors import EnvironmentGone, FileTooLarge, FileUnusable, NoSuchFile, PathIsDirectory, PathOutside, SandboxError
+
+from .conftest import MAX_FILE_BYTES, Kind
+from .test_output import exists
+
+
+def test_what_is_written_is_read_by_commands_and_back(env: Environment) -> None:
+    # Given bytes written into a folder that does not exist; when a command copies them; then they come back the same
+    env.write_file("a/b/c.bin", bytes(range(256)))
+    copies = printed(env, "cp a/b/c.bin copy; f=$(mktemp); cp copy $f; echo $PWD/copy $f").split()
+    assert [env.read_file(path) for path in ("copy", *copies)] == [bytes(range(256))] * 3
+
+
+def test_writing_replaces_and_keeps_or_sets_the_mode(env: Environment) -> None:
+    # Given a program written with a mode; when it is replaced without one; then it is still a program, and the shorter one
+    env.write_file("run.sh", b"#!/bin/sh\necho a long first version\n", mode=0o755)
+    env.write_file("run.sh", b"#!/bin/sh\necho two\n")
+    assert printed(env, "./run.sh") == "two\n"
+
+
+def test_files_pass_in_parts(env: Environment) -> None:
+    # Given a file that is written in parts, one of them twice
+    for offset, part in ((0, b"first "), (6, b"SECOND, cut"), (6, b"second "), (13, b"third")):
+        env.write_file("parts", part, offset=offset)
+    # Then it has each once, and can be read in parts
+    assert env.read_file("parts") == b"first second third"
+    assert [env.read_file("parts", at, 7) for at in (0, 7, 14, 21)] == [b"first s", b"econd t", b"hird", b""]
+    # When a part is missing, the next one is refused
+    with pytest.raises(FileUnusable, match="has 18 bytes"):
+        env.write_file("parts", b"x", offset=19)
+
+
+def test_no_path_leads_to_the_host(kind: Kind, env: Environment, tmp_path: Path) -> None:
+    # Given a file of the host for everybody, links that could lead to it, and a link to nothing
+    secret, up = tmp_path / "secret", "../" * 20
+    secret.write_text("secret")
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        os.chmod(folder, 0o755)
+    printed(env, f"ln -s {secret} absolute; ln -s {up}{secret} relative; ln -s {tmp_path} folder; ln -s /no/such/place dangling; mkdir sub")
+    # When such a path is read or written; then it is refused as both kinds of error, or leads to a place of the environment's own
+    paths = ("absolute", "relative", "folder/secret", f"{up}{secret}", str(secret), f"sub/../{up}{secret}", "dangling")
+    for path in paths:
+        with pytest.raises(NoSuchFile if kind.has_own_root else PathOutside) as caught:
+            env.read_file(path)
+        assert isinstance(caught.value, FileNotFoundError if kind.has_own_root else PermissionError)
+        assert isinstance(caught.value, TangramError)
+    for path in paths:
+        try:
+            env.write_file(path, b"wrong")
+        except SandboxError as error:
+            assert kind.has_own_root or isinstance(error, PathOutside)
+    assert secret.read_text() == "secret"
+    assert list(tmp_path.iterdir()) == [secret]
+
+
+def test_links_inside_the_environment_are_followed(env: Environment) -> None:
+    printed(env, "mkdir d; echo hi > d/f; ln -s d/f to-file; ln -s $PWD/d to-folder")
+    assert env.read_file("to-file") == env.read_file("to-folder/f") == env.read_file("d/../d/f") == b"hi\n"
+
+
+def test_a_missing_file_says_so(env: Environment) -> None:
+    with pytest.raises(NoSuchFile, match=r"^no/such does not exist$") as caught:
+        env.read_file("no/such")
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+def test_folders_are_no_files(env: Environment) -> None:
+    printed(env, "mkdir d; ln -s d into")
+    for path in ("d", ".", "..", "d/", "into"):
+        with pytest.raises(PathIsDirectory):
+            env.read_file(path)
+        with pytest.raises(PathIsDirectory):
+            env.write_file(path, b"x")
+
+
+def test_other_things_than_files_are_refused_without_waiting(env: Environment) -> None:
+    # Given FIFOs with nobody at their other end, with a reader, and with a writer, and a file where a folder is needed
+    printed(env, "mkfifo pipe read written; cat read >got & sleep 300 >written & ln -s pipe link; touch file")
+    # When they are used; then it is refused at once
+    for path in ("pipe", "link", "written", "", "a\0b"):
+        with pytest.raises(FileUnusable):
+            env.read_file(path)
+    for path in ("pipe", "link", "read", "", "a\0b"):
+        with pytest.raises(FileUnusable):
+            env.write_file(path, b"x")
+    with pytest.raises(FileUnusable, match="file/below"):
+        env.write_file("file/below", b"x")
+    assert printed(env, "cat got") == ""
+
+
+def test_files_beyond_the_limit_are_refused(env: Environment) -> None:
+    # Given files of the most that passes, of one byte more, and a sparse one; when they are read or written; then only the first passes
+    env.write_file("fits", bytes(MAX_FILE_BYTES))
+    assert len(env.read_file("fits")) == MAX_FILE_BYTES
+    printed(env, "cp fits larger; echo >>larger; dd if=/dev/zero of=sparse bs=1 count=1 seek=200000000 2>/dev/null")
+    for path in ("larger", "sparse"):
+        with pytest.raises(FileTooLarge, match=f"{MAX_FILE_BYTES} bytes"):
+            env.read_file(path)
+    with pytest.raises(FileTooLarge):
+        env.write_file("new", bytes(MAX_FILE_BYTES + 1))
+
+
+@pytest.mark.parametrize("path", ["a/" * 1500 + "x", "a" * 300, "a/" * 3000 + "x", "\udcff", "a\nb", "-rf"], ids=range(6))
+def test_a_strange_path_is_a_file_or_one_of_our_errors(sandbox: Sandbox, path: str) -> None:
+    env = sandbox.open(EnvironmentSpec(id="strange"))
+    # Given a path that is very deep, long or odd; when a file is written there; then it is there, or was refused in our words
+    try:
+        env.write_file(path, b"x")
+        data = env.read_file(path)
+        assert data == b"x"
+    except SandboxError:
+        pass
+    finally:
+        env.close()
+
+
+def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(env: Environment, tmp_path: Path) -> None:
+    # Given a command that makes a name a folder, and a link to a path of the host, by turns
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    os.chmod(outside, 0o777)
+    flip = f"touch begun; while ! test -e stop; do for to in {outside} /etc; do rm -rf d; ln -s $to d; done; done 2>/dev/null; true"
+    thread = threading.Thread(target=admit(env, flip).wait)
+    thread.start()
+    assert until(lambda: exists(env, "begun"))
+    # When files are written and read below it all the time
+    results: list[bool] = []
+
+    def write_and_read() -> bool:
+        try:
+            env.write_file(f"d/x{len(results)}", b"escaped")
+            env.read_file(f"d/x{len(results)}")
+        except SandboxError:
+            results.append(False)
+        else:
+            results.append(True)
+        return len(results) > 300 and not all(results)
+
+    assert until(write_and_read)
+    env.write_file("stop", b"")
+    thread.join(60)
+    # Then nothing has come to the host, or to what is root's inside
+    assert list(outside.iterdir()) == []
+    assert "x" not in [name[:1] for name in [*os.listdir("/etc"), *printed(env, "ls /etc").split()] if name[1:].isdigit()]
+
+
+def test_a_closed_environment_has_no_files(env: Environment) -> None:
+    env.close()
+    with pytest.raises(EnvironmentGone):
+        env.read_file("x")
+    with pytest.raises(EnvironmentGone):
+        env.write_file("x", b"")
