@@ -19,7 +19,7 @@ BUSYBOX = "tangram-test-busybox:1"
 VOLUME = "tangram-test-volume:1"
 PYTHON = "tangram-test-python:1"
 TOOLS = (
-    "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid nohup "
+    "sh cat mkdir chmod ls echo sleep true false env id kill ps dd rm cp mv touch yes head tail wc grep sed find test setsid "
     "nproc mount umount ping wget nc hostname sync seq tr sort awk nslookup ifconfig mknod chroot ln od cut du df stat timeout usleep "
     "tee mkfifo readlink swapon insmod reboot unshare nsenter dmesg sysctl su basename dirname mktemp rmdir stty"
 )

@@ -193,20 +193,6 @@ def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: Cont
     assert until(lambda: containers(NODE) == [])
 
 
-def test_an_environment_can_be_opened_again_while_it_closes(sandbox: ContainerSandbox) -> None:
-    # Given an environment that is being closed
-    first = sandbox.open(EnvironmentSpec(id="e3"))
-    printed(first, "echo old > file")
-    closing = threading.Thread(target=first.close)
-    closing.start()
-    assert until(lambda: first.is_closed)
-    # When one of its id is opened; then it is a fresh one
-    second = sandbox.open(EnvironmentSpec(id="e3"))
-    closing.join(60)
-    assert second is not first
-    assert printed(second, "cat file 2>/dev/null || echo none") == "none\n"
-
-
 def test_a_fence_leaves_room_for_processes(shared: ContainerEnvironment) -> None:
     # Given a command that has left as many processes as the container may have
     admit(shared, "n=0; while [ $n -lt 80 ]; do sleep 300 & n=$((n+1)); done; :", cores=(0,), timeout_s=5).wait()

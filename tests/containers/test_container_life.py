@@ -18,7 +18,7 @@ from workers.cpu.docker.container import Container, ContainerMaker
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
-from workers.cpu.errors import ContainerFailed, EnvironmentExists, EnvironmentGone, ImageMissing, StartTimeout
+from workers.cpu.errors import ContainerFailed, EnvironmentGone, ImageMissing, StartTimeout
 from workers.cpu.opening import Opening
 
 from .conftest import NODE
@@ -151,24 +151,6 @@ def at_once(*calls: Callable[[], ContainerEnvironment]) -> list[ContainerEnviron
 
     with ThreadPoolExecutor(len(calls)) as threads:
         return list(threads.map(make, calls))
-
-
-def test_two_who_open_the_same_get_the_same(sandbox: ContainerSandbox) -> None:
-    # Given nothing; when one id is opened by several at once
-    found = at_once(*[lambda: sandbox.open(of("same"))] * 4)
-    # Then there is one environment, and one container
-    assert all(each is found[0] for each in found), found
-    assert len(containers(NODE)) == 1
-
-
-def test_two_who_open_different_things_under_one_id(sandbox: ContainerSandbox) -> None:
-    # Given nothing; when one id is opened with two specifications at once
-    found = at_once(lambda: sandbox.open(of("same", 32)), lambda: sandbox.open(of("same", 48)))
-    # Then one is served and the other refused
-    assert sorted(type(each).__name__ for each in found) == ["ContainerEnvironment", "EnvironmentExists"]
-    assert len(sandbox.environments()) == 1
-    with pytest.raises(EnvironmentExists):
-        sandbox.open(of("same", 50))
 
 
 @pytest.fixture(scope="module")
@@ -306,23 +288,3 @@ def test_one_that_stood_ready_has_the_memory_of_who_takes_it(tmp_path: Path, opt
         assert outcome.stdout == (b"48000000\n" if memory_mb == 256 else b""), outcome
         limit = subprocess.run(["docker", "inspect", "-f", "{{.HostConfig.Memory}} {{.HostConfig.MemorySwap}}", ready], capture_output=True)
         assert limit.stdout.split() == [b"%d" % (memory_mb << 20)] * 2
-
-
-def test_an_environment_of_a_snapshot_has_the_same_files(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:
-    # Given files with modes, a link and a folder, and one that was removed
-    printed(env, "mkdir -p a/b; echo one >a/b/c; chmod 741 a/b/c; ln -s c a/b/l; echo two >/tmp/t; sleep 20 & true")
-    reference = sandbox.snapshot("e1")
-    try:
-        printed(env, "echo later >a/b/c; rm /tmp/t")
-        # When an environment is opened from the snapshot
-        copy = sandbox.open(of("copy", image=reference))
-        # Then it has the files as they were, and none of the processes
-        assert printed(copy, "cat a/b/l /tmp/t; ls -l a/b/c | cut -c1-10; id -u; pwd") == "one\ntwo\n-rwxr----x\n1000\n/work\n"
-        assert printed(copy, "ls -nd /work a a/b | awk '{print $3}' | sort -u") == "1000\n"
-        assert "sleep" not in printed(copy, "ps")
-        # And what is written there stays there
-        printed(copy, "echo new >a/b/c")
-        assert printed(env, "cat a/b/c") == "later\n"
-        copy.close()
-    finally:
-        subprocess.run(["docker", "rmi", reference], check=True, capture_output=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers_cpu.support import printed, run, until
+from tests.workers_cpu.support import run, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
@@ -50,11 +50,6 @@ def server(image: str) -> Iterator[str]:
 def reaches(env: ContainerEnvironment, address: str, port: int) -> bool:
     """Say whether the greeting of a server comes through."""
     return run(env, f"nc -w 3 {address} {port} </dev/null").stdout.decode().strip() == GREETING
-
-
-def test_a_container_has_no_network_by_default(shared: ContainerEnvironment, server: str) -> None:
-    assert not reaches(shared, server, 9000)
-    assert [line.split(":")[0].strip() for line in printed(shared, "cat /proc/net/dev").splitlines()[2:]] == ["lo"]
 
 
 def test_a_container_on_a_named_network_reaches_what_is_on_it(tmp_path: Path, options: ContainerOptions, server: str) -> None:

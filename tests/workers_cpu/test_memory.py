@@ -16,7 +16,7 @@ from workers.cpu.process.members import Members
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import make
-from .support import RUN, groups_like, open_one, printed, processes_with, run
+from .support import RUN, groups_like, printed, processes_with, run
 
 EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
 
@@ -32,22 +32,6 @@ def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessS
     box.close()
 
 
-def test_a_command_of_too_much_memory_is_killed_and_says_so(bounded: ProcessSandbox) -> None:
-    # Given an environment of 64 MB; when a command takes 100
-    env = bounded.open(EnvironmentSpec(id="small", memory_mb=64))
-    outcome = run(env, EATS_100_MB)
-    # Then it is killed, and the result says why, in the words of containers
-    assert (outcome.exit_code, outcome.cause) == (137, "out_of_memory"), outcome
-    assert outcome.reason == "the environment's 64 MB of memory were full: the kernel has ended 1 of its processes"
-    # And the session goes on, without a word of that
-    outcome = run(env, "echo alive")
-    assert (outcome.stdout, outcome.reason, outcome.cause) == (b"alive\n", "", "")
-    assert run(env, "false").cause == "exit"
-    # And in an environment of more memory, or of none in particular, it succeeds
-    assert printed(bounded.open(EnvironmentSpec(id="large", memory_mb=512)), EATS_100_MB) == f"{100 << 20}\n"
-    assert printed(open_one(bounded), EATS_100_MB) == f"{100 << 20}\n"
-
-
 def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_kernel_has_killed(bounded: ProcessSandbox) -> None:
     # Given an environment of less memory than any shell needs; when a command is to run there, again and again; then each is killed
     env = bounded.open(EnvironmentSpec(id=f"tiny-{RUN}", memory_mb=1))
@@ -58,16 +42,6 @@ def test_a_command_whose_shell_cannot_start_in_its_memory_ends_as_one_that_the_k
         outcome = run(env, "echo here", session=session)
         assert (outcome.status, outcome.exit_code, outcome.cause, outcome.stdout) == ("succeeded", 137, "out_of_memory", b""), outcome
         assert "memory was full" in outcome.reason or "memory were full" in outcome.reason
-
-
-def test_the_sessions_of_an_environment_share_its_memory(bounded: ProcessSandbox) -> None:
-    # Given an environment of 150 MB in which one session holds 100
-    env = bounded.open(EnvironmentSpec(id="shared", memory_mb=150))
-    held = f'python3 -S -c \'import time; held = bytearray(100 << 20); open("held", "w"); time.sleep(311.25{RUN})\' >/dev/null 2>&1 &'
-    printed(env, f"{held} while [ ! -e held ]; do sleep 0.01; done", session="one")
-    # When another takes 100; then the kernel ends one of the two
-    outcome = run(env, EATS_100_MB, session="two")
-    assert "150 MB of memory were full" in outcome.reason
 
 
 def test_nothing_is_left_of_the_group_of_a_closed_environment(bounded: ProcessSandbox) -> None:

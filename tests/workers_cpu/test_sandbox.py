@@ -1,4 +1,4 @@
-"""Opening and closing: nothing is left behind, and many at once work."""
+"""Process sandboxes: nothing is left behind, also by a killed worker, and many environments at once work."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tangram.errors import InvalidAction
 from tests.freezing import freeze
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
-from workers.cpu.errors import EnvironmentExists, EnvironmentGone, ImageUnsupported, SandboxInUse, SessionUnavailable
+from workers.cpu.abstract import EnvironmentSpec
+from workers.cpu.errors import ImageUnsupported, SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.groups import find_groups
@@ -30,132 +29,10 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_environments_are_found_until_they_are_closed(sandbox: ProcessSandbox) -> None:
-    # Given two environments
-    first, second = open_one(sandbox, "e1"), open_one(sandbox, "e2")
-    assert sandbox.get("e1") is first
-    assert sandbox.environments() == (first, second)
-    # When one is closed; then it is gone, and the other is not
-    first.close()
-    with pytest.raises(EnvironmentGone, match="e1"):
-        sandbox.get("e1")
-    assert sandbox.environments() == (second,)
-
-
-def test_opening_twice_gives_the_same_environment_if_it_is_the_same(sandbox: ProcessSandbox) -> None:
-    # Given an open environment; when it is opened again; then it is that one, or an error if it should differ
-    assert open_one(sandbox) is open_one(sandbox)
-    with pytest.raises(EnvironmentExists):
-        sandbox.open(EnvironmentSpec(id="e1", memory_mb=100))
-
-
-def test_an_id_can_be_used_again_and_starts_empty(sandbox: ProcessSandbox) -> None:
-    # Given an environment with a file that was closed; when its id is opened again; then it is empty
-    printed(open_one(sandbox), "touch file")
-    sandbox.get("e1").close()
-    assert printed(open_one(sandbox), "ls") == ""
-
-
-def test_an_id_whose_environment_is_being_closed_can_be_opened(sandbox: ProcessSandbox) -> None:
-    # Given an environment that takes nothing more, but is not gone yet
-    closing = open_one(sandbox)
-    printed(closing, "touch file")
-    closing.hang_up()
-    # When its id is opened again; then that is another one, once its room is free
-    assert printed(open_one(sandbox), "ls") == ""
-
-
 def test_images_are_refused(sandbox: ProcessSandbox) -> None:
     # Given a specification with an image; when it is opened; then the error says why not
     with pytest.raises(ImageUnsupported, match="python:3"):
         sandbox.open(EnvironmentSpec(id="e1", image="python:3"))
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "-a", "a b", "a\0", "é", "x" * 129, ".hidden"])
-def test_ids_that_are_no_safe_file_name_are_refused(name: str) -> None:
-    # Given such an id; when a specification or a session is made of it; then it is refused
-    with pytest.raises(InvalidAction, match="environment"):
-        EnvironmentSpec(id=name)
-    with pytest.raises(InvalidAction, match="session"):
-        ExecRequest(action_id="a", command="true", session=name)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("command", "a\0b"),
-        ("timeout_s", 0.0),
-        ("timeout_s", -1.0),
-        ("timeout_s", float("nan")),
-        ("output_timeout_s", 0.0),
-        ("output_limit_bytes", -1),
-        ("variables", {"A-B": "x"}),
-        ("variables", {"A": "\0"}),
-    ],
-)
-def test_requests_that_make_no_sense_are_refused(field: str, value: object) -> None:
-    # Given a request with one wrong value; when it is made; then the error names the field
-    good: dict[str, object] = {"action_id": "a", "command": "true"}
-    with pytest.raises(InvalidAction, match=f"^{field}: "):
-        ExecRequest(**{**good, field: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("cores", "background"), [((-1,), False), ((True,), False), ((0,), True)])
-def test_grants_that_make_no_sense_are_refused(cores: tuple[int, ...], background: bool) -> None:
-    # Given a grant with a wrong core; when it is made; then the error names the field
-    with pytest.raises(InvalidAction, match="^cores: "):
-        Holding(cores, background)
-
-
-def test_closing_ends_every_process_and_removes_every_file(sandbox: ProcessSandbox) -> None:
-    # Given an environment with background processes of all sorts, two sessions and files without permissions
-    env = open_one(sandbox)
-    printed(env, f"(setsid sh -c 'trap \"\" TERM; sleep 315.53125{RUN}; sleep 315.53125{RUN}' >/dev/null 2>&1 &) ; sleep 315.53125{RUN} &")
-    printed(env, f"nohup sleep 315.53125{RUN} >/dev/null 2>&1 &", session="two")
-    printed(env, "mkdir -p locked/inner; touch locked/inner/file; chmod 0 locked/inner locked; chmod 500 .")
-    assert until(lambda: len(processes_with(f"315.53125{RUN}")) >= 3)
-    root = env.work_folder.parent
-    # When it is closed, twice
-    env.close()
-    env.close()
-    # Then no process and no file of it is left, and it takes no command
-    assert not processes_with(f"315.53125{RUN}")
-    assert not processes_with(str(root))
-    assert not root.exists()
-    with pytest.raises(EnvironmentGone):
-        admit(env, "true")
-
-
-def test_closing_cancels_running_and_waiting_commands(sandbox: ProcessSandbox) -> None:
-    # Given one running command and one behind it
-    env = open_one(sandbox)
-    executions = [admit(env, f"sleep 315.5625{RUN}"), admit(env, "true")]
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = [pool.submit(execution.wait) for execution in executions]
-        assert until(lambda: bool(processes_with(f"315.5625{RUN}")))
-        # When the environment is closed
-        env.close()
-        # Then both are cancelled for that reason
-        for outcome in outcomes:
-            assert (outcome.result(60).status, outcome.result().reason) == ("cancelled", "the environment was closed")
-    assert not processes_with(f"315.5625{RUN}")
-
-
-def test_a_closed_sandbox_opens_nothing(tmp_path: Path) -> None:
-    # Given a closed sandbox; when something is asked of it; then it is gone
-    box = ProcessSandbox(tmp_path / "box")
-    open_one(box)
-    box.close()
-    box.close()
-    assert box.environments() == ()
-    with pytest.raises(EnvironmentGone):
-        open_one(box)
-
-
-def test_a_base_folder_belongs_to_one_sandbox(sandbox: ProcessSandbox, tmp_path: Path) -> None:
-    # Given a living sandbox; when another wants its folder; then it is refused
-    with pytest.raises(SandboxInUse):
-        ProcessSandbox(tmp_path / "box")
 
 
 def test_an_unknown_shell_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""Programs that look for a way out of a sandbox that sets them apart find none; without isolation few are stopped."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.workers_cpu.support import RUN, printed, run, sleepers
+from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
+
+from .conftest import Boxes, opened, params
+
+CONNECTS = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)'"
+
+
+@pytest.fixture(params=params("bubblewrap", "container"))
+def place(request: pytest.FixtureRequest) -> str:
+    """Give each kind that sets commands apart."""
+    return str(request.param)
+
+
+@pytest.fixture
+def sandbox(place: str, boxes: Boxes) -> Sandbox:
+    """Give a sandbox."""
+    return boxes(place)
+
+
+@pytest.fixture
+def env(place: str, sandbox: Sandbox) -> Iterator[Environment]:
+    """Give an environment."""
+    yield from opened(sandbox, place)
+
+
+@pytest.fixture
+def other(sandbox: Sandbox) -> Iterator[Environment]:
+    """Give another environment of the same sandbox."""
+    environment = sandbox.open(EnvironmentSpec(id="other"))
+    yield environment
+    environment.close()
+
+
+EVERYWHERE = [
+    *[f"touch {folder}/escaped" for folder in ("", "/usr", "/etc", "/bin", "/run")],
+    "mkdir /home/escaped",
+    "echo x >>/etc/passwd",
+    "cat /etc/shadow",
+    "mount -t tmpfs none /tmp",
+    "mount --bind / /tmp",
+    "mount -o remount,rw /usr",
+    "mount -o remount,rw /proc/sys",
+    "umount /proc/sys",
+    "mknod /tmp/mem c 1 1",
+    "mknod /tmp/disk b 254 0",
+    "unshare -r true",
+    "nsenter -t 1 -m true",
+    "chroot / true",
+    "su -c true",
+    "hostname escaped",
+    "swapon /tmp/x",
+    "insmod /tmp/x.ko",
+    "reboot -f",
+    "dmesg | grep .",
+    "echo /x >/proc/sys/kernel/core_pattern",
+    "echo 1 >/proc/sys/kernel/hostname",
+    "echo 1 >/proc/sys/vm/drop_caches",
+    "echo 0 >/proc/sys/vm/overcommit_memory",
+    "echo b >/proc/sysrq-trigger",
+    "echo 0 >/sys/devices/system/cpu/cpu1/online",
+    "echo mem >/sys/power/state",
+    "echo x >/sys/kernel/uevent_helper",
+    "echo -1000 >/proc/self/oom_score_adj",
+    "cat /dev/mem",
+    "cat /dev/kmsg",
+    "head -c 1 /proc/kcore",
+    "head -c 1 /proc/kmsg",
+    "ls /dev | grep -E '^(sd|vd|nvme|mem|kmsg|kvm|fuse)'",
+    "ls /proc/1/root/var/lib/docker",
+    "find / -name 'docker*.sock' 2>/dev/null | grep .",
+    "find / -name 'containerd*.sock' 2>/dev/null | grep .",
+    "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",
+    "python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)'",
+    "python3 -c 'import os; os.setuid(12345)'",
+    "python3 -c 'import os; os.nice(-1)'",
+    f"{CONNECTS} 192.0.2.1 80",
+    f"{CONNECTS} example.org 80",
+]
+
+
+@pytest.mark.parametrize("command", EVERYWHERE)
+def test_what_a_command_must_not_do_fails(env: Environment, command: str) -> None:
+    # Given a session; when a command tries; then it fails, and the session goes on
+    outcome = run(env, f"({command})")
+    assert outcome.status == "succeeded"
+    assert outcome.exit_code not in (0, None), outcome
+    assert len(outcome.stdout) < 4096
+    assert printed(env, "echo alive") == "alive\n"
+
+
+@pytest.mark.parametrize(
+    "line", [*[f"Cap{name}: 0000000000000000" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")], "NoNewPrivs: 1", "Seccomp: 2"]
+)
+def test_no_process_has_rights(env: Environment, line: str) -> None:
+    for process in ("self", "$$"):
+        assert line in [" ".join(each.split()) for each in printed(env, f"cat /proc/{process}/status").splitlines()]
+
+
+def test_nothing_of_other_environments_and_of_the_worker_is_there(env: Environment, other: Environment, tmp_path: Path) -> None:
+    # Given files of another environment in all places where it may write, and a file of the worker's
+    word = f"secret-{secrets.token_hex(4)}"
+    folders = printed(other, f"for f in $HOME $TMPDIR /tmp /dev/shm; do echo {word} >$f/{word} && echo $f; done 2>/dev/null; :").split()
+    (tmp_path / word).write_text(word)
+    # When a command looks for them, by path, by name and by content
+    paths = " ".join(f"{folder}/{word}" for folder in (*folders, tmp_path))
+    found = run(env, f"cat {paths}; find / -name '{word}'; grep -rs {word[:9]} /tmp /home /run /dev/shm {tmp_path.parent} | grep -v Binary")
+    # Then there is none
+    assert len(folders) >= 2
+    assert word.encode() not in found.stdout
+
+
+def test_processes_of_the_host_and_of_others_are_neither_seen_nor_reached(env: Environment, other: Environment) -> None:
+    # Given a process of another environment
+    printed(other, f"sleep 321.6543{RUN} & true")
+    (pid,) = sleepers(f"321.6543{RUN}")
+    # When a command looks for processes, and sends signals to ids of the host; then it finds those of its own environment
+    assert f"321.6543{RUN}" not in printed(env, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert int(printed(env, "ls -d /proc/[0-9]* | wc -l")) < 20
+    for number in (os.getpid(), pid):
+        assert run(env, f"cat /proc/{number}/environ || kill -9 {number}").exit_code != 0
+    sleepers(f"321.6543{RUN}")
+
+
+def test_namespaces_are_the_environments_own(env: Environment, other: Environment) -> None:
+    kinds = ("mnt", "pid", "net", "ipc", "uts")
+    look = f"for each in {' '.join(kinds)}; do readlink /proc/self/ns/$each; done"
+    mine, others = (set(printed(each, look).split()) for each in (env, other))
+    assert len(mine) == len(kinds)
+    assert not mine & (others | {os.readlink(f"/proc/self/ns/{each}") for each in kinds})
+
+
+@contextmanager
+def listening(family: int, address: object) -> Iterator[socket.socket]:
+    """Listen, and give the socket."""
+    with socket.socket(family, socket.SOCK_STREAM) as server:
+        server.bind(address)  # type: ignore[arg-type]
+        server.listen()
+        server.setblocking(False)
+        yield server
+
+
+def docker_address() -> str:
+    """Return the host's address on the engine's bridge."""
+    lines = os.popen("ip -4 -o addr show docker0 2>/dev/null").read().split()
+    return lines[3].split("/")[0] if len(lines) > 3 else "172.17.0.1"
+
+
+def test_no_listener_of_the_host_can_be_reached(env: Environment) -> None:
+    # Given listeners on all addresses of the host, and on a name that is no file
+    name = f"tangram-test-{secrets.token_hex(4)}"
+    with listening(socket.AF_INET, ("0.0.0.0", 0)) as server, listening(socket.AF_UNIX, f"\0{name}") as unix:
+        port = server.getsockname()[1]
+        # When a command connects to each of them
+        for host in ("127.0.0.1", docker_address(), "0.0.0.0", "host.docker.internal", socket.gethostname()):
+            assert run(env, f"{CONNECTS} {host} {port}").exit_code != 0, host
+        assert run(env, f"python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"\\0{name}\")'").exit_code != 0
+        # Then nobody comes
+        for each in (server, unix):
+            with pytest.raises(BlockingIOError):
+                each.accept()
+
+
+def test_there_is_no_interface_but_the_loopback_and_no_route(env: Environment) -> None:
+    assert [line.split(":")[0].strip() for line in printed(env, "cat /proc/net/dev").splitlines()[2:]] == ["lo"]
+    assert printed(env, "tail -n +2 /proc/net/route") == ""

@@ -1,0 +1,193 @@
+"""Environments are opened, found and closed: nothing is left behind, and two who open the same get the same."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tangram.errors import InvalidAction
+from tests.containers.conftest import NODE
+from tests.workers_cpu.conftest import make
+from tests.workers_cpu.support import RUN, admit, printed, processes_with, until
+from workers.cpu.abstract import Environment, EnvironmentSpec, ExecRequest, Holding, Sandbox
+from workers.cpu.docker.sandbox import ContainerSandbox
+from workers.cpu.errors import EnvironmentExists, EnvironmentGone, SandboxInUse, SnapshotUnsupported
+
+from .conftest import Kind, container_options
+
+
+def made(kind: Kind, base: Path) -> Sandbox:
+    """Make a sandbox of a kind."""
+    if kind.isolation is None:
+        return ContainerSandbox(base, node=f"{NODE}-life", options=container_options())
+    return make(base, kind.isolation)
+
+
+@pytest.fixture
+def alone(kind: Kind, tmp_path: Path) -> Iterator[Sandbox]:
+    """Give a sandbox of the test's own, in the folder `box`."""
+    box = made(kind, tmp_path / "box")
+    yield box
+    box.close()
+
+
+def of(name: str, memory_mb: int | None = None) -> EnvironmentSpec:
+    """Return the specification of an environment."""
+    return EnvironmentSpec(id=name, memory_mb=memory_mb)
+
+
+def test_environments_are_found_until_they_are_closed(alone: Sandbox) -> None:
+    # Given two environments, which share no files
+    first, second = alone.open(of("e1")), alone.open(of("e2"))
+    assert alone.get("e1") is first
+    assert alone.environments() == (first, second)
+    printed(first, "touch file $TMPDIR/temporary")
+    assert printed(second, "ls; ls $TMPDIR") == ""
+    # When one is opened again; then it is the same, or an error if it should differ
+    assert alone.open(of("e1")) is first
+    with pytest.raises(EnvironmentExists):
+        alone.open(of("e1", 100))
+    # When it is closed; then it is gone, and the other is not
+    first.close()
+    with pytest.raises(EnvironmentGone, match="e1"):
+        alone.get("e1")
+    assert alone.environments() == (second,)
+    # And its id can be used again, and starts empty
+    assert printed(alone.open(of("e1")), "ls; ls $TMPDIR") == ""
+
+
+def test_an_id_whose_environment_is_being_closed_can_be_opened(alone: Sandbox) -> None:
+    # Given an environment that is being closed, or not gone yet
+    closing = alone.open(of("e1"))
+    printed(closing, "touch file")
+    thread = threading.Thread(target=closing.close)
+    thread.start()
+    assert until(lambda: closing.is_closed)  # type: ignore[attr-defined]
+    # When its id is opened again; then that is another one, once its room is free
+    assert printed(alone.open(of("e1")), "ls") == ""
+    thread.join(60)
+
+
+def at_once(*calls: Callable[[], Environment]) -> list[Environment | Exception]:
+    """Make calls at the same time and return what each came to."""
+    barrier = threading.Barrier(len(calls))
+
+    def make(call: Callable[[], Environment]) -> Environment | Exception:
+        barrier.wait()
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(make, calls))
+
+
+def test_two_who_open_an_id_at_once_get_the_same_or_one_is_refused(alone: Sandbox) -> None:
+    found = at_once(*[lambda: alone.open(of("same"))] * 4)
+    assert all(each is found[0] for each in found), found
+    found = at_once(lambda: alone.open(of("differs", 32)), lambda: alone.open(of("differs", 48)))
+    assert [type(each) for each in found if isinstance(each, Exception)] == [EnvironmentExists]
+    assert len(alone.environments()) == 2
+
+
+def test_closing_ends_every_process_and_command_and_removes_every_file(alone: Sandbox, tmp_path: Path) -> None:
+    # Given an environment with background processes of all sorts, two sessions and files without permissions
+    before, nap = set((tmp_path / "box").rglob("*")), f"sleep 315.53125{RUN}"
+    env = alone.open(of("e1"))
+    printed(env, f"(setsid sh -c 'trap \"\" TERM; {nap}; {nap}' >/dev/null 2>&1 &) ; {nap} &")
+    printed(env, f"setsid {nap} >/dev/null 2>&1 &", session="two")
+    printed(env, "mkdir -p locked/inner; touch locked/inner/file; chmod 0 locked/inner locked; chmod 500 .")
+    # And a command that runs, and one behind it
+    executions = [admit(env, f"{nap}; touch never"), admit(env, "true")]
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [pool.submit(execution.wait) for execution in executions]
+        assert until(lambda: len(processes_with(nap.replace(" ", "\0"))) == 4)
+        # When it is closed, twice
+        env.close()
+        env.close()
+        # Then the commands are cancelled for that reason
+        for outcome in outcomes:
+            assert (outcome.result(60).status, outcome.result().reason) == ("cancelled", "the environment was closed")
+    # And no process and no file of it is left, and it takes no command
+    assert not processes_with(f"315.53125{RUN}")
+    assert until(lambda: set((tmp_path / "box").rglob("*")) == before)
+    with pytest.raises(EnvironmentGone):
+        admit(env, "true")
+
+
+def test_a_folder_belongs_to_one_sandbox_and_a_closed_one_opens_nothing(kind: Kind, alone: Sandbox, tmp_path: Path) -> None:
+    # Given a living sandbox with an environment; when another wants its folder; then it is refused
+    alone.open(of("e1"))
+    with pytest.raises(SandboxInUse):
+        made(kind, tmp_path / "box")
+    # When it is closed, twice; then it opens nothing, and the folder is free
+    alone.close()
+    alone.close()
+    assert alone.environments() == ()
+    with pytest.raises(EnvironmentGone):
+        alone.open(of("e1"))
+    with contextlib.closing(made(kind, tmp_path / "box")) as next_one:
+        assert next_one.environments() == ()
+
+
+def test_an_environment_of_a_snapshot_has_the_same_files(kind: Kind, sandbox: Sandbox, env: Environment) -> None:
+    if not kind.has_snapshots:
+        with pytest.raises(SnapshotUnsupported):
+            sandbox.snapshot(env.spec.id)
+        return
+    # Given files with modes, a link and a folder, and one that was removed
+    printed(env, "mkdir -p a/b; echo one >a/b/c; chmod 741 a/b/c; ln -s c a/b/l; echo two >/tmp/t; sleep 20 & true")
+    reference = sandbox.snapshot(env.spec.id)
+    try:
+        printed(env, "echo later >a/b/c; rm /tmp/t")
+        # When an environment is opened from the snapshot; then it has the files as they were, and none of the processes
+        copy = sandbox.open(EnvironmentSpec(id="copy", image=reference))
+        assert printed(copy, "cat a/b/l /tmp/t; ls -l a/b/c | cut -c1-10; id -u; pwd") == "one\ntwo\n-rwxr----x\n1000\n/work\n"
+        assert printed(copy, "ls -nd /work a a/b | awk '{print $3}' | sort -u") == "1000\n"
+        assert "sleep" not in printed(copy, "ps")
+        # And what is written there stays there
+        printed(copy, "echo new >a/b/c")
+        assert printed(env, "cat a/b/c") == "later\n"
+        copy.close()
+    finally:
+        subprocess.run(["docker", "rmi", reference], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "-a", "a b", "a\0", "é", "x" * 129, ".hidden"])
+def test_ids_that_are_no_safe_file_name_are_refused(name: str) -> None:
+    with pytest.raises(InvalidAction, match="environment"):
+        EnvironmentSpec(id=name)
+    with pytest.raises(InvalidAction, match="session"):
+        ExecRequest(action_id="a", command="true", session=name)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("command", "a\0b"),
+        ("timeout_s", 0.0),
+        ("timeout_s", -1.0),
+        ("timeout_s", float("nan")),
+        ("output_timeout_s", 0.0),
+        ("output_limit_bytes", -1),
+        ("variables", {"A-B": "x"}),
+        ("variables", {"A": "\0"}),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(field: str, value: object) -> None:
+    good: dict[str, object] = {"action_id": "a", "command": "true"}
+    with pytest.raises(InvalidAction, match=f"^{field}: "):
+        ExecRequest(**{**good, field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("cores", "background"), [((-1,), False), ((True,), False), ((0,), True)])
+def test_grants_that_make_no_sense_are_refused(cores: tuple[int, ...], background: bool) -> None:
+    with pytest.raises(InvalidAction, match="^cores: "):
+        Holding(cores, background)

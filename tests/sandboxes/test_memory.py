@@ -1,0 +1,55 @@
+"""`memory_mb` of an environment holds, and a command that hits it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from tests.workers_cpu.support import RUN, printed, run
+from workers.cpu.abstract import Environment, EnvironmentSpec, Sandbox
+
+EATS_100_MB = "python3 -S -c 'print(len(bytearray(100 << 20)))'"
+numbers = count()
+
+
+def bounded(sandbox: Sandbox, memory_mb: int | None) -> Iterator[Environment]:
+    """Give an environment of some memory, where the sandbox can hold it to that."""
+    if not sandbox.enforces_memory:
+        pytest.skip("needs a control group for memory that the worker may write")
+    environment = sandbox.open(EnvironmentSpec(id=f"bounded-{next(numbers)}", memory_mb=memory_mb))
+    yield environment
+    environment.close()
+
+
+@pytest.fixture
+def small(sandbox: Sandbox) -> Iterator[Environment]:
+    """Give an environment of 64 MB."""
+    yield from bounded(sandbox, 64)
+
+
+@pytest.fixture
+def middling(sandbox: Sandbox) -> Iterator[Environment]:
+    """Give an environment of 150 MB."""
+    yield from bounded(sandbox, 150)
+
+
+def test_a_command_of_too_much_memory_is_killed_and_says_so(small: Environment) -> None:
+    # Given an environment of 64 MB; when a command takes 100; then it is killed, and the result says why
+    outcome = run(small, EATS_100_MB)
+    assert (outcome.exit_code, outcome.cause) == (137, "out_of_memory"), outcome
+    assert outcome.reason == "the environment's 64 MB of memory were full: the kernel has ended 1 of its processes"
+    # And the session goes on, without a word of that
+    outcome = run(small, "echo alive")
+    assert (outcome.stdout, outcome.reason, outcome.cause) == (b"alive\n", "", "")
+    assert run(small, "false").cause == "exit"
+
+
+def test_the_sessions_of_an_environment_share_its_memory(middling: Environment) -> None:
+    # Given an environment of 150 MB, which is enough for a command of 100
+    assert printed(middling, EATS_100_MB) == f"{100 << 20}\n"
+    # When one session holds 100 and another takes 100; then the kernel ends one of the two
+    held = f'python3 -S -c \'import time; held = bytearray(100 << 20); open("held", "w"); time.sleep(311.25{RUN})\' >/dev/null 2>&1 &'
+    printed(middling, f"{held} while [ ! -e held ]; do sleep 0.01; done", session="one")
+    assert "150 MB of memory were full" in run(middling, EATS_100_MB, session="two").reason
