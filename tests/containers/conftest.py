@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +18,13 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerLimits, ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
-from .images import BUSYBOX, busybox, make_busybox, make_with_program
+from .images import BUSYBOX, busybox, make_busybox
 
 # A node's containers go when another worker of that name starts, so each test run has a name of its own.
 NODE = f"tangram-test-{secrets.token_hex(4)}"
-PROBE = "tangram-test-probe:1"
 
 
-LONGEST = ("test_container_hostile.py", "test_known_failures.py", "test_container_rollouts.py", "deployment/test_services.py")
+LONGEST = ("test_container_hostile.py", "test_known_failures.py", "deployment/test_services.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,14 +57,6 @@ def image() -> str:
     needed(_missing())
     make_busybox()
     return BUSYBOX
-
-
-@pytest.fixture(scope="session")
-def probe_image(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Give the name of an image with busybox and `probe`, which makes single system calls."""
-    needed("" if shutil.which("cc") else "there is no C compiler")
-    make_with_program(Path(__file__).with_name("probe.c"), tmp_path_factory.mktemp("probe") / "probe", PROBE)
-    return PROBE
 
 
 @pytest.fixture(scope="session")

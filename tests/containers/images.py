@@ -141,12 +141,6 @@ def make_with_shell(shell: str, name: str) -> None:
     make_busybox(name, programs=programs)
 
 
-def make_with_program(source: Path, program: Path, name: str) -> None:
-    """Import an image with busybox and one program of our own, compiled from C into `program`; `rootprobe` is the same, setuid root."""
-    subprocess.run(["cc", "-static", "-O1", "-o", str(program), str(source)], check=True, capture_output=True)
-    make_busybox(name, programs={"bin/probe": program}, setuid={"bin/rootprobe": program})
-
-
 def _add_file(archive: tarfile.TarFile, path: str, data: bytes, mode: int) -> None:
     entry = tarfile.TarInfo(path)
     entry.size, entry.mode = len(data), mode

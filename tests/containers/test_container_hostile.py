@@ -54,6 +54,13 @@ HOSTILE = [
     # The size of one file and what the environment writes in all have the same limit.
     Hostile("one large file", "yes > big", "succeeded", codes=(153,), may_fail_for="disk_limit"),
     Hostile("many files", "i=0; while :; do dd if=/dev/zero of=f$i bs=1M count=1 2>&-; i=$((i+1)); done", "failed", "to disk"),
+    Hostile(
+        "files that are open but removed",
+        'i=3; while [ $i -lt 9 ]; do eval "exec $i>x"; rm x; eval "head -c 25000000 /dev/zero >&$i"; i=$((i+1)); done; sleep 20',
+        "failed",
+        "to disk",
+    ),
+    Hostile("empty files", "i=0; while :; do : > $i; i=$((i+1)); done", "failed", "to disk"),
     Hostile("memory", "tail /dev/zero", "succeeded", "MB of memory were full", (137,)),
     Hostile("prints without measure", "head -c 30000000 /dev/zero", "succeeded", codes=(0,)),
     Hostile("errors without measure", "head -c 30000000 /dev/zero >&2", "succeeded", codes=(0,)),
@@ -262,25 +269,6 @@ def test_the_bound_on_disk_does_not_move_with_every_command(sandbox: ContainerSa
     with pytest.raises(EnvironmentGone, match="on disk") as gone:
         fill("c")
     assert (gone.value.cause, gone.value.fault) == ("disk_limit", "program")
-
-
-def test_files_that_are_open_but_removed_count(env: ContainerEnvironment) -> None:
-    # Given a command that writes to files which have no name any more
-    command = 'i=3; while [ $i -lt 9 ]; do eval "exec $i>x"; rm x; eval "head -c 25000000 /dev/zero >&$i"; i=$((i+1)); done; sleep 20'
-    # When it goes beyond the bound of 32 MB
-    outcome = admit(env, command, cores=(0,)).wait()
-    # Then it is ended for that
-    assert outcome.status == "failed", outcome
-    assert "to disk" in outcome.reason
-
-
-def test_empty_files_count(env: ContainerEnvironment) -> None:
-    # Given a command that makes files and writes nothing into them; when it makes very many
-    command = "i=0; while :; do : > $i; i=$((i+1)); done"
-    outcome = admit(env, command, cores=(0,)).wait()
-    # Then it is ended for that
-    assert outcome.status == "failed", outcome
-    assert "to disk" in outcome.reason
 
 
 def test_folders_without_end_are_ended_for_that(sandbox: ContainerSandbox, env: ContainerEnvironment) -> None:

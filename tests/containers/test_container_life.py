@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.sandboxes.test_life import at_once
 from tests.workers_cpu.support import RUN, admit, printed, processes_with, run, until
 from workers.cpu.abstract import EnvironmentSpec
 from workers.cpu.docker.container import Container, ContainerMaker
@@ -27,6 +27,7 @@ from .killed_worker import STARTS
 from .support import box_of, containers, groups_of, processes_of, waits_for_its_worker, worker
 
 NAP = f"320.2917{RUN}"
+NO_SHELL = "tangram-test-no-shell:1"
 
 
 def of(identity: str, memory_mb: int | None = None, image: str | None = None) -> EnvironmentSpec:
@@ -138,56 +139,19 @@ def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, o
         assert printed(box.open(of("e1")), "echo up") == "up\n"
 
 
-def at_once(*calls: Callable[[], ContainerEnvironment]) -> list[ContainerEnvironment | Exception]:
-    """Make calls at the same time and return what each came to."""
-    barrier = threading.Barrier(len(calls))
-
-    def make(call: Callable[[], ContainerEnvironment]) -> ContainerEnvironment | Exception:
-        barrier.wait()
-        try:
-            return call()
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(len(calls)) as threads:
-        return list(threads.map(make, calls))
-
-
-@pytest.fixture(scope="module")
-def shell_less(image: str) -> str:
-    """Give an image without a shell."""
-    name = "tangram-test-no-shell:1"
-    make_busybox(name, without=("sh",))
-    return name
-
-
-def test_an_image_that_is_not_here_is_refused(sandbox: ContainerSandbox) -> None:
-    # Given nothing of that name; when it is asked for
-    with pytest.raises(ImageMissing, match="no-such-image") as caught:
-        sandbox.open(of("e1", image="no-such-image:9"))
-    # Then it is said in one line, and nothing is left
-    assert "\n" not in str(caught.value)
-    assert (sandbox.environments(), containers(NODE)) == ((), [])
-
-
-@pytest.mark.parametrize("reference", ["UPPER", "a b", "-x", "../x", "x:", "x@sha256:1", ":", "/"])
-def test_a_reference_that_no_image_can_have_is_refused(sandbox: ContainerSandbox, reference: str) -> None:
-    # Given a reference that is none; when it is asked for; then it is refused in one line
+@pytest.mark.parametrize("reference", ["no-such-image:9", "UPPER", "a b", "-x", "../x", "x:", "x@sha256:1", ":", "/", NO_SHELL])
+def test_an_image_that_cannot_be_had_or_has_no_shell_is_refused_in_one_line(
+    sandbox: ContainerSandbox, tmp_path: Path, reference: str
+) -> None:
+    make_busybox(NO_SHELL, without=("sh",))
     with pytest.raises((ImageMissing, ContainerFailed)) as caught:
         sandbox.open(of("e1", image=reference))
     assert "\n" not in str(caught.value)
-    assert (sandbox.environments(), containers(NODE)) == ((), [])
-
-
-def test_an_image_without_a_shell_is_refused(sandbox: ContainerSandbox, tmp_path: Path, shell_less: str) -> None:
-    # Given an image without /bin/sh; when an environment of it is opened
-    with pytest.raises(ContainerFailed, match="/bin/sh") as caught:
-        sandbox.open(of("e1", image=shell_less))
-    # Then it is said in one line, and nothing is left
-    assert "\n" not in str(caught.value)
+    assert {"no-such-image:9": "no-such-image", NO_SHELL: "/bin/sh"}.get(reference, "") in str(caught.value)
+    # Then nothing is left
+    assert sandbox.environments() == ()
     assert until(lambda: containers(NODE) == [])
     assert list((tmp_path / "box" / "control").iterdir()) == []
-    assert sandbox.environments() == ()
 
 
 def test_memory_that_the_engine_refuses_leaves_nothing(tmp_path: Path, options: ContainerOptions) -> None:

@@ -1,13 +1,24 @@
-"""What several of these tests need: how a process is held back that no command in the foreground belongs to."""
+"""What several of these tests need: how a process is held back that no command in the foreground belongs to, and system calls."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.workers_cpu.support import in_background, is_of_cpu
-from workers.cpu.abstract import Sandbox
+from tests.workers_cpu.support import in_background, is_of_cpu, printed
+from workers.cpu.abstract import Environment, Sandbox
 
 from .conftest import Kind
+
+# Prints the error of each system call whose number and first two arguments are given.
+CALLS = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for call in sys.argv[1:]:
+    number, first, second = map(int, call.split(","))
+    ctypes.set_errno(0)
+    answer = libc.syscall(ctypes.c_long(number), ctypes.c_long(first), ctypes.c_long(second), 0, 0, 0, 0)
+    print(call, ctypes.get_errno() if answer == -1 else 0)
+"""
 
 
 def quota_of(pid: int) -> int:
@@ -22,3 +33,11 @@ def quota_of(pid: int) -> int:
 def is_held_back(kind: Kind, sandbox: Sandbox, pid: int) -> bool:
     """Say whether a process has next to nothing of a core, or only what others leave idle: as what commands left running does."""
     return quota_of(pid) > 0 if kind.parks else in_background(pid, sandbox.background)
+
+
+def errors_of_calls(env: Environment, *calls: tuple[int, int, int]) -> dict[tuple[int, int, int], int]:
+    """Return the error of each system call, by number and first arguments; 0 for one that succeeds."""
+    env.write_file("calls.py", CALLS.encode())
+    asked = " ".join(",".join(map(str, call)) for call in calls)
+    lines = (line.split() for line in printed(env, f"python3 -S calls.py {asked}").splitlines())
+    return {tuple(map(int, call.split(","))): int(number) for call, number in lines}  # type: ignore[misc]

@@ -1,13 +1,11 @@
-"""Fixtures: a sandbox of the test's own, and environments of its own in sandboxes that the tests share, for each kind of shell.
-
-Sandboxes are set apart from the host where that works. Tests that take an id which a command printed for one of the host's
-have a sandbox that is not.
-"""
+"""Fixtures: a process sandbox of the test's own, and environments of its own in sandboxes that the tests share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,38 +19,17 @@ from workers.cpu.process.environment import ProcessEnvironment
 from workers.cpu.process.isolation import IsolationChoice
 from workers.cpu.process.limits import ProcessLimits
 from workers.cpu.process.sandbox import ProcessSandbox
+from workers.cpu.process.trial import MEANS
 
-TAKES_IDS_FOR_THE_HOSTS = {
-    "test_children_are_found_without_the_kernels_children_files",
-    "test_a_signal_is_not_sent_to_a_later_process_of_the_same_id",
-    "test_an_idle_environment_leaves_no_zombies_behind_its_commands",
-    "test_a_killed_supervisor_leaves_nothing_and_is_replaced",
-    "test_what_a_killed_supervisor_left_goes_with_the_environment",
-}
-
-
-Shared = Callable[[IsolationChoice, str | None], ProcessSandbox]
+Shared = Callable[[IsolationChoice], ProcessSandbox]
 numbers = count()
-
-
-def isolation_for(request: pytest.FixtureRequest) -> IsolationChoice:
-    """Return the isolation of a test's sandbox."""
-    return "none" if request.node.name in TAKES_IDS_FOR_THE_HOSTS else "auto"
 
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    """Return what gives the sandbox of an isolation and a shell that tests share; none of them may harm it."""
-    boxes: dict[tuple[IsolationChoice, str | None], ProcessSandbox] = {}
-
-    def find(isolation: IsolationChoice, shell: str | None) -> ProcessSandbox:
-        if (isolation, shell) not in boxes:
-            boxes[isolation, shell] = make(tmp_path_factory.mktemp("shared") / "box", isolation, shell=shell)
-        return boxes[isolation, shell]
-
-    yield find
-    for box in boxes.values():
-        box.close()
+    """Return what gives the sandbox of an isolation that tests share; none of them may harm it."""
+    with ExitStack() as stack:
+        yield cache(lambda isolation: stack.enter_context(closing(make(tmp_path_factory.mktemp("shared") / "box", isolation))))
 
 
 def environment_in(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
@@ -63,23 +40,22 @@ def environment_in(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
 
 
 @pytest.fixture
-def sandbox(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ProcessSandbox]:
-    """Give a sandbox with the default shell."""
-    box = ProcessSandbox(tmp_path / "box", isolation=isolation_for(request))
-    yield box
-    box.close()
+def sandbox(tmp_path: Path) -> Iterator[ProcessSandbox]:
+    """Give a sandbox, set apart from the host where that works."""
+    with closing(ProcessSandbox(tmp_path / "box")) as box:
+        yield box
 
 
 @pytest.fixture
-def env(shared: Shared, request: pytest.FixtureRequest) -> Iterator[ProcessEnvironment]:
-    """Give an environment with the default shell."""
-    yield from environment_in(shared(isolation_for(request), None))
+def env(shared: Shared) -> Iterator[ProcessEnvironment]:
+    """Give an environment that is set apart where that works."""
+    yield from environment_in(shared("auto"))
 
 
-@pytest.fixture(params=[None, "sh"], ids=["default", "sh"])
-def shell_env(request: pytest.FixtureRequest, shared: Shared) -> Iterator[ProcessEnvironment]:
-    """Give an environment with the default shell, then one with the system's POSIX shell."""
-    yield from environment_in(shared("auto", request.param))
+@pytest.fixture
+def host_env(shared: Shared) -> Iterator[ProcessEnvironment]:
+    """Give an environment that is not set apart: ids that its commands print are the host's."""
+    yield from environment_in(shared("none"))
 
 
 def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None = None, **more: Any) -> ProcessSandbox:
@@ -95,22 +71,33 @@ def make(folder: Path, isolation: IsolationChoice, limits: ProcessLimits | None 
 @pytest.fixture
 def apart(tmp_path: Path) -> Iterator[ProcessSandbox]:
     """Give a sandbox that bubblewrap sets apart."""
-    box = make(tmp_path / "box", "bubblewrap")
-    yield box
-    box.close()
+    with closing(make(tmp_path / "box", "bubblewrap")) as box:
+        yield box
 
 
 @pytest.fixture
 def inside(shared: Shared) -> Iterator[ProcessEnvironment]:
     """Give an environment that bubblewrap sets apart."""
-    yield from environment_in(shared("bubblewrap", None))
+    yield from environment_in(shared("bubblewrap"))
 
 
 @pytest.fixture(params=["none", "bubblewrap"])
 def either(request: pytest.FixtureRequest, shared: Shared) -> Iterator[ProcessEnvironment]:
     """Give an environment of each kind."""
-    yield from environment_in(shared(request.param, None))
+    yield from environment_in(shared(request.param))
 
 
 def below_this() -> list[tree.Process]:
     return tree.descendants(os.getpid())
+
+
+@pytest.fixture(scope="module", params=[f"{isolation}-{means}" for isolation in ("none", "bubblewrap") for means in MEANS])
+def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
+    """Give a sandbox of each isolation that holds the background by each means that work here."""
+    isolation, _, means = request.param.partition("-")
+    try:
+        made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=isolation, background=means)
+    except SessionUnavailable as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()

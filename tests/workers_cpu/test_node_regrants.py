@@ -95,13 +95,6 @@ def test_a_message_changes_calls_in_its_order(node: Node) -> None:
     assert held(node.call("a").grant) == ([2, 3], 2, False)
 
 
-def test_within_a_message_the_last_change_of_a_call_stands(node: Node) -> None:
-    # Given a running call; when one message sends it to the background and brings it back; then it gets both, in this order
-    seen = run(node)
-    node.regrant(1, 1, [["a", 1, [], True], ["a", 1, [0], False]])
-    assert seen[1:] == [BACK, Holding((0,))]
-
-
 def test_an_order_that_fails_does_not_keep_the_next_from_being_carried_out(node: Node) -> None:
     # Given two calls, the first of which cannot be changed
     def fail(holding: Holding) -> None:
@@ -139,13 +132,33 @@ def test_a_change_that_fails_is_tried_once_more(node: Node, caplog: pytest.LogCa
     assert "action a " in error
 
 
-def test_an_early_change_keeps_nothing_of_an_earlier_scheduler(node: Node) -> None:
-    # Given changes of a try that has not come yet: three cores by a scheduler that was replaced, then the background by the next
-    node.regrant(1, 9, [["a", 1, [0, 1, 3], False]])
-    node.regrant(2, 1, [["a", 1, [], True]])
-    # When its grant comes; then the DoP is the one of that grant
-    run(node, epoch=2)
-    assert held(node.call("a").grant) == ([], 1, True)
+RUNS, RUNS_LATER = {"epoch": 1}, {"epoch": 2}
+"""In the place of a message: the try comes and runs, with a grant of this scheduler."""
+TO_BACK, TO_ONE, TO_TWO = ["a", 1, [], True], ["a", 1, [3], False], ["a", 1, [0, 1], False]
+ONE = Holding((3,))
+
+
+@pytest.mark.parametrize(
+    ("steps", "seen", "units"),
+    [
+        ([RUNS, (1, 1, [TO_BACK, TO_ONE])], [Holding((2,)), BACK, ONE], 1),
+        ([RUNS, (1, 1, [TO_BACK]), (1, 2, [TO_ONE]), (1, 1, [TO_BACK])], [Holding((2,)), BACK, ONE], 1),
+        ([(1, 7, [TO_BACK]), RUNS_LATER, (1, 8, [TO_TWO])], [Holding((2,))], 1),
+        ([(1, 1, [TO_TWO]), (1, 2, [TO_BACK]), RUNS], [BACK], 2),
+        ([(1, 9, [TO_TWO]), (2, 1, [TO_BACK]), RUNS_LATER], [BACK], 1),
+    ],
+    ids=["two in one message", "one comes twice", "older than the grant", "before the grant", "of an earlier scheduler"],
+)
+def test_what_a_call_gets_of_messages_that_come_as_they_may(node: Node, steps: list[Any], seen: list[Holding], units: int) -> None:
+    found: list[Holding] = []
+    for step in steps:
+        if isinstance(step, dict):
+            found = run(node, **step)
+        else:
+            node.regrant(*step)
+    assert found == seen
+    # Then the grant says the same, and has the DoP of the last change by its own scheduler that had cores
+    assert (holding_of(node.call("a").grant), node.call("a").grant["units"]) == (seen[-1], units)
 
 
 MESSAGES: list[tuple[int, int, list[object]]] = [
@@ -172,34 +185,6 @@ def test_messages_that_pass_each_other_end_in_the_newest_change(node: Node, orde
     assert held(node.call("a").grant) == ([3], 1, False)
     # And a call that the newest message does not name has the newest one that names it
     assert run(node, "b") == [BACK]
-
-
-def test_a_message_that_comes_twice_changes_nothing(node: Node) -> None:
-    # Given a call that was changed twice; when the first of the messages comes again; then nothing happens
-    seen = run(node)
-    messages: list[tuple[int, int, list[object]]] = [(1, 1, [["a", 1, [], True]]), (1, 2, [["a", 1, [3], False]])]
-    for message in messages:
-        node.regrant(*message)
-    node.regrant(*messages[0])
-    assert seen == [Holding((2,)), BACK, Holding((3,))]
-
-
-def test_a_change_that_is_older_than_the_grant_is_dropped(node: Node) -> None:
-    # Given a change by a scheduler that has been replaced, of a try whose grant the next one has sent again
-    node.regrant(1, 7, [["a", 1, [], True]])
-    # When that comes, and another such change; then its own cores stand
-    seen = run(node, epoch=2)
-    node.regrant(1, 8, [["a", 1, [0, 1], False]])
-    assert seen == [Holding((2,))]
-
-
-def test_changes_that_overtake_the_grant_are_kept_for_it(node: Node) -> None:
-    # Given a try that has not come yet, and gets two cores, then none; when it comes and begins
-    node.regrant(1, 1, [["a", 1, [0, 1], False]])
-    node.regrant(1, 2, [["a", 1, [], True]])
-    # Then it is in the background, with the DoP that it had last
-    assert run(node) == [BACK] == [holding_of(node.call("a").grant)]
-    assert node.call("a").grant["units"] == 2
 
 
 def test_a_change_of_the_next_try_is_kept_for_it_while_the_last_one_runs(node: Node) -> None:

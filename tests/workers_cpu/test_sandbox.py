@@ -65,25 +65,17 @@ def test_a_sandbox_waits_for_what_ends_the_commands_of_a_killed_worker(tmp_path:
     box.close()
 
 
-def test_the_supervisors_of_a_killed_worker_remove_their_groups(tmp_path: Path) -> None:
-    # Given a worker with a session, and where its sandbox makes groups for sessions
+@pytest.mark.parametrize("how", [(), ("background",)], ids=["foreground", "background"])
+def test_a_killed_worker_leaves_no_process_and_no_group_and_the_next_starts_empty(tmp_path: Path, how: tuple[str, ...]) -> None:
+    # Given a worker with a process that was left behind and a running command, and where its sandbox makes groups
     groups = find_groups(os.path.realpath(tmp_path / "box"))
-    prefixes = [path for path in (groups.pids, groups.cpu, groups.memory) if path is not None]
-    with worker_to_be_killed(tmp_path / "box", f"315.609375{RUN}") as worker:
-        # When it is killed; then the next one finds no group of a session
-        worker.kill()
-    assert until(lambda: not processes_with(str(tmp_path)))
-    assert until(lambda: not any(glob(f"{prefix}-*") for prefix in prefixes))
-    ProcessSandbox(tmp_path / "box").close()
-
-
-def test_a_killed_worker_leaves_no_process_and_its_files_go_with_the_next_sandbox(tmp_path: Path) -> None:
-    # Given a worker with a background process and a running command
-    with worker_to_be_killed(tmp_path / "box", f"315.671875{RUN}") as worker:
+    with worker_to_be_killed(tmp_path / "box", f"315.671875{RUN}", *how) as worker:
         # When it is killed
         worker.kill()
-    # Then all its processes end, and the next sandbox of that folder starts empty
+    # Then all its processes end, with their groups
     assert until(lambda: not processes_with(f"315.671875{RUN}") and not processes_with(str(tmp_path)))
+    assert until(lambda: not any(glob(f"{prefix}-*") for prefix in (groups.pids, groups.cpu, groups.memory) if prefix))
+    # And the next sandbox of that folder starts empty
     box = ProcessSandbox(tmp_path / "box")
     assert printed(open_one(box), "ls") == ""
     box.close()
@@ -135,9 +127,9 @@ def test_nothing_leaks(tmp_path: Path) -> None:
     assert not processes_with(f"315.65625{RUN}")
 
 
-def test_an_idle_environment_leaves_no_zombies_behind_its_commands(env: ProcessEnvironment) -> None:
+def test_an_idle_environment_leaves_no_zombies_behind_its_commands(host_env: ProcessEnvironment) -> None:
     # Given commands whose processes are orphaned and end; when all have ended
-    shell = int(printed(env, "(setsid true &) ; (true &) ; sh -c 'true & true &' ; echo $$"))
+    shell = int(printed(host_env, "(setsid true &) ; (true &) ; sh -c 'true & true &' ; echo $$"))
     supervisor = psutil.Process(shell).parent()
     assert supervisor is not None
     # Then supervisor and shell have reaped them

@@ -8,25 +8,15 @@ import shutil
 
 import pytest
 
+from tests.sandboxes.support import errors_of_calls
 from workers.cpu.process.environment import ProcessEnvironment
-from workers.cpu.process.seccomp import ARCHITECTURES, LAST, REFUSED, filter_for
+from workers.cpu.process.seccomp import ARCHITECTURES, LAST, filter_for
 
 from .support import printed
 
 COLUMN, _, CLONE, IOCTL, SOCKET = ARCHITECTURES[os.uname().machine]
 NEW_USER, NEW_NET = 0x10000000, 0x40000000
 TIOCSTI = 0x5412
-
-# Prints the error of each system call whose number and first two arguments are given.
-CALLS = """
-import ctypes, sys
-libc = ctypes.CDLL(None, use_errno=True)
-for call in sys.argv[1:]:
-    number, first, second = map(int, call.split(","))
-    ctypes.set_errno(0)
-    answer = libc.syscall(ctypes.c_long(number), ctypes.c_long(first), ctypes.c_long(second), 0, 0, 0, 0)
-    print(call, ctypes.get_errno() if answer == -1 else 0)
-"""
 
 THREADS_AND_CHILDREN = """
 import multiprocessing, socket, subprocess, threading
@@ -50,36 +40,21 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(
 """
 
 
-def errors(env: ProcessEnvironment, *calls: tuple[int, int, int]) -> dict[tuple[int, int, int], int]:
-    """Return the error of each system call, 0 for one that succeeds."""
-    env.write_file("calls.py", CALLS.encode())
-    asked = " ".join(",".join(map(str, call)) for call in calls)
-    lines = (line.split() for line in printed(env, f"python3 -S calls.py {asked}").splitlines())
-    return {tuple(map(int, call.split(","))): int(number) for call, number in lines}  # type: ignore[misc]
-
-
-def test_calls_that_containers_refuse_are_refused(inside: ProcessEnvironment) -> None:
-    # Given every call of the list; when a command makes them; then none is permitted
-    calls = [(numbers[COLUMN], 0, 0) for numbers in REFUSED.values() if numbers[COLUMN]]
-    assert {"mount", "bpf", "keyctl", "unshare", "io_uring_setup", "userfaultfd"} <= set(REFUSED)
-    assert set(errors(inside, *calls).values()) == {errno.EPERM}
-
-
 def test_calls_are_refused_by_their_arguments(inside: ProcessEnvironment) -> None:
-    # Given namespaces by clone, input for a terminal, and a socket to the hypervisor; when a command asks; then it may not
-    calls = [(CLONE, NEW_USER, 0), (CLONE, NEW_NET, 0), (IOCTL, 0, TIOCSTI), (IOCTL, 0, TIOCSTI | 1 << 32), (SOCKET, 40, 1)]
-    assert set(errors(inside, *calls).values()) == {errno.EPERM}
+    # Given input for a terminal, and a socket to the hypervisor; when a command asks; then it may not
+    calls = [(IOCTL, 0, TIOCSTI), (IOCTL, 0, TIOCSTI | 1 << 32), (SOCKET, 40, 1)]
+    assert set(errors_of_calls(inside, *calls).values()) == {errno.EPERM}
 
 
 def test_calls_that_the_filter_does_not_know_do_not_exist(inside: ProcessEnvironment) -> None:
     # Given clone3, whose flags are in memory, and the first call that is not known; when a command asks; then there is neither
-    assert set(errors(inside, (435, 0, 0), (LAST + 1, 0, 0)).values()) == {errno.ENOSYS}
+    assert set(errors_of_calls(inside, (435, 0, 0), (LAST + 1, 0, 0)).values()) == {errno.ENOSYS}
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86_64 has two more ways to make system calls")
 def test_another_architecture_is_refused(inside: ProcessEnvironment) -> None:
     # Given getpid as x32 programs call it, and as 32-bit programs do; when a command asks; then it may not
-    assert set(errors(inside, (0x40000000 + 39, 0, 0)).values()) == {errno.EPERM}
+    assert set(errors_of_calls(inside, (0x40000000 + 39, 0, 0)).values()) == {errno.EPERM}
     inside.write_file("i386.py", OF_I386.encode())
     said = inside_or_signal(inside)
     assert said in (f"{-errno.EPERM}\n", "signal\n")

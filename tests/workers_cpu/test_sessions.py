@@ -42,26 +42,26 @@ def test_the_late_news_of_a_shells_end_is_not_taken_for_that_of_the_next(env: Pr
     assert printed(env, "echo $KEPT") == "1\n"
 
 
-def test_a_killed_supervisor_leaves_nothing_and_is_replaced(env: ProcessEnvironment) -> None:
+def test_a_killed_supervisor_leaves_nothing_and_is_replaced(host_env: ProcessEnvironment) -> None:
     # Given a background process outside every process group of the session
-    printed(env, f"setsid sleep 312.125{RUN} >/dev/null 2>&1 &")
+    printed(host_env, f"setsid sleep 312.125{RUN} >/dev/null 2>&1 &")
     # When a command kills the supervisor
-    outcome = run(env, "kill -9 $PPID; sleep 5")
+    outcome = run(host_env, "kill -9 $PPID; sleep 5")
     # Then the command has failed, nothing is left, and the next one runs
     assert outcome.status == "failed"
     assert "supervisor" in outcome.reason
     assert not processes_with(f"312.125{RUN}")
-    assert printed(env, "echo alive") == "alive\n"
+    assert printed(host_env, "echo alive") == "alive\n"
 
 
-def test_what_a_killed_supervisor_left_goes_with_the_environment(env: ProcessEnvironment) -> None:
+def test_what_a_killed_supervisor_left_goes_with_the_environment(host_env: ProcessEnvironment) -> None:
     # Given a background process of a session whose supervisor was killed while no command ran
-    supervisor = int(printed(env, f"setsid sleep 312.15625{RUN} >/dev/null 2>&1 & echo $PPID"))
+    supervisor = int(printed(host_env, f"setsid sleep 312.15625{RUN} >/dev/null 2>&1 & echo $PPID"))
     assert until(lambda: bool(processes_with(f"312.15625{RUN}")))
     os.kill(supervisor, signal.SIGKILL)
     assert until(lambda: tree.read_process(supervisor) is None)
     # When the environment is closed; then the process has ended
-    env.close()
+    host_env.close()
     assert not processes_with(f"312.15625{RUN}")
 
 
@@ -128,3 +128,27 @@ def test_removing_the_control_folder_costs_one_command_at_most(env: ProcessEnvir
     # When further commands run; then at the latest the second finds a session again
     run(env, ":")
     assert printed(env, "echo alive") == "alive\n"
+
+
+def test_state_that_no_shell_can_start_with_is_forgotten(either: ProcessEnvironment) -> None:
+    # Given a function that is exported, and state that ends every shell that reads it
+    printed(either, ":")
+    states: list[Path] = []
+    assert until(lambda: bool(states.extend(either.work_folder.parents[2].glob("control/*/state")) or states))
+    (state,) = states
+    assert run(either, "kill -9 $$").exit_code == 137
+    state.write_text("exit 7\n")
+    # When a command runs; then a shell without that state carries it out, and keeps state again
+    assert printed(either, "export Y=kept; echo alive") == "alive\n"
+    assert run(either, "exit 3").exit_code == 3
+    assert printed(either, "echo $Y") == "kept\n"
+
+
+def test_a_session_that_ends_its_own_init_starts_again(inside: ProcessEnvironment) -> None:
+    # Given a session with state; when a command kills all that it can reach
+    printed(inside, "export X=1")
+    assert run(inside, "kill -9 -1; sleep 5").exit_code == 137
+    # Then the next one runs
+    assert printed(inside, "echo $X") == "1\n"
+    assert run(inside, "kill -9 2; sleep 5").exit_code == 137
+    assert printed(inside, "echo $X") == "1\n"
