@@ -60,6 +60,16 @@ def image() -> str:
 
 
 @pytest.fixture(scope="session")
+def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the name of an image whose shell never comes to anything."""
+    script = tmp_path_factory.mktemp("hangs") / "sh"
+    script.write_text("#!/bin/busybox sh\nexec sleep 3600\n")
+    script.chmod(0o755)
+    make_busybox("tangram-test-hangs:1", programs={"bin/sh": script})
+    return "tangram-test-hangs:1"
+
+
+@pytest.fixture(scope="session")
 def bounds(image: str) -> ContainerOptions:
     """Give options with bounds that tests can run into."""
     limits = ContainerLimits(memory_mb=64, processes=64, disk_mb=32, disk_check_s=0.1)

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from tests.workers_cpu.support import admit
 from workers.cpu.abstract import Environment, ExecOutcome
+from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 
@@ -48,6 +49,11 @@ def engine_says(path: str) -> Any:
         return None
     assert answer.status == 200, said
     return said
+
+
+def docker(*argv: str) -> str:
+    """Run a command of docker and return what it prints."""
+    return subprocess.run(["docker", *argv], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def containers(node: str) -> list[str]:
@@ -151,9 +157,9 @@ def neighbour_at_work(neighbour: Environment, core: int) -> Iterator[Meanwhile]:
 
 
 @contextmanager
-def box_of(base: Path, options: ContainerOptions, node: str = NODE) -> Iterator[ContainerSandbox]:
+def box_of(base: Path, options: ContainerOptions, node: str = NODE, engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
     """Give a sandbox with options of its own."""
-    box = ContainerSandbox(base, node=node, options=options)
+    box = ContainerSandbox(base, node=node, options=options, engine=engine)
     try:
         yield box
     finally:

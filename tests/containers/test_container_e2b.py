@@ -56,24 +56,6 @@ def test_paths_are_those_of_the_container(sandbox: e2b.Sandbox) -> None:
     assert not files.make_dir("/tmp") and not files.exists("/tmp/moved")
 
 
-def test_commands_that_run_at_the_same_time_share_the_container(sandbox: e2b.Sandbox) -> None:
-    server = sandbox.commands.run("touch /tmp/up; nc -l -p 8000 -e echo served", background=True)
-    assert sandbox.commands.run("until [ -e /tmp/up ] && nc 127.0.0.1 8000 </dev/null; do sleep 0.05; done").stdout == "served\n"
-    assert server.wait().exit_code == 0
-
-
-def test_a_terminal_and_input_in_a_container(sandbox: e2b.Sandbox) -> None:
-    running = sandbox.commands.run("cat", background=True, stdin=True)
-    running.send_stdin("in")
-    running.close_stdin()
-    assert running.wait().stdout == "in"
-    shown = bytearray()
-    terminal = sandbox.pty.create(e2b.PtySize(rows=20, cols=70))
-    sandbox.pty.send_stdin(terminal.pid, b"echo is-$((40 + 2)); exit\n")
-    assert terminal.wait(on_pty=shown.extend).exit_code == 0
-    assert b"is-42" in shown
-
-
 def test_names_that_are_neither_template_nor_image_are_refused(options: dict[str, str]) -> None:
     with pytest.raises(e2b.SandboxException, match="404: template 'nothing' was not found"):
         e2b.Sandbox.create("nothing", **options)

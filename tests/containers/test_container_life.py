@@ -121,16 +121,11 @@ def test_an_idle_container_killed_from_outside_is_off_the_books(sandbox: Contain
         run(env, ":")
 
 
-def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions) -> None:
-    # Given an image whose shell never comes to anything
-    script = tmp_path / "sh"
-    script.write_text("#!/bin/busybox sh\nexec sleep 3600\n")
-    script.chmod(0o755)
-    make_busybox("tangram-test-hangs:1", programs={"bin/sh": script})
-    # When an environment of it is opened
+def test_a_container_that_does_not_come_up_in_time_is_given_up(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
+    # Given an image whose shell never comes to anything; when an environment of it is opened
     with box_of(tmp_path / "box", replace(options, start_timeout_s=10.0)) as box:
         with pytest.raises(StartTimeout):
-            box.open(of("e1", image="tangram-test-hangs:1"))
+            box.open(of("e1", image=hangs))
         # Then nothing is left of it
         assert box.environments() == ()
         assert until(lambda: containers(NODE) == [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,10 @@ from workers.cpu.docker.environment import ContainerEnvironment
 from workers.cpu.docker.options import ContainerOptions
 
 from .conftest import NODE
-from .support import box_of
+from .support import box_of, docker
 
 INSIDE, OUTSIDE = f"{NODE}-inside", f"{NODE}-outside"
 GREETING = "hello"
-
-
-def docker(*argv: str) -> str:
-    """Run a command of docker and return what it prints."""
-    return subprocess.run(["docker", *argv], check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture(scope="module")

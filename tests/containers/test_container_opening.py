@@ -21,12 +21,11 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone, ImageMissing
 from workers.cpu.opening import Opening
 
+from . import support
 from .conftest import NODE
-from .images import make_busybox
 from .registry import Registry, served
 from .support import containers, sandbox_threads
 
-HANGS = "tangram-test-hangs:1"
 SLOW = 1.0
 """Seconds after which the registry sends the next piece of an image; it has 40 pieces."""
 
@@ -54,24 +53,11 @@ def registry(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield made
 
 
-@pytest.fixture(scope="module")
-def hangs(image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Give an image whose shell never comes to anything."""
-    script = tmp_path_factory.mktemp("hangs") / "sh"
-    script.write_text("#!/bin/busybox sh\nexec sleep 3600\n")
-    script.chmod(0o755)
-    make_busybox(HANGS, programs={"bin/sh": script})
-    return HANGS
-
-
 @contextmanager
 def box_of(base: Path, options: ContainerOptions, engine: DockerEngine | None = None) -> Iterator[ContainerSandbox]:
     """Give a sandbox that fetches images."""
-    box = ContainerSandbox(base, node=NODE, options=replace(options, pull="missing"), engine=engine)
-    try:
+    with support.box_of(base, replace(options, pull="missing"), NODE, engine) as box:
         yield box
-    finally:
-        box.close()
     assert until(lambda: sandbox_threads() == []), sandbox_threads()
 
 

@@ -18,8 +18,7 @@ from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone
 
 from .conftest import NODE
-from .support import box_of
-from .test_container_network import docker
+from .support import box_of, docker
 
 HERE = sorted(os.sched_getaffinity(0))
 LISTENS = 'until grep -qi ":$(printf %04x {port}) .* 0A " /proc/net/tcp*; do usleep 20000; done'

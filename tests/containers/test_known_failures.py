@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,9 @@ from workers.cpu.errors import ContainerFailed, DiskFull
 
 from .conftest import NODE
 from .images import make_with_volume
-from .support import box_of, containers, pauses
+from .support import box_of, containers, docker, pauses
 
 MANY = int(os.environ.get("TANGRAM_TEST_CONTAINERS", "40"))
-
-
-def docker(*words: str) -> list[str]:
-    """Return the lines that a command of Docker's prints."""
-    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +39,19 @@ def volume_image(image: str) -> str:
 def volumes_of(node: str) -> set[str]:
     """Return the folders of the volumes that a node's containers have, on this machine."""
     ids = containers(node)
-    shown = docker("inspect", "--format", '{{range .Mounts}}{{if eq .Type "volume"}}{{.Source}}{{end}}{{end}}', *ids) if ids else []
+    shown = (
+        docker("inspect", "--format", '{{range .Mounts}}{{if eq .Type "volume"}}{{.Source}}{{end}}{{end}}', *ids).splitlines()
+        if ids
+        else []
+    )
     return set(filter(None, shown))
 
 
 def networks_of(node: str) -> set[str]:
     """Return the names of the networks that a node's containers are on."""
-    lines = docker("inspect", "--format", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}", *containers(node))
+    lines = docker(
+        "inspect", "--format", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}", *containers(node)
+    ).splitlines()
     return {word for line in lines for word in line.split()}
 
 
@@ -74,7 +74,7 @@ def test_anonymous_volumes_do_not_fill_the_disk(volume_image: str, options: Cont
         assert len(volumes_of(node)) == MANY // 2
     # Then the disk is back to where it was: no volume is left, nor its files
     assert not [volume for volume in volumes if os.path.exists(volume)]
-    assert not {Path(volume).parent.name for volume in volumes} & set(docker("volume", "ls", "-q"))
+    assert not {Path(volume).parent.name for volume in volumes} & set(docker("volume", "ls", "-q").split())
 
 
 def test_volumes_of_a_killed_worker_go_with_its_containers(volume_image: str, options: ContainerOptions, tmp_path: Path) -> None:

@@ -83,15 +83,8 @@ def test_the_folders_of_programs_are_found_through_links_and_show_nothing_privat
     (home / "venv/bin/python").symlink_to("python3")
     (home / "venv/bin/python3").symlink_to(python / "bin" / "python3.11")
     (home / "venv/pyvenv.cfg").touch()
-    entries = [
-        home,
-        home / "venv/bin",
-        home / ".local/bin",
-        home / ".local/state/box",
-        Path("/usr/bin"),
-        Path("/no/such"),
-        Path("relative"),
-    ]
+    mine = [home, home / "venv/bin", home / ".local/bin", home / ".local/state/box"]
+    entries = [*mine, Path("/usr/bin"), Path("/no/such"), Path("relative")]
     # When PATH is looked through
     base = home / ".local/state/box"
     found = folders_of_programs(":".join(map(str, entries)), SYSTEM, [str(base), str(home)], [])
@@ -107,15 +100,12 @@ def test_the_folders_of_programs_are_found_through_links_and_show_nothing_privat
 # -- attempts to escape ---------------------------------------------------------------------------------------------------
 
 
-def test_homes_and_passwords_are_not_there(inside: ProcessEnvironment) -> None:
-    # Given the worker's home; when a command lists it; then at most folders of programs are there
+def test_of_homes_at_most_folders_of_programs_are_there(inside: ProcessEnvironment) -> None:
+    # Given the worker's home; when a command lists it; then there is nothing else
     here = Path.home()
     listed = set(run(inside, f"ls -A {here}").stdout.decode().split())
     shown = {entry for entry in os.environ["PATH"].split(":") if entry.startswith(f"{here}/")}
     assert listed <= {Path(entry).relative_to(here).parts[0] for entry in shown}
-    # And of the system's files not the secret ones
-    assert run(inside, "cat /etc/shadow").stdout == b""
-    assert run(inside, "cat /etc/passwd").stdout != b""
 
 
 def test_of_etc_only_what_programs_need_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
