@@ -15,12 +15,12 @@ import pytest
 
 from tests.workers_cpu.support import admit, printed, until
 from workers.cpu import control_files
-from workers.cpu.abstract import EnvironmentSpec, ExecRequest, Holding
+from workers.cpu.abstract import EnvironmentSpec, ExecRequest
 from workers.cpu.docker import disk
 from workers.cpu.docker.cgroups import v1, v2
 from workers.cpu.docker.engine import DockerEngine
 from workers.cpu.docker.environment import ContainerEnvironment
-from workers.cpu.docker.options import ContainerLimits, ContainerOptions
+from workers.cpu.docker.options import ContainerOptions
 from workers.cpu.docker.sandbox import ContainerSandbox
 from workers.cpu.errors import EnvironmentGone, SandboxError
 
@@ -65,23 +65,6 @@ def test_what_a_command_did_stands_when_its_grant_cannot_be_taken_back(quotas: Q
     # Then it has succeeded, with what it printed
     (outcome,) = outcomes
     assert (outcome.status, outcome.stdout) == ("succeeded", b"done\n")  # type: ignore[attr-defined]
-
-
-def test_a_command_is_killed_also_when_it_can_be_given_no_time(quotas: Quotas, env: ContainerEnvironment) -> None:
-    # Given a command in the background that sleeps when its quota cannot be written any more
-    request = ExecRequest(action_id="a1", command="echo begun > mark; sleep 300", holding=Holding(background=True))
-    execution = env.start(request)
-    outcomes: list[object] = []
-    thread = threading.Thread(target=lambda: outcomes.append(execution.wait()))
-    thread.start()
-    assert until(lambda: _reads(env, "mark") == b"begun\n")
-    quotas.stuck = True
-    # When it is killed
-    execution.kill("enough")
-    thread.join(60)
-    # Then it has ended as that
-    (outcome,) = outcomes
-    assert (outcome.status, outcome.reason) == ("cancelled", "enough")  # type: ignore[attr-defined]
 
 
 def test_a_shell_that_is_stopped_while_it_starts_fails_the_command_in_time(options: ContainerOptions, tmp_path: Path) -> None:
@@ -142,34 +125,6 @@ def test_a_living_container_is_not_lost_by_an_event_of_another(sandbox: Containe
     # When it is dealt with; then nothing has happened
     assert printed(env, "echo here") == "here\n"
     assert sandbox.environments() == (env,)
-
-
-def test_closing_the_sandbox_starts_nothing_more(image: str, tmp_path: Path) -> None:
-    # Given ten environments that want to open, one at a time
-    options = ContainerOptions(image=image, pull="never", starting_limit=1, limits=ContainerLimits(memory_mb=64))
-    box = ContainerSandbox(tmp_path / "box", node=f"{NODE}-line", options=options)
-    refused: list[Exception] = []
-    opened = threading.Event()
-
-    def open_one(number: int) -> None:
-        try:
-            box.open(EnvironmentSpec(id=f"e{number}"))
-            opened.set()
-        except SandboxError as error:
-            refused.append(error)
-
-    threads = [threading.Thread(target=open_one, args=(number,)) for number in range(10)]
-    for thread in threads:
-        thread.start()
-    # When the sandbox is closed after the first
-    assert opened.wait(60)
-    box.close()
-    for thread in threads:
-        thread.join(60)
-    # Then most of the others were refused, and nothing is left
-    assert len(refused) >= 6
-    assert all(isinstance(error, EnvironmentGone) for error in refused)
-    assert DockerEngine().left_by(f"{NODE}-line") == []
 
 
 def test_closing_an_environment_that_is_being_opened_ends_the_open(sandbox: ContainerSandbox) -> None:

@@ -209,13 +209,16 @@ def test_a_pull_has_one_deadline_in_all(tmp_path: Path, options: ContainerOption
         assert until(lambda: registry.broken_off == 1)
 
 
-def test_closing_the_sandbox_ends_an_open(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
-    # Given an open that comes to nothing
-    with box_of(tmp_path / "box", options) as box, opener_of(box) as opens:
-        opening, opened = opens("e1", hangs)
-        assert until(lambda: opening.phase.startswith("starting"))
-        # When the sandbox closes; then it ends with that
+def test_closing_the_sandbox_ends_every_open(tmp_path: Path, options: ContainerOptions, hangs: str) -> None:
+    # Given an open that comes to nothing, and another one that waits for its turn
+    with box_of(tmp_path / "box", replace(options, starting_limit=1)) as box, opener_of(box) as opens:
+        both = [opens("e1", hangs)]
+        assert until(lambda: both[0][0].phase.startswith("starting"))
+        both.append(opens("e2", hangs))
+        assert until(lambda: both[1][0].phase.startswith("waiting for its turn"))
+        # When the sandbox closes; then they end with that
         box.close()
-        with pytest.raises(EnvironmentGone, match="the sandbox is closed"):
-            opened.result(60)
+        for _, opened in both:
+            with pytest.raises(EnvironmentGone, match="the sandbox is closed"):
+                opened.result(60)
     assert containers(NODE) == []

@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers_cpu.support import RUN, in_background, printed, processes_with, running, sleepers, until
 from workers.cpu.abstract import Environment, ExecRequest, Execution, Holding, Sandbox, Usage
-from workers.cpu.errors import SessionUnavailable
+from workers.cpu.errors import ContainerFailed, SessionUnavailable
 from workers.cpu.process.sandbox import ProcessSandbox
 
 from .conftest import KINDS, Boxes, Kind, opened, params
@@ -171,6 +171,24 @@ def test_a_kill_reaches_a_command_in_the_background(env: Environment) -> None:
         assert until(lambda: bool(outcomes))
         assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
     assert not processes_with(f"sleep\x00301.875{RUN}\x00")
+
+
+@pytest.mark.parametrize("error", [ContainerFailed("the engine does not answer"), OSError("the group is gone")], ids=["engine", "group"])
+def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foreground(
+    env: Environment, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    # Given a command in the background, and a way back that fails, as a request to an engine may
+    def fail(self: object, holding: Holding) -> None:
+        raise error
+
+    with running(env, f"sleep 301.9375{RUN}", BACK) as (execution, outcomes):
+        sleepers(f"301.9375{RUN}")
+        # When it is killed; then it has ended all the same
+        monkeypatch.setattr(type(execution._backend), "hold", fail)  # type: ignore[attr-defined]
+        execution.kill("enough")
+        assert until(lambda: bool(outcomes))
+    assert (outcomes[0].status, outcomes[0].reason) == ("cancelled", "enough")
+    assert not processes_with(f"sleep\x00301.9375{RUN}\x00")
 
 
 @on_one_core
