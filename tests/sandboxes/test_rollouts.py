@@ -1,4 +1,4 @@
-"""Bundled rollouts, command by command, have the same results in every kind of sandbox.
+"""Bundled rollouts, command by command, have the same results in containers as in processes, where other programs carry them out.
 
 Those whose actions differ in kind: files written and read beside commands, and files replaced by tools.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from app.replay.scripts import starting_files
 from tests.workers_cpu.support import admit
 from workers.cpu.abstract import Environment, EnvironmentSpec
 
-from .conftest import Boxes
+from .conftest import Boxes, params
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHOSEN = ("add-stopwords", "rename-figures")
@@ -49,8 +52,21 @@ def carried_out(environment: Environment, rollout: dict[str, Any]) -> list[tuple
     return results
 
 
-@pytest.mark.parametrize("rollout", ROLLOUTS, ids=[rollout["trajectory"] for rollout in ROLLOUTS])
-def test_a_recorded_rollout_has_the_same_results_as_in_processes(boxes: Boxes, env: Environment, rollout: dict[str, Any]) -> None:
-    with_processes = boxes("process").open(EnvironmentSpec(id=rollout["trajectory"]))
-    assert carried_out(env, rollout) == carried_out(with_processes, rollout)
-    with_processes.close()
+@pytest.fixture(scope="module")
+def results(boxes: Boxes) -> Callable[[str, int], list[tuple[Any, ...]]]:
+    """Return what gives the results of a rollout in a kind of sandbox."""
+
+    @cache
+    def carry_out(place: str, number: int) -> list[tuple[Any, ...]]:
+        with closing(boxes(place).open(EnvironmentSpec(id=f"rollout-{number}"))) as environment:
+            return carried_out(environment, ROLLOUTS[number])
+
+    return carry_out
+
+
+@pytest.mark.parametrize("number", range(len(ROLLOUTS)), ids=[rollout["trajectory"] for rollout in ROLLOUTS])
+@pytest.mark.parametrize("place", params("container"))
+def test_a_recorded_rollout_has_the_same_results_as_in_processes(
+    results: Callable[[str, int], list[tuple[Any, ...]]], place: str, number: int
+) -> None:
+    assert results(place, number) == results("process", number)
