@@ -93,7 +93,7 @@ def test_a_signal_ends_a_whole_command_line_and_nothing_that_was_there_before(en
 
 
 def test_an_interrupt_ends_a_command_line_that_has_just_started_a_process(bash_env: Environment, patient: None) -> None:
-    for _ in range(20):
+    for _ in range(40):
         with followed(bash_env, "echo ready; sleep 300; echo after") as one:
             assert one.prints("ready\n")
             one.execution.give(Signal(signal.SIGINT))
