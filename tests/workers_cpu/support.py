@@ -32,7 +32,7 @@ def admit(
     *,
     cores: tuple[int, ...] = (),
     session: str = "main",
-    timeout_s: float | None = 60.0,
+    timeout_s: float | None = 120.0,
     output_timeout_s: float | None = None,
     output_limit_bytes: int = 1_048_576,
     variables: dict[str, str] | None = None,
@@ -106,7 +106,7 @@ class Followed:
     def outcome(self) -> ExecOutcome:
         """Wait for its end."""
         assert self.thread is not None
-        self.thread.join(90)
+        self.thread.join(150)
         (outcome,) = self.outcomes
         return outcome
 
@@ -116,7 +116,7 @@ def followed(environment: Environment, command: str, **more: Any) -> Iterator[Fo
     """Have a command run as long as the block lasts."""
     found: list[Followed] = []
     take: Callable[[str, bytes], None] = lambda name, data: found[0].take(name, data)  # noqa: E731
-    request = ExecRequest(action_id="a", command=command, on_output=take, timeout_s=60, **more)
+    request = ExecRequest(action_id="a", command=command, on_output=take, timeout_s=120, **more)
     one = Followed(environment.start(request))
     found.append(one)
     one.thread = threading.Thread(target=lambda: one.outcomes.append(one.execution.wait()))
