@@ -192,13 +192,14 @@ def test_a_kill_is_carried_out_where_the_command_cannot_be_brought_to_the_foregr
 
 
 @on_one_core
-def test_time_without_a_core_does_not_count(env: Environment) -> None:
-    # Given a busy command in the background, beside others on its core
-    spin = "while [ ! -e go ]; do :; done"
-    others = " & ".join([f"( touch busy-{number}; {spin} )" for number in range(3)])
+def test_time_without_a_core_does_not_count(sandbox: Sandbox, env: Environment) -> None:
+    # Given a busy command in the background, beside others on each core that it may use
+    cores = HERE[-1:] if sandbox.background == "affinity" else HERE
+    spin, count = "while [ ! -e go ]; do :; done", len(cores) + 2
+    others = " & ".join([f"( touch busy-{number}; {spin} )" for number in range(count)])
     with ExitStack() as ends:
-        ends.enter_context(running(env, f"{others} & wait", Holding(tuple(HERE)), session="others"))
-        assert until(lambda: printed(env, "ls", session="look").count("busy-") == 3)
+        ends.enter_context(running(env, f"{others} & wait", Holding(tuple(cores)), session="others"))
+        assert until(lambda: printed(env, "ls", session="look").count("busy-") == count)
         execution, outcomes = ends.enter_context(running(env, spin, BACK, timeout_s=1.0, output_timeout_s=1.0))
         # When it has stood for longer than it may run, and was looked at
         began = time.monotonic()
@@ -217,7 +218,7 @@ def test_a_command_that_sleeps_in_the_background_is_out_of_time_as_elsewhere(env
     assert (outcomes[0].status, outcomes[0].reason) == ("timed_out", "ran longer than 1 s")
 
 
-@on_one_core
+@pytest.mark.parametrize("place", params("process-affinity", "bubblewrap-affinity"))
 def test_a_command_in_the_background_is_out_of_time_once_it_has_used_it(env: Environment) -> None:
     with running(env, "while :; do :; done", BACK, timeout_s=0.5) as (_, outcomes):
         assert until(lambda: bool(outcomes), 200.0)
