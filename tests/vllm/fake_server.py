@@ -119,6 +119,7 @@ class Gpu:
         self.hold(NATURE["model_mb"])
         for name, before in zip(self.names, free, strict=True):
             if self.free(name) > before:
+                note(f"disturbed {os.getpid()}")
                 end("AssertionError: Error in memory profiling: other processes released GPU memory")
 
     def free(self, name: str) -> float:

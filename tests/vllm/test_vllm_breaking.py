@@ -28,6 +28,11 @@ from workers.gpu.errors import BadInput, CallCancelled, EngineDied, EngineFailed
 ITEMS = [{"prompt": "a", "response": "b"}]
 
 
+def open_files() -> set[str]:
+    """Return what this process has open; each socket and pipe has a name of its own."""
+    return {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+
+
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
 def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_why(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, path: str
@@ -146,8 +151,7 @@ def test_a_storm_of_calls_and_cancellations_leaves_nothing_running(fake: Fake) -
     engine = fake.engine(max_concurrency=32)
     engine.start(CUDA[:1])
     wanted = engine.score(ITEMS)
-    process, before = psutil.Process(), threading.active_count()
-    files = process.num_fds()
+    threads, files = set(threading.enumerate()), open_files()
 
     def call(index: int) -> list[float] | None:
         control = CallControl()
@@ -163,23 +167,24 @@ def test_a_storm_of_calls_and_cancellations_leaves_nothing_running(fake: Fake) -
     assert all(answer == wanted for answer in answers if answer is not None) and all(answers[::3])
     assert engine.running == 0
     # Few connections are kept for the next calls
-    until(lambda: threading.active_count() <= before and process.num_fds() <= files + 8)
+    until(lambda: set(threading.enumerate()) <= threads and len(open_files() - files) <= 8)
 
 
 def test_changes_without_end_leave_no_files_threads_or_processes(fake: Fake) -> None:
-    engine, process = fake.engine(), psutil.Process()
+    engine = fake.engine()
+    threads, files, children = set(threading.enumerate()), open_files(), set(psutil.Process().children())
     engine.start(CUDA[:1])
-    threads, files = threading.active_count(), process.num_fds()
+    busy, held = set(threading.enumerate()), open_files()
     for _ in range(50):
         engine.evict()
         engine.restore(CUDA[:1])
-    until(lambda: threading.active_count() <= threads and process.num_fds() <= files + 2)
+    until(lambda: set(threading.enumerate()) <= busy and len(open_files() - held) <= 2)
     for _ in range(4):
         engine.stop()
         engine.start(CUDA[:1])
     engine.stop()
-    until(lambda: threading.active_count() < threads and process.num_fds() < files)
-    for child in process.children():
+    until(lambda: set(threading.enumerate()) <= threads and open_files() <= files)
+    for child in set(psutil.Process().children()) - children:
         with suppress(psutil.Error):  # one that has just ended
             assert "guard.py" not in " ".join(child.cmdline())
 
@@ -256,8 +261,8 @@ def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up
     # Given a connection whose loop is held up when many questions come and the end right behind them
     api, held, gate = Api(tmp_path / "nobody"), threading.Event(), threading.Event()
     loop = api._loop._loop
-    loop.call_soon_threadsafe(lambda: held.set() or gate.wait(20.0))
-    assert held.wait(20.0)
+    loop.call_soon_threadsafe(lambda: held.set() or gate.wait(60.0))
+    assert held.wait(60.0)
     queue = loop._ready  # type: ignore[attr-defined]
     gc.collect()
     with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(2) as pool:
@@ -269,9 +274,9 @@ def test_questions_that_have_not_begun_when_their_connection_closes_are_given_up
         until(lambda: len(queue) == before + 2)
         # When it goes on
         gate.set()
-        closing.result(20.0)
+        closing.result(60.0)
         # Then they get an answer, and none of them is forgotten half-made
         with pytest.raises(Gone):
-            asking.result(20.0)
+            asking.result(60.0)
         gc.collect()
-    assert [str(one.message) for one in warned] == []
+    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []

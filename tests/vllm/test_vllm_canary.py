@@ -18,7 +18,7 @@ ALLOWED = 1e-4
 
 
 def host_of(fake: Fake, task: str, **more: Any) -> ServiceHost:
-    return ServiceHost(CUDA, {"rm": fake.config(task, **more)}, fake.folder, factory=fake.make, memory=fake.memory, drain_s=5.0)
+    return ServiceHost(CUDA, {"rm": fake.config(task, **more)}, fake.folder, factory=fake.make, memory=fake.memory, drain_s=60.0)
 
 
 def ask(engine: Engine) -> list[Any]:

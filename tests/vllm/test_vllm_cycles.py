@@ -15,6 +15,7 @@ import pytest
 from app.services_file import ServiceConfig
 from tests.vllm.cycles import Cycles, Question
 from tests.vllm.fakes import CUDA, Fake, FakeDevices, fake_python, until
+from workers.gpu.devices import Device
 from workers.gpu.engines.texts import Texts, Wording
 from workers.gpu.host import ServiceHost
 
@@ -50,7 +51,7 @@ class Room:
 
     def host(self, services: dict[str, ServiceConfig], state_dir: Path) -> ServiceHost:
         devices = [replace(device, memory_mb=int(self.devices.total_mb(device))) for device in CUDA]
-        return ServiceHost(devices, services, state_dir, memory=self.devices, drain_s=10.0)
+        return ServiceHost(devices, services, state_dir, memory=self.devices, drain_s=60.0)
 
     def trouble(self, draws: random.Random) -> None:
         """Have a server lie, leak or come back with other weights at its next chance, or memory of others move."""
@@ -60,6 +61,10 @@ class Room:
                 self.devices.others(device, draws.choice([0.0, BLUR_MB / 2, BLUR_MB]))
         else:
             fake.be(what)
+
+    def held_mb(self, device: Device) -> float:
+        """Return what the servers hold of a device."""
+        return (self.devices.used_mb(device) or 0.0) - self.devices.of_others(device)
 
     def calm(self) -> None:
         """Nothing goes wrong from now on."""
@@ -116,9 +121,12 @@ def _question(models: Path, task: str, weights: list[float], draws: random.Rando
     indirect=["room"],
 )
 def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_nothing(
-    room: Room, places: dict[str, list[tuple[int, ...]]], number: int, seed: int, tmp_path: Path
+    room: Room, places: dict[str, list[tuple[int, ...]]], number: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given four services on memory for two
+    # Given a machine on which a server that is well may be silent for as long as it likes
+    for limit in ("engine._ASK_S", "api._WELL_S", "api.SILENT_S"):
+        monkeypatch.setattr(f"workers.gpu.engines.vllm.{limit}", 600.0)
+    # And four services on memory for two
     cells = {name: sorted({len(cells) for cells in places[name]}) for name in SERVICES}
     services = {name: fake.config(SERVICES[name], memory_mb=DECLARED_MB, cells=cells[name]) for name, fake in room.fakes.items()}
     host = room.host(services, tmp_path)
@@ -129,19 +137,17 @@ def test_random_cycles_serve_no_wrong_answer_kill_no_healthy_server_and_leave_no
         room.calm()
         cycles.settle()
         # Then what is booked on each device is what its servers hold
-        for cell, device in enumerate(CUDA):
-            held_mb = (room.devices.used_mb(device) or 0.0) - room.devices.of_others(device)
-            assert host.held_mb(cell) == pytest.approx(held_mb, abs=room.booked_within_mb)
+        until(lambda: all(abs(host.held_mb(cell) - room.held_mb(device)) <= room.booked_within_mb for cell, device in enumerate(CUDA)))
         alive = set(cycles.processes.look())
     finally:
         host.close()
     print(cycles.summary())
     # And no answer was wrong
     assert cycles.wrong == []
-    # And only servers have ended of which a process was killed, or that kept memory or lost their weights
-    assert room.noted("started") - alive - cycles.killed == room.noted("lie", "spoil", "leak") - alive - cycles.killed
+    # And only servers have ended of which a process was killed, or that kept memory, lost their weights or were disturbed as they loaded
+    assert room.noted("started") - alive - cycles.killed == room.noted("lie", "spoil", "leak", "disturbed") - alive - cycles.killed
     # And nothing is left
     cycles.all_gone()
-    until(lambda: [room.devices.used_mb(device) for device in CUDA] == [room.devices.of_others(device) for device in CUDA])
+    until(lambda: [room.held_mb(device) for device in CUDA] == [0.0, 0.0])
     assert [host.held_mb(cell) for cell in range(len(CUDA))] == [0.0, 0.0]
     assert list((tmp_path / "t").iterdir()) == []

@@ -25,7 +25,7 @@ ITEMS = [{"prompt": "a", "response": "b"}]
 
 @pytest.fixture
 def host(fake: Fake, tmp_path: Path) -> ServiceHost:
-    return ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0)
+    return ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0)
 
 
 def evict(host: ServiceHost, cell: int = 0) -> None:
@@ -109,7 +109,7 @@ class KillingDevices(FakeDevices):
 
 def test_a_sleeping_server_that_dies_just_before_it_is_woken_is_started_again(fake: Fake, tmp_path: Path) -> None:
     devices = KillingDevices(fake.memory.folder)
-    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=5.0)
+    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=60.0)
     host.ensure_resident("rm", (0,))
     before = score(host)
     evict(host)
@@ -218,7 +218,7 @@ def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
 def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_reads_them_again(fake: Fake, tmp_path: Path) -> None:
     # Given host memory for the processes of a sleeping server, and not for its weights
     services = {"rm": fake.config(host_memory_mb=5000.0)}
-    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
     host.ensure_resident("rm", (0,))
     before = score(host)
 
@@ -237,7 +237,7 @@ def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
     given = [{"adapter": tmp_path / "adapter"}, {"vllm": {"args": ["--enable_lora"]}}]
     services = {f"rm{number}": fake.config(host_memory_mb=5000.0, **more) for number, more in enumerate(given)}
-    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
     for name in services:
         host.ensure_resident(name, (0,))
 
@@ -250,7 +250,7 @@ def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it
 @pytest.mark.parametrize("path", ["/wake_up", "/collective_rpc", "/classify"])
 def test_a_server_that_ends_while_it_is_woken_is_started_again_for_the_same_action(fake: Fake, tmp_path: Path, path: str) -> None:
     services = {"rm": fake.config(host_memory_mb=5000.0)}
-    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
     host.ensure_resident("rm", (0,))
     before = score(host)
     evict(host)
@@ -263,7 +263,7 @@ def test_a_server_that_ends_while_it_is_woken_is_started_again_for_the_same_acti
 
 def test_a_server_that_cannot_read_its_weights_again_is_started_for_the_same_action(fake: Fake, tmp_path: Path) -> None:
     services = {"rm": fake.config(host_memory_mb=5000.0)}
-    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=5.0, host_memory_mb=1000.0)
+    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
     host.ensure_resident("rm", (0,))
     before = score(host)
     evict(host)
@@ -287,7 +287,7 @@ class LostDevices(FakeDevices):
 
 def test_a_device_that_cannot_be_read_fails_the_change_and_nothing_stays_booked_that_is_not_held(fake: Fake, tmp_path: Path) -> None:
     devices = LostDevices(fake.memory.folder)
-    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=5.0)
+    host = ServiceHost(CUDA, {"rm": fake.config()}, tmp_path, factory=fake.make, memory=devices, drain_s=60.0)
     host.ensure_resident("rm", (0,))
 
     devices.lost = True
@@ -319,7 +319,7 @@ def test_a_sleeper_whose_start_others_hid_by_freeing_memory_is_booked_and_stoppe
     fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card, nature={"model_mb": 18_000})
     services = {"rm": fake.config(), "judge": other.config(memory_mb=19_800.0)}
     device = [replace(CUDA[0], memory_mb=20_000)]
-    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0, settle_s=0.1)
+    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=60.0, settle_s=0.1)
     host.ensure_resident("rm", (0,))
 
     evict(host)
@@ -338,7 +338,7 @@ def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_
     (tmp_path / "other").mkdir()
     fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card)
     services = {"rm": fake.config(), "judge": other.config()}
-    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=5.0)
+    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=60.0)
     for name in services:
         host.ensure_resident(name, (0,))
     assert [status.memory_mb for status in host.status()] == [8000.0, 8000.0]

@@ -107,7 +107,6 @@ def test_beside_cpu_devices_a_process_holds_what_it_uses_and_the_device_has_only
         assert held is not None and 64.0 < held < 128.0
         child.communicate()
     assert (CpuMemory().held_mb(CPU, [child.pid]), memory.used_mb(CPU)) == (0.0, None)
-    assert memory.total_mb(CPU) > 128.0
 
 
 def test_a_change_is_measured_against_what_the_devices_held_just_before() -> None:

@@ -258,7 +258,7 @@ def test_a_service_to_be_evicted_whose_calls_do_not_end_is_left_in_place(cells: 
         assert (status(host, "a").state, on(status(host, "a"))) == ("resident", (0,))
         assert [found.name for found in host.status()] == [at("a", 0)]
         control.cancelled.set()
-        call.exception(timeout=10)
+        call.exception(timeout=60)
 
 
 def test_many_threads_wanting_one_service_start_it_once(cells: list[Device]) -> None:

@@ -157,7 +157,7 @@ def test_while_a_copy_is_being_dropped_only_who_needs_its_memory_waits(cells: li
             # Then d, which needs none of that memory, does not wait
             ready = Thread(target=host.ensure_resident, args=("d", (0,)), daemon=True)
             ready.start()
-            ready.join(20)
+            ready.join(60)
             assert not ready.is_alive()
             assert not b.done() and not c.done()
         finally:

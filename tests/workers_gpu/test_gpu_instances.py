@@ -107,7 +107,7 @@ def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pi
         host.run("older", (0,), lambda engine: engine.score([ITEM]))
         assert host.in_the_way("new", (0,)) == [at("old", 0)]
         control.cancelled.set()
-        call.exception(timeout=10)
+        call.exception(timeout=60)
 
 
 def test_a_node_holds_no_more_instances_than_declared(cells: list[Device]) -> None:
@@ -329,8 +329,9 @@ def test_waiting_for_several_restores_takes_no_longer_than_said(cells: list[Devi
         restores.begin(at(name, 0))
 
     began = time.monotonic()
-    assert not restores.wait(0.2)
-    assert time.monotonic() - began < 0.2 * len(stuck) / 2
+    assert not restores.wait(3.0)
+    # Each of them by itself would take a minute
+    assert time.monotonic() - began < 3.0 * len(stuck) / 2
 
     for engine in stuck.values():
         engine.go.set()
@@ -459,15 +460,15 @@ def test_a_file_that_is_as_before_is_read_again_when_asked(
 
 
 def test_callers_of_an_instance_that_is_declared_otherwise_wait_together_and_once(cells: list[Device], until: Until) -> None:
-    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, drain_s=1.0)
+    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, drain_s=3.0)
     host.ensure_resident("a", (0,))
 
     with host.serving("a", (0,)):
         host.reload({"a": service(500)})
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(4) as pool:
             waited = sum(pool.map(lambda _: host.ensure_resident("a", (0,)), range(40)))
-    # The first of each of the eight threads, and not all forty
-    assert waited < 25 * 1.0
+    # The first of each of the four threads, and not all forty
+    assert waited < 20 * 3.0
     assert host.held_mb(0) == 600.0
 
     host.ensure_resident("a", (0,))

@@ -41,13 +41,14 @@ class Counting(StubEngine):
     def __init__(self, *words: object) -> None:
         super().__init__(*words)  # type: ignore[arg-type]
         self.seen: list[int] = []
-        self._inside = 0
+        self._inside, self._three = 0, threading.Barrier(3)
         self._lock = threading.Lock()
 
     def _score(self, items: list[ScoreItem], control: CallControl) -> list[float]:
         with self._lock:
             self._inside += 1
             self.seen.append(self._inside)
+        self._three.wait(60)
         scores = super()._score(items, control)
         with self._lock:
             self._inside -= 1
@@ -119,7 +120,7 @@ def test_a_cancelled_call_ends_at_once(until: Until) -> None:
         control.cancelled.set()
 
         with pytest.raises(CallCancelled):
-            call.result(timeout=10)
+            call.result(timeout=60)
     assert engine.running == 0
 
 
@@ -133,9 +134,9 @@ def test_a_call_that_waits_for_its_turn_can_be_cancelled(until: Until) -> None:
         second.cancelled.set()
 
         with pytest.raises(CallCancelled):
-            waiting.result(timeout=10)
+            waiting.result(timeout=60)
         first.cancelled.set()
-        assert isinstance(running.exception(timeout=10), CallCancelled)
+        assert isinstance(running.exception(timeout=60), CallCancelled)
 
 
 @pytest.mark.parametrize("work_s", [-1.0, float("nan"), float("inf"), 1e9])
@@ -182,8 +183,8 @@ def test_eviction_waits_for_running_calls_and_refuses_further_ones(until: Until)
         assert engine.memory_mb() == 100.0
         control.cancelled.set()
 
-        eviction.result(timeout=10)
-        assert isinstance(call.exception(timeout=10), CallCancelled)
+        eviction.result(timeout=60)
+        assert isinstance(call.exception(timeout=60), CallCancelled)
     assert (engine.state, engine.memory_mb()) == ("host", 0.0)
 
 
@@ -200,7 +201,7 @@ def test_an_eviction_that_calls_hold_up_gives_up_and_leaves_the_engine_resident(
 
         assert engine.score([ITEM])
         control.cancelled.set()
-        assert isinstance(call.exception(timeout=10), CallCancelled)
+        assert isinstance(call.exception(timeout=60), CallCancelled)
 
 
 def test_a_failed_start_says_why_in_one_line_holds_nothing_and_can_be_tried_again() -> None:
