@@ -69,7 +69,7 @@ demo: $(STAMP)
 
 # Files of tests beside each other, those that would not bear the company afterwards. In the order of the folders the long
 # files do not come last.
-BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone'
+BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone and not real'
 # The files of the others, so that not all are imported once more.
 ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 # Two more at once than there are cores, since much of it is waiting, and four at most.
@@ -129,7 +129,7 @@ $(VLLM_STAMP): constraints-vllm.txt
 	@touch $@
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	@$(BIN)/python -m pytest tests/vllm/real
+	@$(BIN)/python -m pytest -m real tests/engines tests/vllm/real
 
 # A machine without a network has its own torch, and the wheels that were carried there.
 GPU_VENV := .venv-gpu

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.fixtures import models
 from tests.vllm.fakes import Fake, fake_python
 
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `rm-small` and `teacher-0`."""
-    from app.tiny_models import make_services
-
-    return make_services(tmp_path_factory.mktemp("models")).parent
+__all__ = ["models"]
 
 
 @pytest.fixture

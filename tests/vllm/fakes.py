@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from app.services_file import ServiceConfig
+from tests.engines.waiting import until
 from tests.vllm import fake_gpus
 from workers.gpu.device_memory import CpuMemory, DeviceMemory
 from workers.gpu.devices import Device
@@ -107,6 +108,12 @@ class Fake:
         """Return an absent engine."""
         return self.make("rm", self.config(task, **more), self.folder, self.memory)
 
+    def started(self, task: str = "score", **more: Any) -> VllmEngine:
+        """Return an engine that is resident on the first GPU."""
+        engine = self.engine(task, **more)
+        engine.start(CUDA[:1])
+        return engine
+
     def make(self, name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> VllmEngine:
         """Make an engine, as hosts have them made."""
         engine = VllmEngine(name, config, state_dir, memory)
@@ -143,12 +150,9 @@ def fake_python(folder: Path, *, has_vllm: bool = True) -> Path:
     return program
 
 
-def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.005)
+def summed(ids: Sequence[int]) -> float:
+    """Return what the server scores ids with, unless it has other weights."""
+    return sum(place * (token / 1000.0) for place, token in enumerate(ids, 1))
 
 
 def when(condition: Callable[[], object], act: Callable[[], object]) -> None:

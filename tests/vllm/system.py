@@ -33,7 +33,7 @@ max_concurrency = 4
 [services.{name}.vllm]
 python = "{python}"
 sleep_on_cpu = true
-start_timeout_s = 300
+start_timeout_s = 600
 args = ["--max-model-len", "512"]
 env = {{ {env} }}
 """

@@ -21,7 +21,6 @@ from workers.gpu.call_control import CallControl
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm import guard
 from workers.gpu.engines.vllm.api import Api, Gone
-from workers.gpu.engines.vllm.engine import VllmEngine
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import BadInput, CallCancelled, EngineDied, EngineFailed
 
@@ -38,8 +37,7 @@ def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_wh
     fake: Fake, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)
-    engine = fake.engine()
-    engine.start(CUDA[:1])
+    engine = fake.started()
     if path == "/wake_up":
         engine.evict()
     fake.be("die", path)
@@ -51,9 +49,10 @@ def test_a_server_that_ends_while_it_changes_leaves_a_failed_engine_that_says_wh
 
 
 class KillingMemory(FakeDevices):
-    """Has the server end while it is measured, once a test asks."""
+    """Has the server end while it is measured, once a test asks; `before` are the threads that there were before the server."""
 
     armed = False
+    before = frozenset(threading.enumerate())
 
     def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
         held = super().held_mb(device, pids)
@@ -61,7 +60,7 @@ class KillingMemory(FakeDevices):
             type(self).armed = False
             psutil.Process(next(iter(pids))).kill()
             # Whoever watches the server has taken note before the change is over.
-            until(lambda: not any(thread.name == "tangram-vllm-watch" for thread in threading.enumerate()))
+            until(lambda: not any(one.name == "tangram-vllm-watch" for one in set(threading.enumerate()) - self.before))
         return held
 
 
@@ -69,8 +68,8 @@ class KillingMemory(FakeDevices):
 def test_a_server_that_ends_as_the_last_step_of_a_change_is_not_taken_for_one_that_is_there(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    engine = VllmEngine("rm", fake.config(), fake.folder, KillingMemory(fake.memory.folder))
-    fake.engines.append(engine)
+    monkeypatch.setattr(KillingMemory, "before", frozenset(threading.enumerate()))
+    engine = fake.make("rm", fake.config(), fake.folder, KillingMemory(fake.memory.folder))
     if change != "start":
         engine.start(CUDA[:1])
     if change == "restore":
@@ -87,8 +86,7 @@ def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_half_way_can_be
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.gpu.engines.vllm.engine._END_S", 60.0)
-    engine = fake.engine()
-    engine.start(CUDA[:1])
+    engine = fake.started()
     fake.be("half")
     control = CallControl()
     when(lambda: fake.journal().count("half") == 1, control.cancelled.set)
@@ -103,8 +101,7 @@ def test_an_answer_that_ends_half_way_is_none_and_one_that_stops_half_way_can_be
 
 
 def test_a_thousand_sequences_come_in_order_and_one_beyond_the_bound_has_none_sent(fake: Fake) -> None:
-    engine = fake.engine("logprobs")
-    engine.start(CUDA[:1])
+    engine = fake.started("logprobs")
     sequences = [[index % 512] * (1 + index % 3) for index in range(998)] + [[7], [1] * 511]
     assert [len(row) for row in engine.logprobs(sequences)] == [len(ids) - 1 for ids in sequences]
     before = fake.journal()
@@ -114,8 +111,7 @@ def test_a_thousand_sequences_come_in_order_and_one_beyond_the_bound_has_none_se
 
 
 def test_a_server_that_answers_nonsense_about_its_sleep_is_not_woken_but_started_anew(fake: Fake) -> None:
-    engine = fake.engine()
-    engine.start(CUDA[:1])
+    engine = fake.started()
     engine.evict()
     fake.be("nonsense")
     assert not engine.can_restore(CUDA[:1])
@@ -124,8 +120,7 @@ def test_a_server_that_answers_nonsense_about_its_sleep_is_not_woken_but_started
 
 
 def test_a_server_that_cannot_be_ended_is_failed_and_its_calls_end(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = fake.engine()
-    engine.start(CUDA[:1])
+    engine = fake.started()
     stop = Server.stop
 
     def stuck(server: Server) -> None:
@@ -148,8 +143,7 @@ def test_a_server_that_cannot_be_ended_is_failed_and_its_calls_end(fake: Fake, m
 
 
 def test_a_storm_of_calls_and_cancellations_leaves_nothing_running(fake: Fake) -> None:
-    engine = fake.engine(max_concurrency=32)
-    engine.start(CUDA[:1])
+    engine = fake.started(max_concurrency=32)
     wanted = engine.score(ITEMS)
     threads, files = set(threading.enumerate()), open_files()
 
@@ -203,8 +197,7 @@ def test_a_server_is_there_though_temporary_files_have_a_long_path(fake: Fake, m
     long = tmp_path / ("t" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    engine = fake.engine()
-    engine.start(CUDA[:1])
+    engine = fake.started()
     assert len(engine.score(ITEMS)) == 1 and not list(long.iterdir())
 
 
@@ -233,8 +226,7 @@ def test_a_log_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
 
 
 def test_many_calls_that_find_their_server_gone_all_say_so(fake: Fake) -> None:
-    engine = fake.engine(max_concurrency=16)
-    engine.start(CUDA[:1])
+    engine = fake.started(max_concurrency=16)
     over, odd = threading.Event(), []
 
     def call() -> None:

@@ -5,22 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.engines.fixtures import models, shelf
 from workers.gpu import devices as devices_here
 from workers.gpu import nvml
 from workers.gpu.devices import Device
 
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `rm-small`, `teacher-0` and `services.toml`."""
-    from app.tiny_models import make_services
-
-    return make_services(tmp_path_factory.mktemp("models")).parent
+__all__ = ["models", "shelf"]
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from app.services_file import ServiceConfig
 from app.tiny_models import make_tiny
+from tests.engines.reference import expected_logprobs, expected_scores, real_python
 from tests.vllm.cycles import Cycles, Question
-from tests.vllm.real.reference import expected_logprobs, expected_scores, real_python
 from workers.gpu.devices import Device
 from workers.gpu.host import ServiceHost
 
@@ -24,7 +24,7 @@ SEED = int(os.environ.get("TANGRAM_CYCLE_SEEDS", "1"))
 DECLARED_MB = 2500
 SERVICES = {"judge": ("reward", 0), "teacher": ("teacher", 0), "critic": ("reward", 1), "sage": ("teacher", 1)}
 
-pytestmark = pytest.mark.timeout(3600 if CYCLES else 600)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3600 if CYCLES else 900)]
 
 
 def questions_for(folder: Path, kind: str) -> list[Question]:
@@ -43,7 +43,7 @@ def test_random_cycles_of_real_servers_serve_no_wrong_answer_kill_no_healthy_ser
     names = list(SERVICES)[: 4 if CYCLES else 2]
     folders = {name: make_tiny(tmp_path / name, SERVICES[name][0], seed=SERVICES[name][1]) for name in names}  # type: ignore[arg-type]
     questions = {name: questions_for(folder, SERVICES[name][0]) for name, folder in folders.items()}
-    vllm = {"python": python, "sleep_on_cpu": True, "start_timeout_s": 300.0, "args": ["--max-model-len", "512"]}
+    vllm = {"python": python, "sleep_on_cpu": True, "start_timeout_s": 600.0, "args": ["--max-model-len", "512"]}
     services = {
         name: ServiceConfig.model_validate(
             {

@@ -6,7 +6,6 @@ Without `.venv-vllm` the tests are skipped; with CI set, that is a failure.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,15 +14,15 @@ from typing import Any
 import pytest
 
 from app.services_file import ServiceConfig
+from tests.engines.reference import real_python
 from workers.gpu.device_memory import CpuMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.engine import VllmEngine
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
-ENVIRONMENT = Path(__file__).resolve().parents[3] / ".venv-vllm"
 CPU = [Device("cpu:0", "cpu", 4000, "cpu")]
 SEQUENCES = [[(7 * index + 31 * place) % 512 for place in range(2 + 9 * index)] for index in range(6)]
 ITEMS = [{"prompt": f"Question {index}: what is {index} + 2?", "response": f"It is {index + 2}. " * (1 + index)} for index in range(4)]
@@ -34,13 +33,10 @@ Start = Callable[..., VllmEngine]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts the server of a service."""
-    if not (ENVIRONMENT / ".installed").exists():
-        missing = "there is no .venv-vllm: `make test-vllm` builds it"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-    engines = []
+    python, engines = real_python(), list[VllmEngine]()
 
     def started(**table: Any) -> VllmEngine:
-        vllm = {"python": ENVIRONMENT / "bin" / "python", "args": ["--max-model-len", "512"], **table.pop("vllm", {})}
+        vllm = {"python": python, "start_timeout_s": 600.0, "args": ["--max-model-len", "512"], **table.pop("vllm", {})}
         config = ServiceConfig.model_validate({"engine": "vllm", "memory_mb": 3000.0, **table, "vllm": vllm})
         engine = VllmEngine("asked", config, tmp_path, CpuMemory())
         engines.append(engine)

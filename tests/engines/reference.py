@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-ENVIRONMENT = Path(__file__).resolve().parents[3] / ".venv-vllm"
+ENVIRONMENT = Path(__file__).resolve().parents[2] / ".venv-vllm"
 
 
 def real_python() -> Path:
@@ -20,16 +20,22 @@ def real_python() -> Path:
     return ENVIRONMENT / "bin" / "python"
 
 
-def expected_scores(folder: Path, items: Sequence[dict[str, str]]) -> list[float]:
-    """Score with transformers."""
+def scores_of_texts(folder: Path, texts: Sequence[str]) -> list[float]:
+    """Score whole texts with transformers."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    # Without a padding id, transformers itself takes the last position of a single text.
+    model.config.pad_token_id = None
     with torch.inference_mode():
-        texts = [f"{item['prompt']}\n{item['response']}" for item in items]
         return [float(model(**tokenizer(text, return_tensors="pt")).logits[0, 0]) for text in texts]
+
+
+def expected_scores(folder: Path, items: Sequence[dict[str, str]]) -> list[float]:
+    """Score pairs of plain text with transformers."""
+    return scores_of_texts(folder, [f"{item['prompt']}\n{item['response']}" for item in items])
 
 
 def expected_logprobs(folder: Path, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -46,3 +52,18 @@ def known_logprobs(folder: Path, sequences: Sequence[list[int]]) -> list[Any]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         return [torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), dim=-1) for ids in sequences]
+
+
+def greedy_texts(folder: Path, prompts: Sequence[str], max_tokens: int) -> list[str]:
+    """Continue prompts greedily with transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    out = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        whole = model.generate(ids, max_new_tokens=max_tokens, do_sample=False)[0, ids.shape[1] :]
+        out.append(tokenizer.decode(whole, skip_special_tokens=True))
+    return out

@@ -1,0 +1,314 @@
+"""What only the torch engine has: batches of its own, models read in this process, copies in files, devices of several models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from app.services_file import ServiceConfig, load_services_file  # noqa: E402
+from tests.engines.kinds import Shelf, Torch  # noqa: E402
+from tests.engines.waiting import until  # noqa: E402
+from workers.gpu.devices import MIB, Device  # noqa: E402
+from workers.gpu.engines import compute, torch_hf  # noqa: E402
+from workers.gpu.engines.abstract import Engine  # noqa: E402
+from workers.gpu.engines.torch_hf import TorchEngine  # noqa: E402
+from workers.gpu.errors import BadInput, EngineFailed, NotResident, WrongAnswer  # noqa: E402
+from workers.gpu.host import ServiceHost  # noqa: E402
+from workers.gpu.instances import InstanceName  # noqa: E402
+from workers.gpu.items import Reading, TokenLogprobs  # noqa: E402
+
+CLOSE = 1e-4
+CELL = [Device("cpu:0", "cpu", 1000, "cpu")]
+ITEMS = [{"prompt": "What is 2 + 3?", "response": "5"}, {"prompt": "p", "response": "a longer response than the other"}]
+SEQUENCES = [[5, 17, 33], [6, 17, 33, 40, 41, 300, 511, 0, 0, 12], [9], [0, 0], list(range(100, 180))]
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="files are found in /proc, and limited for a full disk")
+
+
+@pytest.fixture
+def teacher(shelf: Shelf) -> Engine:
+    return shelf.engine("torch", "logprobs")
+
+
+@pytest.fixture
+def own(models: Path, tmp_path: Path) -> TorchEngine:
+    """Return an absent teacher that no other test has."""
+    return TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path / "state")
+
+
+@pytest.fixture
+def torch_kind(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shelf: Shelf) -> Torch:
+    return Torch(models, tmp_path, monkeypatch, shelf)
+
+
+def close_to(rows: list[list[float]]) -> list[object]:
+    return [pytest.approx(row, abs=CLOSE) for row in rows]
+
+
+def test_small_batches_and_logits_in_parts_give_the_same_answers_in_the_same_order(
+    teacher: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = teacher.ranked(SEQUENCES, 5)
+
+    monkeypatch.setattr(torch_hf, "_BATCH_TOKENS", 8)
+    monkeypatch.setattr(compute, "_LOGITS_AT_ONCE", 3 * 512)
+
+    for said, expected in zip(teacher.ranked(SEQUENCES, 5), whole, strict=True):
+        assert said.logprobs == pytest.approx(expected.logprobs, abs=CLOSE)
+        assert said.top_logprobs == pytest.approx(expected.top_logprobs, abs=CLOSE) and said.ranks == expected.ranks
+
+
+def test_ids_that_are_as_likely_have_the_same_rank_and_a_small_vocabulary_is_given_whole() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, float("-inf")]])
+
+    said = compute.read_logits(logits, torch.tensor([2, 3]), 9)
+
+    assert said.ranks == [1, 4]
+    assert sorted(said.top_ids[:2]) == [1, 2] and said.top_ids[2:4] == [3, 0]
+    assert len(said.top_ids) == 8 and said.top_logprobs[7] == float("-inf")
+
+
+def test_callers_at_once_have_one_text_at_a_time_continued(teacher: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = teacher.generate(["What is", "def add"], max_tokens=6)
+    real, working, most = compute.generate, threading.Semaphore(1), []
+
+    def counted(*words: object) -> list[int]:
+        most.append(working.acquire(blocking=False))
+        try:
+            return real(*words)  # type: ignore[arg-type]
+        finally:
+            working.release()
+
+    monkeypatch.setattr(compute, "generate", counted)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(teacher.generate, ["What is", "def add"], 6) for _ in range(4)]
+        assert [call.result(120) for call in asked] == [alone] * 4
+    assert most == [True] * 8
+
+
+def test_calls_that_wait_are_computed_in_one_batch_each_with_its_own_top_k_and_bad_input_harms_nobody(
+    teacher: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given the answers of calls that are made alone
+    calls = [([[5, 17, 33]], None), ([[6, 17, 33, 40, 41]], 0), ([[9, 300], list(range(50))], 7)]
+    alone = [teacher.logprobs(ids) if top_k is None else teacher.ranked(ids, top_k) for ids, top_k in calls]
+    # And a call that holds the device
+    began, gate, batches = threading.Event(), threading.Event(), list[list[int | None]]()
+    real = compute.logprobs
+
+    def slow(model: object, batch: list[Reading]) -> list[TokenLogprobs]:
+        batches.append([reading.top_k for reading in batch])
+        began.set()
+        assert gate.wait(60)
+        return real(model, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compute, "logprobs", slow)
+    monkeypatch.setattr(teacher, "_limit", 5)
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(teacher.logprobs, [[1, 2]])
+        assert began.wait(60)
+        # When others wait for it, one of them with an id that the model does not know
+        asked = [pool.submit(teacher.logprobs, ids) if top_k is None else pool.submit(teacher.ranked, ids, top_k) for ids, top_k in calls]
+        with pytest.raises(BadInput, match=r"sequences\[0\]: token id 512"):
+            teacher.logprobs([[3, 512]])
+        until(lambda: len(teacher._sequences._calls) == 4)  # type: ignore[attr-defined]
+        gate.set()
+        # Then they are computed together, and each gets what it gets alone
+        assert len(first.result(120)[0]) == 1
+        assert asked[0].result(120) == close_to(alone[0])  # type: ignore[arg-type]
+        for call, expected in zip(asked[1:], alone[1:], strict=True):
+            for said, wanted in zip(call.result(120), expected, strict=True):
+                assert said.logprobs == pytest.approx(wanted.logprobs, abs=CLOSE)
+                assert (said.ranks, said.top_logprobs) == (wanted.ranks, pytest.approx(wanted.top_logprobs, abs=CLOSE))
+    assert batches[0] == [None] and sorted(batches[1], key=str) == [0, 7, 7, None]
+
+
+def test_a_model_larger_than_its_cell_is_refused_before_it_is_read(models: Path, tmp_path: Path) -> None:
+    # Given a model of 0.4 MiB whose file is damaged after the header
+    folder = Path(shutil.copytree(models / "rm-small", tmp_path / "rm"))
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    made = TorchEngine("rm", "score", folder, tmp_path)
+
+    # Then a device that is too small for it is refused, with what to do
+    with pytest.raises(EngineFailed, match=r'rm: .*its weights take 0\.4 MiB and cpu:0 has 0: they need engine = "vllm", which splits'):
+        made.start([Device("cpu:0", "cpu", 0, "cpu")])
+    # And so is less memory than the weights alone take
+    with pytest.raises(
+        EngineFailed, match=r"its weights alone take 0\.4 MiB of each cell, and there is room for 0\.1: declare more memory_mb, or"
+    ):
+        made.start(CELL, 0.1)
+    # And with enough memory the file is read
+    with pytest.raises(EngineFailed, match="cannot be loaded"):
+        made.start(CELL)
+
+
+def test_weights_of_another_architecture_are_refused_though_none_are_missing(models: Path, tmp_path: Path) -> None:
+    # Given a Qwen2, whose attention has biases, that says it is a Llama, whose attention has none
+    folder = Path(shutil.copytree(models / "rm-small", tmp_path / "rm"))
+    config = json.loads((folder / "config.json").read_text())
+    config.update(model_type="llama", architectures=["LlamaForSequenceClassification"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(EngineFailed, match=r"weights of another architecture than its config.json names: model.layers.0.self_attn"):
+        TorchEngine("rm", "score", folder, tmp_path).start(CELL)
+
+
+def test_half_precision_is_held_in_half_the_memory(models: Path, shelf: Shelf, tmp_path: Path) -> None:
+    whole, half = shelf.engine("torch", "score"), TorchEngine("rm", "score", models / "rm-small", tmp_path, dtype="bfloat16")
+    half.start(CELL)
+
+    assert half.memory_mb() == pytest.approx(whole.memory_mb() / 2, rel=0.05)
+    assert half.score(ITEMS) == pytest.approx(whole.score(ITEMS), abs=0.5)
+
+
+def test_a_wrong_byte_on_one_of_several_devices_is_noticed(torch_kind: Torch, cells: list[Device]) -> None:
+    engine = torch_kind.make()
+    engine.start(cells)
+    engine.evict()
+    torch_kind.spoil(replica=1, part=0.75)
+
+    with pytest.raises(WrongAnswer, match="rm: restoring failed: fixed question 0 is answered with .*; they may not differ"):
+        engine.restore(cells)
+
+
+def test_a_device_of_another_model_may_compute_other_bits(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an engine that was started on one device, and two devices, one of the same model, that compute other last bits
+    first, alike, another = (Device(name, "cpu", 1000, "cpu") for name in ("cpu:0 (A)", "cpu:1 (A)", "cpu:2 (B)"))
+    engine = TorchEngine("a", "score", models / "rm-small", tmp_path)
+    engine.start([first])
+    engine.evict()
+    noise, real = [1e-6], compute.scores
+    monkeypatch.setattr(compute, "scores", lambda *asked: [value + noise[0] for value in real(*asked)])
+    # Then the answers of the device of another model may be off by so little
+    engine.restore([another])
+    engine.evict()
+    # But not those of the same model, nor by more
+    with pytest.raises(WrongAnswer, match="they may not differ"):
+        engine.restore([alike])
+    noise[0] = 0.0
+    engine.start([first])
+    engine.evict()
+    noise[0] = 0.1
+    with pytest.raises(WrongAnswer, match="they may differ by 0.0001"):
+        engine.restore([another])
+
+
+def open_below(folder: Path) -> int:
+    """Return how many files this process has open that are or were in a folder."""
+    links = [Path(os.readlink(link)) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(link.is_relative_to(folder) for link in links)
+
+
+def test_where_no_host_copy_can_be_written_eviction_fails_and_still_frees(own: TorchEngine, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    own.start(CELL)
+
+    with pytest.raises(EngineFailed, match="evicting failed: FileExistsError"):
+        own.evict()
+
+    assert (own.state, own.memory_mb()) == ("failed", 0.0)
+
+
+@on_linux
+def test_a_disk_that_fills_up_half_way_costs_the_copy_and_nothing_else(own: TorchEngine, tmp_path: Path) -> None:
+    import resource
+
+    own.start(CELL)
+    before = own.logprobs(SEQUENCES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, hard))
+    try:
+        with pytest.raises(EngineFailed, match="evicting failed: OSError"):
+            own.evict()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (own.state, own.memory_mb()) == ("failed", 0.0) and open_below(tmp_path) == 0
+    own.start(CELL)
+    assert own.logprobs(SEQUENCES) == before
+
+
+@on_linux
+def test_evictions_and_restores_leave_no_file_and_no_thread(own: TorchEngine, tmp_path: Path) -> None:
+    own.start(CELL)
+    own.evict()
+    files, threads = open_below(tmp_path), set(threading.enumerate())
+    for round_ in range(10):
+        own.restore(CELL * (1 + round_ % 2))
+        own.evict()
+    assert open_below(tmp_path) == files > 0 and set(threading.enumerate()) <= threads
+    own.stop()
+    assert open_below(tmp_path) == 0
+
+
+def test_weights_that_something_holds_on_to_are_seen(own: TorchEngine) -> None:
+    own.start(CELL)
+    held = own._replicas[0].block
+
+    own.evict()
+
+    assert own.memory_mb() == held.numel() / MIB > 0.0
+    del held
+    assert own.memory_mb() == 0.0
+
+
+def test_a_model_that_needs_more_than_declared_is_booked_with_that_and_says_what_to_declare(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
+    host = ServiceHost(CELL, {"rm-small": declared}, tmp_path)
+
+    host.ensure_resident("rm-small", (0,))
+
+    assert host.held_mb(0) == pytest.approx(host.status()[0].memory_mb) and host.held_mb(0) > 0.3
+    assert "rm-small on cell 0 holds 0 MiB of a cell and declares 0.1: declare services.rm-small.memory_mb = 1" in caplog.text
+    # And the scheduler hears what it needs
+    assert host.needed_mb("rm-small", declared) > 0.3
+
+
+def test_a_model_that_would_overrun_its_cell_is_refused_when_it_is_loaded(models: Path, tmp_path: Path) -> None:
+    declared = load_services_file(models / "services.toml").services["rm-small"].model_copy(update={"memory_mb": 0.1})
+    neighbour = ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": CELL[0].memory_mb - 0.2})
+    host = ServiceHost(CELL, {"rm-small": declared, "neighbour": neighbour}, tmp_path)
+    host.ensure_resident("neighbour", (0,))
+
+    with pytest.raises(EngineFailed, match=r"its weights alone take 0\.4 MiB of each cell, and there is room for 0\.2: declare more"):
+        host.ensure_resident("rm-small", (0,))
+
+    (entry,) = (one for one in host.status() if one.name.service == "rm-small")
+    assert (entry.state, entry.reserved, entry.memory_mb) == ("failed", False, 0.0)
+
+
+def test_swapping_under_load_gives_right_answers_or_none(models: Path, tmp_path: Path) -> None:
+    services = load_services_file(models / "services.toml").services
+    host = ServiceHost([Device("cpu:0", "cpu", 250, "cpu")], services, tmp_path)
+    host.ensure_resident("teacher-0", (0,))
+    expected = host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
+
+    def ask(_: int) -> list[list[float]] | None:
+        try:
+            return host.run("teacher-0", (0,), lambda engine: engine.logprobs(SEQUENCES))
+        except NotResident:
+            return None
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, index) for index in range(200)]
+        for _ in range(10):
+            host.ensure_resident("rm-small", (0,), evict=[InstanceName("teacher-0", (0,))])
+            host.ensure_resident("teacher-0", (0,), evict=[InstanceName("rm-small", (0,))])
+        answers = [call.result(timeout=120) for call in asked]
+
+    # Calls that were computed together may differ in their last bits; one by itself does not.
+    assert all(answer == close_to(expected) for answer in answers if answer is not None)
+    assert ask(0) == expected
+    host.close()
+    assert all(entry.state == "absent" for entry in host.status())
