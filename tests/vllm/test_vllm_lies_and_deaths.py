@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -58,28 +57,6 @@ def test_a_server_that_keeps_its_memory_is_killed_and_counted_and_started_afresh
     assert len(score(host)) == 1
 
 
-def test_a_sleeping_server_may_keep_what_a_process_needs_to_live(fake: Fake, host: ServiceHost) -> None:
-    host.ensure_resident("rm", (0,))
-    evict(host)
-    assert (on(host).state, on(host).leaks, host.held_mb(0)) == ("host", 0, 300.0)
-
-
-def test_on_other_cells_a_server_is_started_and_not_restored(fake: Fake, host: ServiceHost) -> None:
-    # Given a server that sleeps, which cannot leave its GPU
-    host.ensure_resident("rm", (0,))
-    evict(host)
-    # When the service is wanted on another one, then that has a server of its own
-    host.ensure_resident("rm", (1,))
-    assert (on(host, 1).state, on(host, 1).starts, on(host, 1).restores) == ("resident", 1, 0)
-    assert on(host).state == "host" and not gone(fake.servers()[0])
-    # And each wakes where it is
-    evict(host, 1)
-    host.ensure_resident("rm", (1,))
-    host.ensure_resident("rm", (0,))
-    assert [(on(host, cell).starts, on(host, cell).restores) for cell in (0, 1)] == [(1, 1), (1, 1)]
-    assert len(fake.servers()) == 2
-
-
 @pytest.mark.parametrize("evicted", [False, True])
 def test_a_server_that_dies_while_nobody_asks_it_is_noticed_and_started_again(fake: Fake, host: ServiceHost, evicted: bool) -> None:
     host.ensure_resident("rm", (0,))
@@ -119,14 +96,6 @@ def test_a_sleeping_server_that_dies_just_before_it_is_woken_is_started_again(fa
     host.ensure_resident("rm", (0,))
 
     assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before)
-
-
-def test_cells_of_a_server_that_died_are_free_once_they_are_wanted(fake: Fake, host: ServiceHost) -> None:
-    host.ensure_resident("rm", (0,))
-    os.kill(fake.servers()[0], signal.SIGKILL)
-    until(lambda: on(host).state == "failed")
-    evict(host)
-    assert host.held_mb(0) == 0.0
 
 
 def test_all_calls_of_a_server_that_dies_end_and_one_start_serves_them_all(fake: Fake, host: ServiceHost) -> None:
@@ -206,8 +175,7 @@ def test_a_server_does_not_outlive_a_worker_that_is_killed(fake: Fake) -> None:
 
 
 def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
-    engine = fake.engine()
-    engine.start(CUDA[:1])
+    engine = fake.started()
     (server,) = fake.servers()
     folder = Path(fake.read("environment")["TMPDIR"])
     child = fake.read("child")
@@ -301,56 +269,3 @@ def test_a_device_that_cannot_be_read_fails_the_change_and_nothing_stays_booked_
     host.ensure_resident("rm", (0,))
 
     assert (on(host).state, on(host).starts, host.held_mb(0)) == ("resident", 2, 9000.0)
-
-
-class FreeingDevices(FakeDevices):
-    """Has other programs free their memory once a server has loaded."""
-
-    def held_mb(self, device: Device, pids: Collection[int]) -> float | None:
-        self.others(device, 0.0)
-        return super().held_mb(device, pids)
-
-
-def test_a_sleeper_whose_start_others_hid_by_freeing_memory_is_booked_and_stopped_for_another(fake: Fake, tmp_path: Path) -> None:
-    # Given a device whose process ids are not ours, and a server that loads while another program frees as much
-    card = FreeingDevices(tmp_path / "card", 20_000.0, matching=False)
-    card.others(CUDA[0], 8000.0)
-    (tmp_path / "other").mkdir()
-    fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card, nature={"model_mb": 18_000})
-    services = {"rm": fake.config(), "judge": other.config(memory_mb=19_800.0)}
-    device = [replace(CUDA[0], memory_mb=20_000)]
-    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=60.0, settle_s=0.1)
-    host.ensure_resident("rm", (0,))
-
-    evict(host)
-    assert on(host).state == "host" and host.held_mb(0) >= 300.0
-    host.ensure_resident("judge", (0,))
-
-    assert {status.name.service: status.state for status in host.status()} == {"judge": "resident", "rm": "absent"}
-
-
-def test_of_two_servers_awake_on_one_device_whose_process_ids_are_not_ours_each_leaves_and_none_is_killed(
-    fake: Fake, tmp_path: Path
-) -> None:
-    card = FakeDevices(tmp_path / "card", 20_000.0, matching=False)
-    card.others(CUDA[0], 500.0)
-    device = [replace(CUDA[0], memory_mb=19_000)]
-    (tmp_path / "other").mkdir()
-    fake.memory, other = card, Fake(tmp_path / "other", fake.models, fake.python, fake.engines, memory=card)
-    services = {"rm": fake.config(), "judge": other.config()}
-    host = ServiceHost(device, services, tmp_path, factory=fake.make, memory=card, drain_s=60.0)
-    for name in services:
-        host.ensure_resident(name, (0,))
-    assert [status.memory_mb for status in host.status()] == [8000.0, 8000.0]
-
-    host.evict(InstanceName("rm", (0,)))
-    assert {status.name.service: (status.state, status.memory_mb) for status in host.status()} == {
-        "judge": ("resident", 8000.0),
-        "rm": ("host", 300.0),
-    }
-    host.evict(InstanceName("judge", (0,)))
-    for name in services:
-        host.ensure_resident(name, (0,))
-
-    assert [(status.state, status.leaks, status.starts, status.restores) for status in host.status()] == [("resident", 0, 1, 1)] * 2
-    assert not gone(fake.servers()[0]) and not gone(other.servers()[0]) and host.held_mb(0) == 18_000.0

@@ -1,12 +1,14 @@
-"""Cards for tests: CUDA devices whose memory is numbers."""
+"""Cards for tests: CUDA devices whose memory is numbers, and the driver's own library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from types import ModuleType, SimpleNamespace
 
 from workers.gpu.device_memory import Holdings
-from workers.gpu.devices import Device
+from workers.gpu.devices import MIB, Device
 from workers.gpu.engines.stub import StubEngine
 
 
@@ -100,3 +102,64 @@ class Server(StubEngine):
         for device in self.on:
             self.cards.take(device, mb(device) - self.cards.held.get((device.uuid, id(self)), 0.0), id(self))
         self.holdings.measure([id(self)])
+
+
+class NoSuch(Exception):
+    """NVML's own error."""
+
+
+class FakeNvml(ModuleType):
+    """NVML on a machine of these GPUs; a handle is a UUID. Memory is 80,000 MiB each, of which 7 are free; a MIG device has a quarter."""
+
+    NVMLError = NoSuch
+    TOTAL_MB = 80_000
+
+    def __init__(self, *uuids: str) -> None:
+        super().__init__("pynvml")
+        self.uuids, self.driver = list(uuids), True
+        self.names = dict.fromkeys(uuids, b"H100")
+        self.free_mb: dict[str, int] = {}
+        self.processes: list[tuple[int, int | None]] = []
+        self.modes: dict[str, list[int]] = {}
+        self.parts: dict[str, list[str]] = {}
+
+    def nvmlInit(self) -> None:
+        if not self.driver:
+            raise NoSuch("Driver Not Loaded")
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return self.uuids[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in (*self.uuids, *chain.from_iterable(self.parts.values())):
+            raise NoSuch("Not Found")
+        return uuid
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetName(self, handle: str) -> bytes | str:
+        return self.names.get(handle, "H100 MIG 2g.20gb")
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        total_mb = self.TOTAL_MB if handle in self.uuids else self.TOTAL_MB // 4
+        return SimpleNamespace(total=total_mb * MIB, free=self.free_mb.get(handle, 7) * MIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None if mb is None else mb * MIB) for pid, mb in self.processes]
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        if handle not in self.modes:
+            raise NoSuch("Not Supported")
+        return self.modes[handle]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        if index >= len(self.parts[handle]):
+            raise NoSuch("Not Found")
+        return self.parts[handle][index]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -21,19 +20,6 @@ __all__ = ["models", "shelf"]
 def cells() -> list[Device]:
     """Return two CPU devices of 1000 MiB."""
     return [Device(f"cpu:{index}", "cpu", 1000, "cpu") for index in range(2)]
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], None]:
-    """Return a function that waits for a condition, at most a minute."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60.0
-        while not condition():
-            assert time.monotonic() < end, "the condition did not come true"
-            time.sleep(0.001)
-
-    return wait
 
 
 @pytest.fixture

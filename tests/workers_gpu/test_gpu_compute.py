@@ -13,7 +13,7 @@ from workers.gpu.engines.compute import share_out
 torch = pytest.importorskip("torch")
 
 from workers.gpu.engines.host_copy import FileCopy  # noqa: E402
-from workers.gpu.engines.weights import Layout, StorageProbe, empty  # noqa: E402
+from workers.gpu.engines.weights import Layout  # noqa: E402
 
 
 @given(st.lists(st.integers(1, 100), max_size=60), st.integers(1, 300), st.integers(1, 5))
@@ -68,36 +68,6 @@ def test_a_block_holds_every_kind_of_tensor_and_gives_it_back_bit_by_bit() -> No
     assert values(module) == before
     assert [tensor.shape for tensor in module.parameters()] == shapes
     assert module.tied.weight is module.first.weight
-
-
-def test_a_probe_sees_a_block_go_once_no_view_is_left() -> None:
-    module = Odd().requires_grad_(False)
-    layout = Layout.of(module)
-    block = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    layout.take(module, block)
-    layout.fill(module, block)
-    probe = StorageProbe(block)
-
-    del block
-    held_by_views = probe.held_bytes()
-    empty(module)
-
-    assert held_by_views == layout.size_bytes
-    assert probe.held_bytes() == 0
-
-
-def test_a_file_copy_leaves_no_file_behind_and_loads_the_same_bytes(tmp_path: Path) -> None:
-    block = torch.randint(0, 256, (1 << 20,), dtype=torch.uint8)
-    copy = FileCopy(block, tmp_path / "state")
-    names = list((tmp_path / "state").iterdir())
-
-    back = [torch.zeros_like(block) for _ in range(3)]
-    copy.load(back)
-    held = copy.held_bytes()
-    copy.close()
-
-    assert (names, held) == ([], 0)
-    assert all(torch.equal(one, block) for one in back)
 
 
 def test_a_file_copy_that_was_cut_short_is_an_error_and_not_wrong_weights(tmp_path: Path) -> None:

@@ -6,53 +6,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.workers_gpu.cards import Cards, gpu
+from tests.workers_gpu.cards import Cards, FakeNvml, gpu
 from workers.gpu import nvml
 from workers.gpu.device_memory import CpuMemory, Holdings, NvmlMemory, device_memory, offered
 from workers.gpu.devices import Device
 from workers.gpu.errors import DeviceError
-from workers.memory import MIB
 
 ME = os.getpid()
 CPU = Device("cpu:0", "cpu", 1000, "cpu")
 
 
-class NoSuch(Exception):
-    """NVML's own error."""
-
-
-class FakeNvml(ModuleType):
-    """Two GPUs of 80,000 MiB, and what the driver says of their processes."""
-
-    NVMLError = NoSuch
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.free = {"GPU-0": 70_000, "GPU-1": 1000}
-        self.processes: list[tuple[int, int | None]] = []
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in self.free:
-            raise NoSuch("Not Found")
-        return uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        return SimpleNamespace(total=80_000 * MIB, free=self.free[handle] * MIB)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None if mb is None else mb * MIB) for pid, mb in self.processes]
-
-
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    module = FakeNvml()
+    module = FakeNvml("GPU-0", "GPU-1")
+    module.free_mb = {"GPU-0": 70_000, "GPU-1": 1000}
     monkeypatch.setitem(sys.modules, "pynvml", module)
     nvml.library.cache_clear()
     yield module

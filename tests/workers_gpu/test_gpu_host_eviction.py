@@ -3,61 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
 import pytest
 
-from app.services_file import ServiceConfig
-from workers.gpu.device_memory import DeviceMemory
+from tests.workers_gpu.support import Mortal, at, hosting, of, service, stub
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import EngineFailed, OverBudget
-from workers.gpu.host import ServiceHost
-from workers.gpu.instances import InstanceName, InstanceStatus
-
-Until = Callable[[Callable[[], bool]], None]
-NOWHERE = Path("nowhere")
 
 
-def service(memory_mb: float = 600, **more: object) -> ServiceConfig:
-    return ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": memory_mb, "cells": [1], **more})
-
-
-def at(service: str, *cells: int) -> InstanceName:
-    return InstanceName(service, cells)
-
-
-def of(host: ServiceHost, name: str) -> InstanceStatus:
-    (found,) = (one for one in host.status() if one.name.service == name)
-    return found
-
-
-class Mortal(StubEngine):
-    """Dies when a test asks, and holds nothing then."""
-
-    def die(self) -> None:
-        self._free()
-        assert self._life.broke("its server ended by itself with signal 9")
-
-
-def made(engines: dict[str, Engine]) -> Callable[[str, ServiceConfig, Path, DeviceMemory], Engine]:
-    """Return a factory that gives these engines, and stubs for other services."""
-    return lambda name, config, *_: engines.get(name) or StubEngine(name, config.task, config.memory_mb, config.max_concurrency)
-
-
-def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(cells: list[Device], until: Until) -> None:
+def test_one_to_be_evicted_that_dies_while_its_calls_are_waited_for_costs_the_newcomer_nothing(cells: list[Device]) -> None:
     heard: list[tuple[str, str]] = []
     engine = Mortal("a", "score", 600.0)
-    host = ServiceHost(
-        cells,
-        {"a": service(), "b": service()},
-        NOWHERE,
-        factory=made({"a": engine}),
-        on_change=lambda status: heard.append((status.name.service, status.state)),
-    )
+    host = hosting(cells, "ab", {"a": engine}, on_change=lambda status: heard.append((status.name.service, status.state)))
     host.ensure_resident("a", (0,))
     entered, leave = threading.Event(), threading.Event()
 
@@ -85,7 +47,7 @@ def test_a_service_to_be_evicted_that_dies_as_its_eviction_begins_costs_the_newc
             self.die()
             super().evict(drain_s, copy)
 
-    host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, factory=made({"a": Dying("a", "score", 600.0)}))
+    host = hosting(cells, "ab", {"a": Dying("a", "score", 600.0)})
     host.ensure_resident("a", (0,))
 
     host.ensure_resident("b", (0,), [at("a", 0)])
@@ -105,7 +67,7 @@ class Holding(StubEngine):
 def test_what_is_stopped_for_another_declaration_stays_booked_until_it_is_measured_to_be_free(cells: list[Device]) -> None:
     first = Holding("a", "score", 600.0)
     engines: dict[str, Engine] = {"a": first}
-    host = ServiceHost(cells, {"a": service(), "b": service()}, NOWHERE, factory=made(engines))
+    host = hosting(cells, "ab", engines)
     host.ensure_resident("a", (0,))
     engines["a"] = StubEngine("a", "score", 500.0)
     host.reload({"a": service(500), "b": service()})
@@ -134,9 +96,7 @@ def test_a_start_during_which_the_file_is_read_again_computes_as_it_was_declared
             host.reload({"a": service(400)})
 
     engines = {600.0: Reloading("a", "score", 600.0)}
-    host = ServiceHost(
-        cells, {"a": service()}, NOWHERE, factory=lambda name, config, *_: engines.get(config.memory_mb) or sleeper(name, config)
-    )
+    host = hosting(cells, "a", lambda name, config, *_: engines.get(config.memory_mb) or stub(name, config))
     host.ensure_resident("a", (0,))
     host.reload({"a": service(500)})
 
@@ -148,19 +108,6 @@ def test_a_start_during_which_the_file_is_read_again_computes_as_it_was_declared
     assert (of(host, "a").memory_mb, host.held_mb(0)) == (400.0, 400.0)
 
 
-def test_a_leak_that_has_gone_is_forgotten_at_the_next_check(cells: list[Device]) -> None:
-    engine = Holding("a", "score", 600.0)
-    host = ServiceHost(cells, {"a": service()}, NOWHERE, factory=made({"a": engine}))
-    host.ensure_resident("a", (0,))
-    with pytest.raises(EngineFailed):
-        host.evict(at("a", 0))
-
-    engine.held = False
-    host.check()
-
-    assert (host.held_mb(0), of(host, "a").reserved, "still taken" in of(host, "a").reason) == (0.0, False, False)
-
-
 class Sleeper(StubEngine):
     """Keeps 100 MiB of each device while it is in host memory, as the process of a sleeping server does."""
 
@@ -168,20 +115,15 @@ class Sleeper(StubEngine):
         return [100.0] if self.state == "host" or (self.state == "evicting" and not self._held_mb) else super().held_mb()
 
 
-def sleeper(name: str, config: ServiceConfig, *_: object) -> Engine:
-    return Sleeper(name, config.task, config.memory_mb, config.max_concurrency)
-
-
-def states(host: ServiceHost) -> dict[str, str]:
-    return {found.name.service: found.state for found in host.status()}
-
-
 def test_what_sleepers_keep_is_booked_and_the_least_recently_used_go_where_a_start_does_not_fit(
     cells: list[Device], caplog: pytest.LogCaptureFixture
 ) -> None:
-    sizes = {"a": 600.0, "b": 600.0, "c": 600.0, "d": 750.0, "e": 1000.0}
-    services = {name: service(size, pinned=name == "a") for name, size in sizes.items()}
-    host = ServiceHost(cells, services, NOWHERE, factory=sleeper)
+    services = {"a": service(pinned=True), "b": 600, "c": 600, "d": 750, "e": 1000}
+    host = hosting(cells, services, partial(stub, kind=Sleeper))
+
+    def by_service() -> dict[str, str]:
+        return {found.name.service: found.state for found in host.status()}
+
     for name in "abc":
         host.ensure_resident(name, (0,))
         host.evict(at(name, 0))
@@ -189,16 +131,16 @@ def test_what_sleepers_keep_is_booked_and_the_least_recently_used_go_where_a_sta
 
     # One has to go for 750 of 1000 MiB, and it is not the pinned one, though that was used first
     host.ensure_resident("d", (0,))
-    assert (states(host), host.held_mb(0)) == ({"a": "host", "b": "absent", "c": "host", "d": "resident"}, 950.0)
+    assert (by_service(), host.held_mb(0)) == ({"a": "host", "b": "absent", "c": "host", "d": "resident"}, 950.0)
     # One that comes back takes its place, not more
     host.evict(at("d", 0))
     host.ensure_resident("c", (0,))
-    assert (states(host), host.held_mb(0)) == ({"a": "host", "b": "absent", "c": "resident", "d": "host"}, 800.0)
+    assert (by_service(), host.held_mb(0)) == ({"a": "host", "b": "absent", "c": "resident", "d": "host"}, 800.0)
     # What does not fit even so costs nobody anything
     with pytest.raises(OverBudget, match="holds a 100, c 600, d 100"):
         host.ensure_resident("e", (0,))
-    assert states(host)["d"] == "host"
+    assert of(host, "d").state == "host"
     # And what fits with all of them gone has them go
     host.ensure_resident("e", (0,), [at("c", 0)])
-    assert (states(host), host.held_mb(0)) == ({"a": "absent", "b": "absent", "c": "absent", "d": "absent", "e": "resident"}, 1000.0)
+    assert (by_service(), host.held_mb(0)) == ({"a": "absent", "b": "absent", "c": "absent", "d": "absent", "e": "resident"}, 1000.0)
     assert "dropped the copy of b on cell 0, 0 MiB: d on cell 0 does not fit beside what it keeps of its cells" in caplog.text

@@ -5,35 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.services_file import ServiceConfig
 from tests.workers_gpu.cards import Cards
-from workers.gpu.device_memory import DeviceMemory
+from tests.workers_gpu.support import Copying, at, hosting, states, stub
 from workers.gpu.devices import Device
-from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
-from workers.gpu.host import ServiceHost
-from workers.gpu.instances import InstanceName
-
-NOWHERE = Path("nowhere")
-
-
-def service(memory_mb: float) -> ServiceConfig:
-    return ServiceConfig(engine="stub", task="score", memory_mb=memory_mb, cells=[1])
-
-
-def at(service: str, *cells: int) -> InstanceName:
-    return InstanceName(service, cells)
-
-
-def states(host: ServiceHost) -> dict[str, str]:
-    return {str(found.name): found.state for found in host.status()}
 
 
 class CopiedAtStart(StubEngine):
@@ -60,12 +42,11 @@ class CopiedAtStart(StubEngine):
         super()._free()
 
 
-def copied_at_start(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
-    return CopiedAtStart(name, config.task, config.memory_mb, config.max_concurrency)
+copied_at_start = partial(stub, kind=CopiedAtStart)
 
 
 def test_a_start_makes_no_copy_that_host_memory_has_no_room_for(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
-    host = ServiceHost(cells, {name: service(600) for name in "abc"}, NOWHERE, factory=copied_at_start, host_memory_mb=1300)
+    host = hosting(cells, "abc", copied_at_start, host_memory_mb=1300)
     # Given copies of a, which has left its cell, and of b, which is resident
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
@@ -79,7 +60,7 @@ def test_a_start_makes_no_copy_that_host_memory_has_no_room_for(cells: list[Devi
 def test_an_instance_that_was_started_without_a_copy_makes_it_when_it_is_evicted_and_there_is_room(
     cells: list[Device], caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = ServiceHost(cells, {name: service(600) for name in "abc"}, NOWHERE, factory=copied_at_start, host_memory_mb=700)
+    host = hosting(cells, "abc", copied_at_start, host_memory_mb=700)
     host.ensure_resident("a", (0,))
 
     host.ensure_resident("b", (1,))
@@ -105,29 +86,19 @@ swaps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2)), max_size
 def test_host_memory_is_never_exceeded_by_copies_that_resident_instances_keep(steps: list[tuple[str, int]], budget_mb: int) -> None:
     sizes = {"a": 300.0, "b": 500.0, "c": 700.0, "d": 900.0}
     devices = [Device(f"gpu{index}", "cuda", 1000, f"cuda:{index}") for index in range(3)]
-    host = ServiceHost(
-        devices,
-        {name: service(size) for name, size in sizes.items()},
-        NOWHERE,
-        factory=copied_at_start,
-        host_memory_mb=budget_mb,
-        memory=Cards(total=1e9),
-    )
+    host = hosting(devices, sizes, copied_at_start, host_memory_mb=budget_mb, memory=Cards(total=1e9))
     for name, cell in steps:
         host.ensure_resident(name, (cell,), host.in_the_way(name, (cell,)))
         assert host.host_mb() == sum(found.host_mb for found in host.status()) <= budget_mb
         assert states(host)[f"{name} on cell {cell}"] == "resident"
 
 
-class SlowToStop(StubEngine):
+class SlowToStop(Copying):
     """Has a copy in host memory while it is off its devices; its stop begins, and ends when a test asks."""
 
-    def __init__(self, name: str, config: ServiceConfig) -> None:
-        super().__init__(name, config.task, config.memory_mb, config.max_concurrency)
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)  # type: ignore[arg-type]
         self.stopping, self.may_stop = threading.Event(), threading.Event()
-
-    def host_mb(self) -> float:
-        return self._declared_mb if self.state == "host" else 0.0
 
     def _free(self) -> None:
         if self.state == "host":
@@ -137,13 +108,9 @@ class SlowToStop(StubEngine):
 
 
 def test_while_a_copy_is_being_dropped_only_who_needs_its_memory_waits(cells: list[Device]) -> None:
-    engines: dict[str, SlowToStop] = {}
-
-    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
-        return engines.setdefault(name, SlowToStop(name, config))
-
-    services = {"a": service(600), "b": service(600), "c": service(100), "d": service(100)}
-    host = ServiceHost(cells, services, NOWHERE, factory=factory, host_memory_mb=700)
+    sizes = {"a": 600.0, "b": 600.0, "c": 100.0, "d": 100.0}
+    engines = {name: SlowToStop(name, "score", size) for name, size in sizes.items()}
+    host = hosting(cells, sizes, engines, host_memory_mb=700)
     # Given a copy of a, and an eviction of b, for whose copy that of a is being dropped
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,48 +14,22 @@ import pytest
 
 from app.services_file import ServiceConfig
 from scheduler.model.lifecycle import SERVICE
+from tests.engines.waiting import until
+from tests.workers_gpu.support import ITEM, Copying, Mortal, at, copying, hosting, service, states, stub
 from workers.gpu.call_control import CallControl
-from workers.gpu.device_memory import DeviceMemory
 from workers.gpu.devices import Device
 from workers.gpu.engines.abstract import Engine
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import DeviceError, UnknownService
 from workers.gpu.host import ServiceHost
 from workers.gpu.host_memory import Copy, HostMemory, to_drop
-from workers.gpu.instances import Instance, InstanceName, InstanceStatus
+from workers.gpu.instances import Instance, InstanceStatus
 from workers.gpu.prefetch import Prefetch
 from workers.gpu.reload import Reload
 
-Until = Callable[[Callable[[], bool]], None]
-ITEM = {"prompt": "p", "response": "r"}
-NOWHERE = Path("nowhere")
-
-
-class Copying(StubEngine):
-    """Has a copy in host memory, as large as what it holds on one device, while it is off its devices."""
-
-    def host_mb(self) -> float:
-        return self._declared_mb if self.state == "host" else 0.0
-
-
-def copying(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
-    return Copying(name, config.task, config.memory_mb, config.max_concurrency)
-
-
-def service(memory_mb: float = 400, **more: object) -> ServiceConfig:
-    return ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": memory_mb, "cells": [1, 2], **more})
-
-
-def at(service: str, *cells: int) -> InstanceName:
-    return InstanceName(service, cells)
-
-
-def states(host: ServiceHost) -> dict[str, str]:
-    return {str(found.name): found.state for found in host.status()}
-
 
 def test_instances_of_one_service_compute_on_their_own_cells(cells: list[Device]) -> None:
-    host = ServiceHost(cells, {"a": service()}, NOWHERE)
+    host = hosting(cells, {"a": 400})
 
     host.ensure_resident("a", (0,))
     host.ensure_resident("a", (1,))
@@ -75,11 +50,11 @@ def test_instances_of_one_service_compute_on_their_own_cells(cells: list[Device]
 def test_a_copy_is_brought_onto_other_cells_before_another_engine_is_started(cells: list[Device]) -> None:
     made = []
 
-    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
+    def factory(name: str, config: ServiceConfig, *_: object) -> Engine:
         made.append(name)
-        return copying(name, config, state_dir, memory)
+        return copying(name, config)
 
-    host = ServiceHost(cells, {"a": service(), "b": service(900)}, NOWHERE, factory=factory)
+    host = hosting(cells, {"a": 400, "b": 900}, factory)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
     host.ensure_resident("a", (1,))
@@ -89,9 +64,9 @@ def test_a_copy_is_brought_onto_other_cells_before_another_engine_is_started(cel
     assert (states(host)["a on cell 0"], made, host.host_mb()) == ("absent", ["a", "b"], 0.0)
 
 
-def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pinned_or_busy(cells: list[Device], until: Until) -> None:
+def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pinned_or_busy(cells: list[Device]) -> None:
     pinned, others = service(300, pinned=True), {name: service(200) for name in ("old", "older", "busy")}
-    host = ServiceHost(cells, {"pinned": pinned, **others, "new": service(250), "huge": service(800)}, NOWHERE)
+    host = hosting(cells, {"pinned": pinned, **others, "new": service(250), "huge": service(800)})
     for name in ("pinned", "older", "busy", "old"):
         host.ensure_resident(name, (0,))
     control = CallControl(work_s=60.0)
@@ -111,7 +86,7 @@ def test_what_does_not_fit_by_memory_goes_least_recently_used_first_and_never_pi
 
 
 def test_a_node_holds_no_more_instances_than_declared(cells: list[Device]) -> None:
-    host = ServiceHost(cells, {"a": service(instances=1)}, NOWHERE)
+    host = hosting(cells, {"a": service(instances=1)})
     host.ensure_resident("a", (0,))
 
     assert host.in_the_way("a", (0,)) == []
@@ -119,7 +94,7 @@ def test_a_node_holds_no_more_instances_than_declared(cells: list[Device]) -> No
 
 
 def test_an_instance_that_is_being_served_from_is_not_evicted(cells: list[Device]) -> None:
-    host = ServiceHost(cells, {"a": service(800), "b": service(800)}, NOWHERE, drain_s=0.01)
+    host = hosting(cells, {"a": 800, "b": 800}, drain_s=0.01)
 
     with host.serving("a", (0,)):
         assert host.in_the_way("b", (0,)) == []
@@ -149,7 +124,7 @@ def test_a_copy_that_can_never_fit_goes_before_the_others() -> None:
 
 
 def test_host_memory_is_a_budget_and_what_is_dropped_is_loaded_again(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
-    host = ServiceHost(cells, {name: service(600) for name in "abc"}, NOWHERE, factory=copying, host_memory_mb=700)
+    host = hosting(cells, "abc", copying, host_memory_mb=700)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
 
@@ -165,7 +140,7 @@ def test_host_memory_is_a_budget_and_what_is_dropped_is_loaded_again(cells: list
 
 
 def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_an_evicted_one(cells: list[Device]) -> None:
-    host = ServiceHost(cells, {name: service(600) for name in "ab"}, NOWHERE, factory=copying, host_memory_mb=700)
+    host = hosting(cells, "ab", copying, host_memory_mb=700)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
 
@@ -178,7 +153,7 @@ def test_the_copy_that_is_being_restored_is_not_dropped_for_that_of_an_evicted_o
 
 
 def test_a_copy_too_large_for_host_memory_is_never_made(cells: list[Device], caplog: pytest.LogCaptureFixture) -> None:
-    host = ServiceHost(cells, {"a": service(600, host_memory_mb=300.0), "b": service(600)}, NOWHERE, factory=copying, host_memory_mb=200)
+    host = hosting(cells, {"a": service(600, host_memory_mb=300.0), "b": service(600)}, copying, host_memory_mb=200)
     host.ensure_resident("a", (0,))
 
     host.ensure_resident("b", (0,), [at("a", 0)])
@@ -190,7 +165,7 @@ def test_a_copy_too_large_for_host_memory_is_never_made(cells: list[Device], cap
 
 def test_every_change_is_reported_in_order_and_is_in_the_table(cells: list[Device]) -> None:
     heard: list[InstanceStatus] = []
-    host = ServiceHost(cells, {"a": service(600), "b": service(600)}, NOWHERE, factory=copying, host_memory_mb=1200, on_change=heard.append)
+    host = hosting(cells, "ab", copying, host_memory_mb=1200, on_change=heard.append)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
     host.ensure_resident("a", (0,), [at("b", 0)])
@@ -207,27 +182,14 @@ def test_every_change_is_reported_in_order_and_is_in_the_table(cells: list[Devic
     assert [(found.memory_mb, found.host_mb) for found in heard if found.state == "host"] == [(0.0, 600.0)] * 2
 
 
-class Dying(StubEngine):
-    """Leaves its cells by itself."""
-
-    dead = False
-
-    def held_mb(self) -> Sequence[float]:
-        return () if self.dead else super().held_mb()
-
-    @property
-    def state(self) -> str:  # type: ignore[override]
-        return "failed" if self.dead else super().state
-
-
 def test_an_engine_that_fails_by_itself_is_reported_at_the_next_check_and_gives_its_cells_up(cells: list[Device]) -> None:
     heard: list[InstanceStatus] = []
-    engine = Dying("a", "score", 600.0)
-    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine, on_change=heard.append)
+    engine = Mortal("a", "score", 600.0)
+    host = hosting(cells, "a", lambda *_: engine, on_change=heard.append)
     host.ensure_resident("a", (0,))
 
     host.check()
-    engine.dead = True
+    engine.die()
     host.check()
     host.check()
 
@@ -248,7 +210,7 @@ class Bound(Copying):
 
 def test_a_copy_that_is_lost_is_loaded_again(cells: list[Device]) -> None:
     engine = Bound("a", "score", 600.0)
-    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine)
+    host = hosting(cells, "a", lambda *_: engine)
     host.ensure_resident("a", (0,))
     host.evict(at("a", 0))
 
@@ -259,10 +221,7 @@ def test_a_copy_that_is_lost_is_loaded_again(cells: list[Device]) -> None:
 
 
 def test_a_copy_that_cannot_come_onto_other_cells_waits_for_its_own(cells: list[Device]) -> None:
-    def factory(name: str, config: ServiceConfig, state_dir: Path, memory: DeviceMemory) -> Engine:
-        return Bound(name, config.task, config.memory_mb)
-
-    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=factory)
+    host = hosting(cells, "a", partial(stub, kind=Bound))
     host.ensure_resident("a", (0,))
     host.evict(at("a", 0))
 
@@ -277,7 +236,7 @@ def test_a_copy_that_cannot_come_onto_other_cells_waits_for_its_own(cells: list[
 
 def test_a_restore_that_nobody_waits_for_is_reported_either_way(cells: list[Device]) -> None:
     heard: list[InstanceStatus] = []
-    host = ServiceHost(cells, {"a": service(600), "b": service(600, pinned=True)}, NOWHERE, on_change=heard.append)
+    host = hosting(cells, {"a": service(600), "b": service(600, pinned=True)}, on_change=heard.append)
     restores = Prefetch(host)
 
     assert restores.begin(at("a", 0))
@@ -307,7 +266,7 @@ class Slow(StubEngine):
 
 def test_an_instance_is_restored_once_at_a_time(cells: list[Device]) -> None:
     engine = Slow("a", "score", 600.0)
-    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, factory=lambda *_: engine)
+    host = hosting(cells, "a", lambda *_: engine)
     restores = Prefetch(host)
 
     begun = [restores.begin(at("a", 0)), restores.begin(at("a", 0))]
@@ -323,7 +282,7 @@ def test_waiting_for_several_restores_takes_no_longer_than_said(cells: list[Devi
     stuck = {name: Slow(name, "score", 20.0) for name in "abcdefghijklmnopqrst"}
     for engine in stuck.values():
         engine.go = threading.Event()
-    host = ServiceHost(cells, dict.fromkeys(stuck, service(20)), NOWHERE, factory=lambda name, *_: stuck[name])
+    host = hosting(cells, dict.fromkeys(stuck, service(20)), lambda name, *_: stuck[name])
     restores = Prefetch(host)
     for name in stuck:
         restores.begin(at(name, 0))
@@ -390,7 +349,7 @@ def test_a_copy_that_is_just_being_changed_counts_until_it_is_gone(cells: list[D
     def instance(name: str) -> Instance:
         engine = Copying(name, "score", 400.0)
         engine.start([cells[0]])
-        return Instance(name=at(name, 0), config=service(), engine=engine)
+        return Instance(name=at(name, 0), config=service(400), engine=engine)
 
     def stop(one: Instance) -> None:
         assert one.engine is not None
@@ -446,7 +405,7 @@ def test_a_wrong_file_is_refused_once_and_the_old_one_stays(
 
 
 def test_a_file_that_is_as_before_is_read_again_when_asked(
-    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture, until: Until
+    reloading: tuple[Path, ServiceHost, Reload], caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, reload = reloading
     reload.check()
@@ -459,8 +418,8 @@ def test_a_file_that_is_as_before_is_read_again_when_asked(
     reload.stop()
 
 
-def test_callers_of_an_instance_that_is_declared_otherwise_wait_together_and_once(cells: list[Device], until: Until) -> None:
-    host = ServiceHost(cells, {"a": service(600)}, NOWHERE, drain_s=3.0)
+def test_callers_of_an_instance_that_is_declared_otherwise_wait_together_and_once(cells: list[Device]) -> None:
+    host = hosting(cells, "a", drain_s=3.0)
     host.ensure_resident("a", (0,))
 
     with host.serving("a", (0,)):

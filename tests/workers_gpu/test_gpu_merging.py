@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -12,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engines.waiting import until
 from workers.gpu.call_control import CallControl
 from workers.gpu.engines import merging
 from workers.gpu.engines.merging import Merger
 from workers.gpu.errors import CallCancelled
-
-Until = Callable[[Callable[[], bool]], None]
 
 
 class Bench:
@@ -57,7 +55,7 @@ def bench() -> Any:
     made.pool.shutdown()
 
 
-def test_calls_that_come_while_the_device_is_busy_are_computed_together(bench: Bench, until: Until) -> None:
+def test_calls_that_come_while_the_device_is_busy_are_computed_together(bench: Bench) -> None:
     # Given a call that is being computed, and three that come meanwhile
     first = bench.call(1, 2)
     until(lambda: bench.rounds == [[2, 1]])
@@ -69,7 +67,7 @@ def test_calls_that_come_while_the_device_is_busy_are_computed_together(bench: B
     assert bench.rounds == [[2, 1], [3, 5, 4, 6]]
 
 
-def test_a_round_is_bounded_and_nobody_overtakes(bench: Bench, until: Until) -> None:
+def test_a_round_is_bounded_and_nobody_overtakes(bench: Bench) -> None:
     first = bench.call(1)
     until(lambda: bool(bench.rounds))
     # Given a call that needs two rounds, one that would fit beside its first, and an input larger than any round
@@ -82,7 +80,7 @@ def test_a_round_is_bounded_and_nobody_overtakes(bench: Bench, until: Until) -> 
     assert bench.rounds == [[1], [60], [60, 10], [500], [7]]
 
 
-def test_a_call_that_breaks_a_round_fails_alone(bench: Bench, until: Until) -> None:
+def test_a_call_that_breaks_a_round_fails_alone(bench: Bench) -> None:
     first = bench.call(1)
     until(lambda: bool(bench.rounds))
     good, bad, after = bench.call(3), bench.call(2, 13), bench.call(4)
@@ -96,23 +94,7 @@ def test_a_call_that_breaks_a_round_fails_alone(bench: Bench, until: Until) -> N
     assert bench.call(5).result(60) == [50]
 
 
-def test_a_waiting_call_that_is_cancelled_leaves_and_the_others_stay(bench: Bench, until: Until) -> None:
-    first = bench.call(1)
-    until(lambda: bool(bench.rounds))
-    control = CallControl()
-    gone, stays = bench.call(2, control=control), bench.call(3)
-
-    control.cancelled.set()
-    with pytest.raises(CallCancelled):
-        gone.result(60)
-    assert not stays.done()
-    bench.open()
-
-    assert (first.result(60), stays.result(60)) == ([10], [30])
-    assert bench.rounds == [[1], [3]]
-
-
-def test_a_call_cancelled_in_a_round_of_others_ends_at_once(bench: Bench, until: Until) -> None:
+def test_a_call_cancelled_in_a_round_of_others_ends_at_once(bench: Bench) -> None:
     first = bench.call(1)
     until(lambda: bool(bench.rounds))
     control = CallControl()
@@ -129,7 +111,7 @@ def test_a_call_cancelled_in_a_round_of_others_ends_at_once(bench: Bench, until:
     assert (first.result(60), leads.result(60)) == ([10], [20])
 
 
-def test_a_leader_that_is_cancelled_ends_after_its_round_and_the_next_in_line_leads(bench: Bench, until: Until) -> None:
+def test_a_leader_that_is_cancelled_ends_after_its_round_and_the_next_in_line_leads(bench: Bench) -> None:
     control = CallControl()
     leader = bench.call(90, 80, control=control)
     until(lambda: bench.rounds == [[90]])
@@ -144,7 +126,7 @@ def test_a_leader_that_is_cancelled_ends_after_its_round_and_the_next_in_line_le
     assert bench.rounds == [[90], [1]]
 
 
-def test_a_leader_that_is_interrupted_takes_nobody_else_along(until: Until) -> None:
+def test_a_leader_that_is_interrupted_takes_nobody_else_along() -> None:
     class Interrupted(BaseException):
         pass
 
@@ -184,7 +166,7 @@ def test_every_call_gets_its_own_answers_in_rounds_within_the_bound(calls: list[
     assert all(sum(numbers) <= bound or len(numbers) == 1 for numbers in bench.rounds)
 
 
-def test_nobody_waits_for_a_cancelled_call_to_leave(bench: Bench, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_cancelled_call_to_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given calls that look for a cancellation as good as never
     monkeypatch.setattr(merging, "_LOOK_FOR_CANCEL_S", 1000.0)
     control = CallControl()

@@ -5,67 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
+from tests.workers_gpu.cards import FakeNvml
 from workers.gpu.device_memory import NvmlMemory
-from workers.gpu.devices import Device, discover
+from workers.gpu.devices import MIB, Device, discover
 from workers.gpu.engines.vllm.command import visible
 from workers.gpu.errors import DeviceError
 
-MIB = 1 << 20
 WHOLE_MB, PART_MB = 80_000, 20_000
-
-
-class NoSuch(Exception):
-    """NVML's own error."""
-
-
-class FakeNvml(ModuleType):
-    """A machine of three GPUs: the first in two MIG devices, the second without MIG, the third of a kind that has none."""
-
-    NVMLError = NoSuch
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.parts = {"GPU-a1": ["MIG-e1f", "MIG-e2f"]}
-        self.modes = {"GPU-a1": [1, 1], "GPU-b2": [0, 1]}
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 3
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return ["GPU-a1", "GPU-b2", "GPU-c3"][index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in ("GPU-a1", "GPU-b2", "GPU-c3", *self.parts["GPU-a1"]):
-            raise NoSuch("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUUID(self, handle: str) -> str:
-        return handle
-
-    def nvmlDeviceGetName(self, handle: str) -> str:
-        return "H100 MIG 2g.20gb" if handle.startswith("MIG-") else "H100"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        return SimpleNamespace(total=(PART_MB if handle.startswith("MIG-") else WHOLE_MB) * MIB, free=7 * MIB)
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
-        if handle not in self.modes:
-            raise NoSuch("Not Supported")
-        return self.modes[handle]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
-        if index >= len(self.parts[handle]):
-            raise NoSuch("Not Found")
-        return self.parts[handle][index]
 
 
 class FakeTorch(ModuleType):
@@ -83,8 +32,9 @@ class FakeTorch(ModuleType):
 
 @pytest.fixture
 def fake(with_nvml: Callable[[ModuleType], None]) -> FakeNvml:
-    """Have a machine with a driver and NVML, and without torch."""
-    module = FakeNvml()
+    """Have a machine without torch: its first GPU is in two MIG devices, the second is without MIG, the third of a kind that has none."""
+    module = FakeNvml("GPU-a1", "GPU-b2", "GPU-c3")
+    module.parts, module.modes = {"GPU-a1": ["MIG-e1f", "MIG-e2f"]}, {"GPU-a1": [1, 1], "GPU-b2": [0, 1]}
     with_nvml(module)
     return module
 

@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import pytest
 
 from tangram.settings import Settings
+from tests.workers_gpu.cards import FakeNvml
 from workers.gpu import nvml
 from workers.gpu.devices import Device, discover, visible
 from workers.gpu.errors import DeviceError
-
-MIB = 1 << 20
-
-
-class NoSuch(Exception):
-    """NVML's own error."""
-
-
-class FakeNvml(ModuleType):
-    """A machine of four GPUs."""
-
-    NVMLError = NoSuch
-
-    def __init__(self, *, driver: bool = True) -> None:
-        super().__init__("pynvml")
-        self.driver, self.free = driver, [1000 * MIB, 2000 * MIB, 3000 * MIB, 4000 * MIB]
-        self.names = [b"H100"] * 4
-
-    def nvmlInit(self) -> None:
-        if not self.driver:
-            raise NoSuch("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 4
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        if not uuid.startswith("GPU-"):
-            raise NoSuch("Not Found")
-        return int(uuid[-1])
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{'abcd'[handle]}{handle}"
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return self.names[handle]
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
-        raise NoSuch("Not Supported")
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(total=80_000 * MIB, free=self.free[handle])
 
 
 @pytest.fixture
 def fake(with_nvml: Callable[[ModuleType], None]) -> FakeNvml:
     """Have a machine with a driver and NVML, and without torch."""
-    module = FakeNvml()
+    module = FakeNvml("GPU-a0", "GPU-b1", "GPU-c2", "GPU-d3")
     with_nvml(module)
     return module
 
@@ -112,7 +68,7 @@ def test_numbers_of_gpus_of_several_kinds_are_refused_where_cudas_order_is_not_k
     fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a faster GPU, which CUDA counts first, behind others on the bus
-    fake.names = [b"A100", b"A100", b"A100", b"H100"]
+    fake.names = {uuid: b"H100" if uuid == "GPU-d3" else b"A100" for uuid in fake.uuids}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES=0: CUDA counts .* by their UUIDs, or set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         discover()

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.engines.kinds import Shelf  # noqa: E402
 from workers.gpu.devices import MIB, Device  # noqa: E402
 from workers.gpu.engines import compute, side_streams, torch_hf  # noqa: E402
 from workers.gpu.engines.host_copy import PinnedCopy  # noqa: E402
@@ -113,6 +114,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     assert fake.pinned == {}, "something is still pinned"
 
 
+@pytest.fixture
+def engine(models: Path, tmp_path: Path) -> TorchEngine:
+    return TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
+
+
 def filled(copy: PinnedCopy) -> Any:
     return copy.block.copy_(torch.randint(0, 256, (copy.block.numel(),), dtype=torch.uint8))
 
@@ -146,36 +152,25 @@ def test_a_copy_that_breaks_is_waited_for_before_the_pinned_bytes_can_go(cuda: C
     copy.close()
 
 
-def test_pinned_memory_is_exactly_as_large_as_asked_for_and_goes_at_once(cuda: Cuda) -> None:
+def test_pinned_memory_is_exactly_as_large_as_asked_for_and_goes_with_the_last_that_refers_to_it(cuda: Cuda) -> None:
     pinned = PinnedBlock(5 * MIB + 1)
     assert list(cuda.pinned.values()) == [5 * MIB + 1]
     assert pinned.block.data_ptr() % 4096 == 0
-    assert pinned.held_bytes() == 5 * MIB + 1
+    view = pinned.block[100:200]
 
     pinned.close()
     pinned.close()
 
+    # What something refers to counts until nothing does
+    assert pinned.held_bytes() == 5 * MIB + 1 and int(view.sum()) == 0
+    del view
     assert pinned.held_bytes() == 0
     with pytest.raises(RuntimeError, match="closed"):
         pinned.block  # noqa: B018
 
 
-def test_pinned_memory_that_something_refers_to_counts_until_nothing_does(cuda: Cuda) -> None:
-    pinned = PinnedBlock(5000)
-    view = pinned.block[100:200]
-
-    pinned.close()
-
-    assert pinned.held_bytes() == 5000
-    assert int(view.sum()) == 0
-    del view
-    assert pinned.held_bytes() == 0
-
-
-def test_a_host_that_cannot_pin_says_so_and_keeps_nothing(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+def test_a_host_that_cannot_pin_says_so_and_keeps_nothing(cuda: Cuda, engine: TorchEngine) -> None:
     cuda.code = 2
-    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
-
     with pytest.raises(EngineFailed, match=r"CUDA cannot pin 0 MiB of host memory \(error 2\)"):
         engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
 
@@ -195,14 +190,13 @@ def test_an_error_of_pinning_is_not_left_for_the_next_kernel_of_another_service(
     assert cuda.calls == ["kernel on cuda"]
 
 
-def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_without_a_copy(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_without_a_copy(
+    cuda: Cuda, engine: TorchEngine, shelf: Shelf
+) -> None:
     gpus = [Device(f"cuda:{index}", "cuda", 1000, "cpu") for index in range(3)]
     sequences = [[5, 17, 33], list(range(100, 180))]
-    plain = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
-    plain.start([Device("cpu:0", "cpu", 1000, "cpu")])
+    plain = shelf.engine("torch", "logprobs")
     want = plain.logprobs(sequences)
-    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
-
     # Given an engine that is started on one device
     engine.start(gpus[:1])
     assert engine.logprobs(sequences) == want
@@ -223,9 +217,8 @@ def test_an_engine_beside_cuda_devices_loads_into_pinned_memory_and_evicts_witho
     assert (cuda.pinned, engine.host_mb(), engine.memory_mb()) == ({}, 0.0, 0.0)
 
 
-def test_what_the_largest_batch_takes_of_a_cuda_device_is_held_beside_the_weights(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+def test_what_the_largest_batch_takes_of_a_cuda_device_is_held_beside_the_weights(cuda: Cuda, engine: TorchEngine) -> None:
     gpus = [Device(f"cuda:{index}", "cuda", 1000, "cpu") for index in range(2)]
-    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
     cuda.peak_mb = 70
 
     engine.start(gpus)
@@ -239,24 +232,19 @@ def test_what_the_largest_batch_takes_of_a_cuda_device_is_held_beside_the_weight
     engine.stop()
 
 
-def test_a_device_without_room_for_the_largest_batch_is_named(
-    cuda: Cuda, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_room_for_the_largest_batch_is_named(cuda: Cuda, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(model: Any, batch: list[list[int]]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(compute, "logprobs", full)
-    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
-
     with pytest.raises(EngineFailed, match=r"no room beside the weights on cuda:0 for a batch of 1024 tokens"):
         engine.start([Device("cuda:0", "cuda", 1000, "cpu")])
 
     assert (engine.state, engine.memory_mb(), engine.host_mb()) == ("failed", 0.0, 0.0)
 
 
-def test_an_engine_that_may_keep_no_copy_makes_it_when_it_is_evicted(cuda: Cuda, models: Path, tmp_path: Path) -> None:
+def test_an_engine_that_may_keep_no_copy_makes_it_when_it_is_evicted(cuda: Cuda, engine: TorchEngine) -> None:
     gpu = [Device("cuda:0", "cuda", 1000, "cpu")]
-    engine = TorchEngine("teacher-0", "logprobs", models / "teacher-0", tmp_path)
     assert engine.copies_at_start(gpu)
     engine.may_copy(0.01)
     engine.start(gpu)

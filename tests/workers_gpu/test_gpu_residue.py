@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,43 +14,22 @@ from hypothesis import strategies as st
 
 from app.services_file import ServiceConfig
 from tests.workers_gpu.cards import Cards, Server, gpu
+from tests.workers_gpu.support import at, hosting, of, service
 from workers.gpu.devices import Device
 from workers.gpu.engines.stub import StubEngine
 from workers.gpu.errors import OverBudget
 from workers.gpu.host import ServiceHost
-from workers.gpu.instances import Instance, InstanceName, InstanceStatus
+from workers.gpu.instances import Instance, InstanceStatus
 from workers.gpu.reload import described
 from workers.gpu.reservations import Reservations
 
-Until = Callable[[Callable[[], bool]], None]
 
-
-def service(memory_mb: float, **more: object) -> ServiceConfig:
-    return ServiceConfig.model_validate({"engine": "stub", "task": "score", "memory_mb": memory_mb, "cells": [1, 2], **more})
-
-
-def at(service: str, *cells: int) -> InstanceName:
-    return InstanceName(service, cells)
-
-
-def of(host: ServiceHost, name: str) -> InstanceStatus:
-    (found,) = (one for one in host.status() if one.name.service == name)
-    return found
-
-
-def hosting(cards: Cards, *servers: StubEngine, gpus: int = 1, settle_s: float = 0.0, **more: object) -> ServiceHost:
+def hosting_servers(cards: Cards, *servers: StubEngine, gpus: int = 1, settle_s: float = 0.0, **more: object) -> ServiceHost:
     """Return a host whose services have these engines, and are declared as these say."""
+    devices = [gpu(number, int(cards.total)) for number in range(gpus)]
     engines = {server.name: server for server in servers}
-    services = {name: service(server._declared_mb) for name, server in engines.items()}
-    return ServiceHost(
-        [gpu(number, int(cards.total)) for number in range(gpus)],
-        services,
-        Path("nowhere"),
-        factory=lambda name, *_: engines[name],
-        memory=cards,
-        settle_s=settle_s,
-        **more,  # type: ignore[arg-type]
-    )
+    sizes = {server.name: server._declared_mb for server in servers}
+    return hosting(devices, sizes, engines, memory=cards, settle_s=settle_s, **more)
 
 
 @pytest.fixture
@@ -72,7 +51,7 @@ def cycle(host: ServiceHost, name: str, *cells: int) -> InstanceStatus:
 def test_of_two_servers_awake_on_one_device_one_is_evicted_and_neither_is_killed() -> None:
     cards = Cards(10_000)
     a, b = Server("a", 5000, cards, residue_mb=1200), Server("b", 4000, cards, residue_mb=900)
-    host = hosting(cards, a, b)
+    host = hosting_servers(cards, a, b)
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,))
 
@@ -90,7 +69,7 @@ def test_of_two_servers_awake_on_one_device_one_is_evicted_and_neither_is_killed
 def test_what_others_take_or_give_back_between_changes_is_not_the_servers() -> None:
     cards = Cards(20_000)
     a = Server("a", 5000, cards, residue_mb=1000)
-    host = hosting(cards, a)
+    host = hosting_servers(cards, a)
 
     for others_mb in (3000, -2500, 4000, -4500):
         host.ensure_resident("a", (0,))
@@ -109,7 +88,7 @@ def test_a_server_on_two_devices_is_measured_on_each_and_booked_with_the_larger(
         def keeps_mb(self, device: Device) -> float:
             return 1500.0 if device.uuid == "GPU-0" else 900.0
 
-    host = hosting(cards, Uneven("a", 5000, cards), gpus=2)
+    host = hosting_servers(cards, Uneven("a", 5000, cards), gpus=2)
 
     host.ensure_resident("a", (0, 1))
     host.evict(at("a", 0, 1))
@@ -120,7 +99,7 @@ def test_a_server_on_two_devices_is_measured_on_each_and_booked_with_the_larger(
 def test_the_first_sleeps_set_the_residue_and_a_later_one_that_keeps_more_is_a_leak() -> None:
     cards = Cards(10_000, ids_match=True)
     a = Server("a", 6000, cards)
-    host = hosting(cards, a)
+    host = hosting_servers(cards, a)
 
     booked = []
     for residue_mb in (1000, 1400, 1200, 1900, 1100, 1913):
@@ -140,7 +119,7 @@ def test_the_first_sleeps_set_the_residue_and_a_later_one_that_keeps_more_is_a_l
 def test_what_a_server_that_leaked_kept_is_not_booked_for_the_next_one() -> None:
     cards = Cards(10_000, ids_match=True)
     a = Server("a", 6000, cards)
-    host = hosting(cards, a)
+    host = hosting_servers(cards, a)
     for residue_mb in (1000, 2500, 4000):
         a.residue_mb = residue_mb
         assert cycle(host, "a").leaks == 0
@@ -155,7 +134,7 @@ def test_what_a_server_that_leaked_kept_is_not_booked_for_the_next_one() -> None
 def test_where_only_the_device_can_be_measured_a_leak_is_what_shows_twice() -> None:
     cards = Cards(20_000)
     a = Server("a", 6000, cards, residue_mb=1000)
-    host = hosting(cards, a)
+    host = hosting_servers(cards, a)
     for _ in range(3):
         cycle(host, "a")
 
@@ -170,7 +149,7 @@ def test_where_only_the_device_can_be_measured_a_leak_is_what_shows_twice() -> N
 def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
     cards = Cards(10_000)
     a = Server("a", 6000, cards, residue_mb=5500)
-    host = hosting(cards, a, Server("b", 6000, cards))
+    host = hosting_servers(cards, a, Server("b", 6000, cards))
 
     host.ensure_resident("a", (0,))
     host.ensure_resident("b", (0,), [at("a", 0)])
@@ -183,7 +162,7 @@ def test_an_eviction_that_frees_nothing_stops_the_server() -> None:
 def test_the_residue_is_that_of_the_service_as_it_is_declared() -> None:
     cards = Cards(10_000)
     a = Server("a", 6000, cards, residue_mb=3000)
-    host = hosting(cards, a)
+    host = hosting_servers(cards, a)
     cycle(host, "a")
 
     host.reload({"a": service(5900)})
@@ -196,7 +175,7 @@ def test_the_residue_is_that_of_the_service_as_it_is_declared() -> None:
 def test_where_residues_crowd_a_cell_the_least_recently_used_sleeper_is_stopped() -> None:
     cards = Cards(10_000)
     sleepers = [Server(name, 5000, cards, residue_mb=2000) for name in "abc"]
-    host = hosting(cards, *sleepers, Server("d", 5000, cards))
+    host = hosting_servers(cards, *sleepers, Server("d", 5000, cards))
     for name in "abc":
         cycle(host, name)
 
@@ -208,7 +187,7 @@ def test_where_residues_crowd_a_cell_the_least_recently_used_sleeper_is_stopped(
 
 def test_a_start_waits_for_memory_that_a_device_does_not_report_as_free_yet() -> None:
     cards = Cards(10_000, used={"GPU-0": 6000.0})
-    host = hosting(cards, Server("a", 5000, cards), settle_s=30.0)
+    host = hosting_servers(cards, Server("a", 5000, cards), settle_s=30.0)
 
     timer = threading.Timer(0.2, cards.take, (gpu(), -6000.0))
     timer.start()
@@ -220,7 +199,7 @@ def test_a_start_waits_for_memory_that_a_device_does_not_report_as_free_yet() ->
 def test_memory_that_others_took_costs_a_sleeper_and_then_is_refused_with_figures() -> None:
     cards = Cards(10_000)
     a, b = Server("a", 5000, cards, residue_mb=1500), Server("b", 5000, cards)
-    host = hosting(cards, a, b)
+    host = hosting_servers(cards, a, b)
     cycle(host, "a")
 
     # Given a program that nobody here knows, beside which b fits once the sleeper has gone
@@ -238,7 +217,7 @@ def test_memory_that_others_took_costs_a_sleeper_and_then_is_refused_with_figure
     assert of(host, "b").restores == 1
 
 
-def test_changes_on_a_device_come_one_after_another_and_those_of_other_devices_do_not_wait(until: Until) -> None:
+def test_changes_on_a_device_come_one_after_another_and_those_of_other_devices_do_not_wait() -> None:
     cards = Cards(10_000)
     begun, go = threading.Event(), threading.Event()
 
@@ -251,7 +230,7 @@ def test_changes_on_a_device_come_one_after_another_and_those_of_other_devices_d
             super()._start(devices)
 
     a, b, c = Slow("a", 4000, cards), Server("b", 4000, cards), Server("c", 4000, cards)
-    host = hosting(cards, a, b, c, gpus=2)
+    host = hosting_servers(cards, a, b, c, gpus=2)
     host.ensure_resident("b", (0,))
     with ThreadPoolExecutor(2) as pool:
         start = pool.submit(host.ensure_resident, "a", (0,))
@@ -270,7 +249,7 @@ def test_changes_on_a_device_come_one_after_another_and_those_of_other_devices_d
 def test_a_server_that_takes_more_than_declared_is_booked_with_that(caplog: pytest.LogCaptureFixture) -> None:
     cards = Cards(10_000)
     a, b = Server("a", 5000, cards, held_mb=5600), Server("b", 4700, cards)
-    host = hosting(cards, a, b)
+    host = hosting_servers(cards, a, b)
 
     host.ensure_resident("a", (0,))
 
@@ -299,7 +278,7 @@ def test_what_a_vllm_server_takes_on_top_is_to_be_declared_as_that_of_its_proces
 
 def test_a_server_that_would_overrun_its_cell_is_refused() -> None:
     cards = Cards(10_000)
-    host = hosting(cards, Server("a", 5000, cards, held_mb=5600), Server("b", 4700, cards))
+    host = hosting_servers(cards, Server("a", 5000, cards, held_mb=5600), Server("b", 4700, cards))
     host.ensure_resident("b", (0,))
 
     with pytest.raises(Exception, match=r"it holds 5600\.0 MiB on a device and may hold 5300"):
@@ -311,7 +290,7 @@ def test_a_server_that_would_overrun_its_cell_is_refused() -> None:
 def test_a_server_whose_copy_has_no_room_in_host_memory_leaves_without_one() -> None:
     cards = Cards(10_000)
     a, b = Server("a", 5000, cards), Server("b", 5000, cards)
-    host = hosting(cards, a, b, host_memory_mb=100.0)
+    host = hosting_servers(cards, a, b, host_memory_mb=100.0)
     host.ensure_resident("a", (0,))
 
     host.ensure_resident("b", (0,), [at("a", 0)])
@@ -324,7 +303,7 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_leaves_without_one() -> 
 def test_a_sleeper_that_dies_keeps_nothing() -> None:
     cards = Cards(10_000)
     a = Server("a", 9000, cards, residue_mb=3000)
-    host = hosting(cards, a)
+    host = hosting_servers(cards, a)
     cycle(host, "a")
     assert (of(host, "a").leaks, host.held_mb(0)) == (0, 3000.0)
 
@@ -337,7 +316,7 @@ def test_a_sleeper_that_dies_keeps_nothing() -> None:
 def test_a_sleeper_that_died_is_in_nobodys_way() -> None:
     cards = Cards(10_000)
     a, b = Server("a", 5000, cards, residue_mb=3000), Server("b", 9000, cards)
-    host = hosting(cards, a, b)
+    host = hosting_servers(cards, a, b)
     cycle(host, "a")
 
     a.die()
@@ -362,7 +341,7 @@ def test_whatever_comes_and_goes_no_healthy_server_is_taken_for_a_leak_and_every
         return made[-1]
 
     cells = [gpu(number, 9000) for number in range(2)]
-    host = ServiceHost(cells, {name: service(6000) for name in "abcd"}, Path("nowhere"), factory=factory, memory=cards, settle_s=0.0)
+    host = hosting(cells, dict.fromkeys("abcd", 6000.0), factory, memory=cards, settle_s=0.0)
     for name, cell, residue_mb, others_mb in steps:
         for server in made:
             server.residue_mb = 700 + residue_mb
