@@ -183,19 +183,23 @@ def test_a_server_does_not_outlive_its_guard(fake: Fake) -> None:
     until(lambda: gone(server) and gone(child) and engine.state == "failed" and not folder.exists())
 
 
-def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_reads_them_again(fake: Fake, tmp_path: Path) -> None:
-    # Given host memory for the processes of a sleeping server, and not for its weights
+@pytest.fixture
+def small_host(fake: Fake, tmp_path: Path) -> ServiceHost:
+    """Return a host that has memory for the processes of a sleeping server, and not for its weights."""
     services = {"rm": fake.config(host_memory_mb=5000.0)}
-    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
-    host.ensure_resident("rm", (0,))
-    before = score(host)
+    return ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
 
-    evict(host)
-    host.ensure_resident("rm", (0,))
+
+def test_a_server_whose_copy_has_no_room_in_host_memory_drops_its_weights_and_reads_them_again(fake: Fake, small_host: ServiceHost) -> None:
+    small_host.ensure_resident("rm", (0,))
+    before = score(small_host)
+
+    evict(small_host)
+    small_host.ensure_resident("rm", (0,))
 
     changes = [line for line in fake.journal() if line.split()[0] in ("sleep", "wake", "rpc")]
     assert changes == ["sleep /sleep?level=2&mode=wait", "wake /wake_up?tags=weights", "rpc reload_weights", "wake /wake_up?tags=kv_cache"]
-    assert (on(host).restores, on(host).starts, score(host)) == (1, 1, before)
+    assert (on(small_host).restores, on(small_host).starts, score(small_host)) == (1, 1, before)
 
 
 def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it_cannot_read_its_weights_again(
@@ -215,31 +219,19 @@ def test_a_server_with_an_adapter_is_stopped_where_its_copy_has_no_room_since_it
     assert not any(line.startswith("sleep") for line in fake.journal())
 
 
-@pytest.mark.parametrize("path", ["/wake_up", "/collective_rpc", "/classify"])
-def test_a_server_that_ends_while_it_is_woken_is_started_again_for_the_same_action(fake: Fake, tmp_path: Path, path: str) -> None:
-    services = {"rm": fake.config(host_memory_mb=5000.0)}
-    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
-    host.ensure_resident("rm", (0,))
-    before = score(host)
-    evict(host)
+@pytest.mark.parametrize("fault", ["die /wake_up", "die /collective_rpc", "die /classify", "unreadable"])
+def test_a_server_that_ends_or_cannot_read_its_weights_while_it_is_woken_is_started_again_for_the_same_action(
+    fake: Fake, small_host: ServiceHost, fault: str
+) -> None:
+    small_host.ensure_resident("rm", (0,))
+    before = score(small_host)
+    evict(small_host)
 
-    fake.be("die", path)
-    host.ensure_resident("rm", (0,))
+    fake.be(*fault.split())
+    small_host.ensure_resident("rm", (0,))
 
-    assert (on(host).starts, on(host).restores, on(host).wrong_answers, score(host)) == (2, 0, 0, before)
-
-
-def test_a_server_that_cannot_read_its_weights_again_is_started_for_the_same_action(fake: Fake, tmp_path: Path) -> None:
-    services = {"rm": fake.config(host_memory_mb=5000.0)}
-    host = ServiceHost(CUDA, services, tmp_path, factory=fake.make, memory=fake.memory, drain_s=60.0, host_memory_mb=1000.0)
-    host.ensure_resident("rm", (0,))
-    before = score(host)
-    evict(host)
-
-    fake.be("unreadable")
-    host.ensure_resident("rm", (0,))
-
-    assert (on(host).starts, on(host).restores, score(host)) == (2, 0, before) and gone(fake.servers()[0])
+    status = on(small_host)
+    assert (status.starts, status.restores, status.wrong_answers, score(small_host)) == (2, 0, 0, before) and gone(fake.servers()[0])
 
 
 class LostDevices(FakeDevices):

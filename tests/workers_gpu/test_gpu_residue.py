@@ -300,29 +300,21 @@ def test_a_server_whose_copy_has_no_room_in_host_memory_leaves_without_one() -> 
     assert (of(host, "a").restores, of(host, "b").state, b.copied) == (1, "host", [False])
 
 
-def test_a_sleeper_that_dies_keeps_nothing() -> None:
-    cards = Cards(10_000)
-    a = Server("a", 9000, cards, residue_mb=3000)
-    host = hosting_servers(cards, a)
-    cycle(host, "a")
-    assert (of(host, "a").leaks, host.held_mb(0)) == (0, 3000.0)
-
-    a.die()
-    host.check()
-
-    assert (of(host, "a").state, host.held_mb(0), cards.used["GPU-0"]) == ("failed", 0.0, 0.0)
-
-
-def test_a_sleeper_that_died_is_in_nobodys_way() -> None:
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_sleeper_that_dies_keeps_nothing_and_is_in_nobodys_way(noticed: bool) -> None:
     cards = Cards(10_000)
     a, b = Server("a", 5000, cards, residue_mb=3000), Server("b", 9000, cards)
     host = hosting_servers(cards, a, b)
     cycle(host, "a")
+    assert (of(host, "a").leaks, host.held_mb(0)) == (0, 3000.0)
 
     a.die()
+    if noticed:
+        host.check()
+        assert (of(host, "a").state, host.held_mb(0), cards.used["GPU-0"]) == ("failed", 0.0, 0.0)
     host.ensure_resident("b", (0,))
 
-    assert (of(host, "b").state, host.held_mb(0)) == ("resident", 9000.0)
+    assert (of(host, "a").state, of(host, "b").state, host.held_mb(0)) == ("failed", "resident", 9000.0)
 
 
 steps = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 1), st.integers(0, 500), st.integers(-400, 400)), max_size=40)
