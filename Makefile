@@ -90,7 +90,7 @@ test: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone $(ALONE)
 
 test-around: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) --ignore=tests/vllm/real $(AT_ONCE) $(BESIDE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) $(AT_ONCE) $(BESIDE)
 
 # What these files list is installed as it is. torch alone goes by what it asks for: only a build for CPU runs by itself.
 .venv-clients/%/.installed: constraints-clients-%.txt
@@ -129,7 +129,7 @@ $(VLLM_STAMP): constraints-vllm.txt
 	@touch $@
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	@$(BIN)/python -m pytest -m real tests/engines tests/vllm/real
+	@$(BIN)/python -m pytest -m real tests/engines tests/vllm
 
 # A machine without a network has its own torch, and the wheels that were carried there.
 GPU_VENV := .venv-gpu

@@ -12,7 +12,7 @@ from tests.vllm.fakes import CPU, CUDA, Fake
 from workers.gpu.devices import Device
 from workers.gpu.engines.vllm.command import Launch, interpreter, visible
 
-PYTHON = Path("/opt/vllm/bin/python")
+PYTHON, SOCKET = Path("/opt/vllm/bin/python"), Path("s")
 
 
 def value(words: list[str], option: str) -> str:
@@ -24,7 +24,7 @@ def launch(fake: Fake, devices: list[Device], **more: object) -> Launch:
 
 
 def test_a_server_on_gpus_takes_its_memory_and_no_more_and_can_sleep(fake: Fake) -> None:
-    words = launch(fake, CUDA, memory_mb=20_500.0).arguments(Path("python"), Path("s"))
+    words = launch(fake, CUDA, memory_mb=20_500.0).arguments(PYTHON, SOCKET)
     assert value(words, "--tensor-parallel-size") == "2"
     assert value(words, "--gpu-memory-utilization") == "0.2500"
     assert "--enable-sleep-mode" in words and "--kv-cache-memory-bytes" not in words
@@ -33,7 +33,7 @@ def test_a_server_on_gpus_takes_its_memory_and_no_more_and_can_sleep(fake: Fake)
 
 def test_a_server_on_the_cpu_skips_the_check_of_memory_and_does_not_compile(fake: Fake) -> None:
     asked = launch(fake, CPU, task="logprobs")
-    words = asked.arguments(Path("python"), Path("s"))
+    words = asked.arguments(PYTHON, SOCKET)
     assert "--kv-cache-memory-bytes" in words and "--enforce-eager" in words
     assert not {"--enable-sleep-mode", "--runner", "--gpu-memory-utilization"} & set(words)
     assert asked.environment({}, PYTHON)["TORCHDYNAMO_DISABLE"] == "1"
@@ -54,37 +54,37 @@ def test_a_teacher_gives_as_many_most_likely_tokens_as_callers_may_ask_for_unles
     fake: Fake, args: list[str], most: int
 ) -> None:
     asked = launch(fake, CPU, task="logprobs", vllm={"args": args})
-    assert value(asked.arguments(Path("python"), Path("s"))[: -len(args) or None], "--max-logprobs") == "128"
+    assert value(asked.arguments(PYTHON, SOCKET)[: -len(args) or None], "--max-logprobs") == "128"
     assert asked.most_top_k == most
-    assert "--max-logprobs" not in launch(fake, CPU).arguments(Path("python"), Path("s"))
+    assert "--max-logprobs" not in launch(fake, CPU).arguments(PYTHON, SOCKET)
 
 
 def test_what_the_services_file_adds_comes_last(fake: Fake) -> None:
-    words = launch(fake, CUDA[:1], max_concurrency=64, vllm={"args": ["--max-num-seqs", "7"]}).arguments(Path("python"), Path("s"))
+    words = launch(fake, CUDA[:1], max_concurrency=64, vllm={"args": ["--max-num-seqs", "7"]}).arguments(PYTHON, SOCKET)
     assert words.index("--max-num-seqs") < len(words) - 2 and value(words, "--max-num-seqs") == "7"
     assert words[words.index("--max-num-seqs") + 1] == "64"
 
 
 def test_a_server_computes_in_the_dtype_that_was_found_and_batches_and_caches_as_vllm_does(fake: Fake) -> None:
-    words = launch(fake, CUDA[:1], max_concurrency=64).arguments(Path("python"), Path("s"))
+    words = launch(fake, CUDA[:1], max_concurrency=64).arguments(PYTHON, SOCKET)
     assert (value(words, "--dtype"), value(words, "--max-num-seqs")) == ("bfloat16", "64")
     assert not [word for word in words if "prefix-caching" in word or "chunked-prefill" in word]
 
 
 def test_a_reward_model_of_vllm_is_not_converted(fake: Fake) -> None:
-    words = launch(fake, CUDA[:1], vllm={"pooling": "reward"}).arguments(Path("python"), Path("s"))
+    words = launch(fake, CUDA[:1], vllm={"pooling": "reward"}).arguments(PYTHON, SOCKET)
     assert value(words, "--runner") == "pooling" and "--convert" not in words
 
 
 def test_an_adapter_is_served_under_the_services_name_and_the_model_under_another(fake: Fake, tmp_path: Path) -> None:
     asked = launch(fake, CUDA[:1], task="logprobs", adapter=tmp_path / "adapter")
-    words = asked.arguments(Path("python"), Path("s"))
+    words = asked.arguments(PYTHON, SOCKET)
     assert "--enable-lora" in words
     assert (value(words, "--lora-modules"), value(words, "--served-model-name")) == (f"rm={tmp_path / 'adapter'}", "rm-base")
     # The least of the ranks that vLLM allocates for
     assert value(words, "--max-lora-rank") == "16"
     with pytest.raises(ConfigError, match=r"services\.rm\.adapter: has rank 513, vLLM takes at most 512"):
-        replace(asked, adapter_rank=513).arguments(Path("python"), Path("s"))
+        replace(asked, adapter_rank=513).arguments(PYTHON, SOCKET)
 
 
 def test_vllm_is_where_the_service_says_or_else_the_worker(fake: Fake) -> None:
@@ -97,7 +97,7 @@ def test_vllm_is_where_the_service_says_or_else_the_worker(fake: Fake) -> None:
 
 def test_memory_that_leaves_the_model_nothing_is_refused(fake: Fake) -> None:
     with pytest.raises(ConfigError, match=r"services\.rm\.memory_mb: must be more than vllm\.process_mb \(500\)"):
-        launch(fake, CUDA[:1], memory_mb=500.0).arguments(Path("python"), Path("s"))
+        launch(fake, CUDA[:1], memory_mb=500.0).arguments(PYTHON, SOCKET)
 
 
 def test_a_server_sees_its_own_devices_and_none_of_the_workers_secrets(fake: Fake) -> None:
