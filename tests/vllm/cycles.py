@@ -43,15 +43,17 @@ class Question:
 
 @dataclass(slots=True)
 class Processes:
-    """The servers of this process, found through their guards."""
+    """The servers that this process starts from now on, found through their guards."""
 
+    others: frozenset[int] = field(default_factory=lambda: frozenset(one.pid for one in psutil.Process().children(recursive=True)))
+    """What this process has started before, such as servers that other tests share."""
     seen: dict[int, list[int]] = field(default_factory=dict)
     """Each server that was ever found, and all processes that belonged to it, its guard included."""
 
     def look(self) -> dict[int, dict[Role, psutil.Process]]:
         """Return the living servers by process id: guard, server and one of the processes that compute for it."""
         found: dict[int, dict[Role, psutil.Process]] = {}
-        below_me = _children(psutil.Process().children(recursive=True))
+        below_me = _children([one for one in psutil.Process().children(recursive=True) if one.pid not in self.others])
         guards = {one.pid: one for one in below_me.get(os.getpid(), [])}
         for server in [one for pid in guards for one in below_me.get(pid, [])]:
             with suppress(psutil.Error, KeyError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,7 +93,7 @@ def test_without_control_groups_it_is_the_machines_memory(tmp_path: Path) -> Non
 def group() -> Iterator[Path]:
     """Make a control group with 300 MiB of memory and one inside it; give the inner one."""
     own = next((line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.split(":")[1] == "memory"), None)
-    outer = Path(f"/sys/fs/cgroup/memory{own}") / f"tangram-test-{os.getpid()}"
+    outer = Path(f"/sys/fs/cgroup/memory{own}") / f"tangram-test-{secrets.token_hex(4)}"
     try:
         (outer / "inner").mkdir(parents=True)
         (outer / "memory.limit_in_bytes").write_text(str(300 * MIB))
