@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from scheduler.live.heartbeats import HOUSEKEEPING_S, RETURN_S
 from scheduler.model import commands, events
 from tangram.action import Action, Cost
 
@@ -31,6 +32,14 @@ class Cluster(Driver):
         self.now += seconds
         self.heartbeats.lose_the_silent(self.now)
 
+    def listen(self, seconds: float) -> None:
+        """Go on for so many seconds as the service does, which hears no beat meanwhile."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += HOUSEKEEPING_S
+            self.heartbeats.excuse(self.now)
+            self.heartbeats.lose_the_silent(self.now)
+
     def submit(self, action_id: str, *, idempotent: bool = False) -> None:
         action = Action(kind="build", cost=Cost.of(cores=1), idempotent=idempotent)
         self.executor.keep(action_id, action_id, self.now)
@@ -51,6 +60,30 @@ def test_a_node_is_lost_when_it_misses_three_beats() -> None:
 
     cluster.look(0.1)
 
+    assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
+
+
+def test_silence_counts_only_while_the_scheduler_could_hear_a_beat() -> None:
+    # Given a scheduler that has lost the broker; when that is away for long, then no node is lost
+    cluster = Cluster()
+    cluster.wires.lost_connections, cluster.wires.caught_up = 1, False
+    cluster.listen(60.0)
+    # And when it is back, nodes have a while to be heard, and no more
+    cluster.wires.caught_up = True
+    cluster.listen(RETURN_S + 3 * BEAT_S)
+    assert cluster.states() == [("up", "")]
+    cluster.listen(1.0)
+    assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
+
+
+def test_silence_does_not_count_while_the_scheduler_stands_still() -> None:
+    # Given a scheduler that was frozen for a minute; when it goes on, then a node has the usual time to be heard, and no more
+    cluster = Cluster()
+    cluster.listen(1.0)
+    cluster.now += 60.0
+    cluster.listen(3 * BEAT_S)
+    assert cluster.states() == [("up", "")]
+    cluster.listen(1.0)
     assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler.core.core import Core
-from scheduler.live.entries import Unfinished
+from scheduler.live.entries import Entry, Unfinished
 from scheduler.live.service import CoreBroken, Service
 from scheduler.live.transport import Received
 from scheduler.policies import make_policy
@@ -26,9 +26,16 @@ NODE |= {"incarnation": "1", "running": [], "environments": []}
 
 @dataclass
 class Line(Wires):
-    """Hands over what is in its inbox, once; `deaf` is where sending fails in a way that no broker fails."""
+    """Hands over what is in its inbox, once; `deaf` is where sending fails in a way that no broker fails.
+
+    What was buffered goes out with `flush`. A journal that `is_full` takes nothing.
+    """
 
     inbox: list[Received] = field(default_factory=list)
+    out: list[tuple[str, int]] = field(default_factory=list)
+    acknowledged: list[str] = field(default_factory=list)
+    asked_again: list[str] = field(default_factory=list)
+    is_full: bool = False
     kept: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     deaf: bool = False
@@ -45,11 +52,18 @@ class Line(Wires):
     def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
         (self.kept if for_s else self.dropped).extend(keys)
 
+    def write(self, entries: list[Entry]) -> None:
+        if self.is_full:
+            raise OSError("no space left on device")
+
     def acknowledge(self, received: Sequence[Received]) -> None:
-        pass
+        self.acknowledged += [one.id for one in received if one.sort == "action"]
+
+    def tell_lost(self, action_id: str) -> None:
+        self.asked_again.append(action_id)
 
     def flush(self) -> None:
-        pass
+        self.out += self.sent[len(self.out) :]
 
     def show(self, figures: dict[str, Any]) -> None:
         pass
@@ -148,6 +162,45 @@ def test_what_was_decided_and_cannot_be_carried_out_stops_the_scheduler() -> Non
     live.line.deaf = True
     with pytest.raises(CoreBroken, match="could not be carried out"):
         live.submit("a")
+
+
+def test_what_the_journal_does_not_have_is_neither_sent_nor_acknowledged() -> None:
+    # Given an action that was sent, acknowledged, and has ended
+    live = Live()
+    live.submit("a")
+    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], ["a"])
+    live.told(finished("a"))
+    # When the next one comes, and the journal takes nothing more
+    live.line.is_full = True
+    with pytest.raises(OSError, match="no space left"):
+        live.submit("b")
+    # Then its grant is kept back, and the broker has its message for the next scheduler
+    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], ["a"])
+
+
+def test_a_message_that_comes_again_starts_nothing() -> None:
+    # Given an action that runs
+    live = Live()
+    live.submit("a")
+    # When its message comes again before and after its end; then it was granted once, and the second time its end is told once more
+    live.submit("a")
+    live.told(finished("a"))
+    live.submit("a")
+    assert (live.line.out, live.running, live.line.asked_again) == ([("a", 1)], [], ["a"])
+
+
+@pytest.mark.parametrize("order", [("submit", "cancel"), ("cancel", "submit")])
+def test_a_cancel_finds_the_submission_that_it_came_with(order: tuple[str, ...]) -> None:
+    # Given a submission and its cancel in one batch, in either order, since they come on two queues
+    live = Live()
+    header = {**Action(kind="my.task", cost=Cost.of(cores=1)).to_header(), "submitted_at": live.now}
+    messages = {
+        "submit": Received(sort="action", id="a", task="my.task", header=header, message="a"),
+        "cancel": Received(sort="control", body={"cancel": {"ids": ["a"]}}),
+    }
+    live.takes(*(messages[one] for one in order))
+    # Then the action is being stopped
+    assert live.core.state.running["a"].stopping
 
 
 def test_large_arguments_are_kept_as_long_as_their_action_has_not_ended() -> None:

@@ -1,13 +1,16 @@
-"""Grants that never arrived: requests wait for their turn anew, everything else is sent once more."""
+"""Grants on their way: their order, and those that never arrived. Requests wait for their turn anew, everything else is sent once more."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from scheduler.live.heartbeats import MOST_RESENT
 from scheduler.model import Grant, NodeSpec, QuotaSpec, events
 from scheduler.model.commands import Finish, Requeue
 from tangram.action import Action, Cost
 
-from .driver import Driver
+from .driver import Driver, Wires
 
 CALL = Action(kind="api.call", cost=Cost({"quota:web": (1,)}))
 BUILD = Action(kind="build", cost=Cost({"quota:web": (1,), "cores": (1,)}))
@@ -44,6 +47,29 @@ class Restarted(Driver):
             self.handle(events.Tick(), now)
             times += [(round(now, 3), *one) for one in self.wires.sent[before:]]
         return times
+
+
+def test_a_node_hears_who_loses_a_core_before_who_gets_it() -> None:
+    # Given a command on the only core of a node
+    class Wire(Wires):
+        def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
+            self.sent.append((task, 0))
+
+    driver = Driver(wires=Wire())
+    command = Action(kind="cpu.exec", environment="e", cost=Cost.of(cores=1))
+
+    def submit(action_id: str, action: Action) -> None:
+        driver.executor.keep(action_id, action_id, NOW)
+        driver.handle(events.Submitted(id=action_id, action=action, submitted_at=NOW), NOW)
+
+    driver.handle(events.NodeJoined(node=NodeSpec(name="n", cores=1)), NOW)
+    submit("open", Action(kind="cpu.open", environment="e"))
+    driver.handle(events.Finished(id="open", attempt=1, status="succeeded"), NOW)
+    submit("usual", command)
+    # When a more urgent one gets that core
+    submit("urgent", replace(command, priority=9))
+    # Then the change of the first is sent before the second
+    assert driver.wires.sent == [("open", 1), ("usual", 1), ("tangram.regrant", 0), ("urgent", 1)]
 
 
 def test_requests_whose_grants_got_lost_are_spaced_as_the_quota_has_it() -> None:

@@ -16,7 +16,7 @@ from scheduler.core.open_order import KEPT_AFTER_S
 from scheduler.cpu.cores import CoreGroup
 from scheduler.live.service import Service
 from scheduler.live.transport import Received
-from scheduler.model import Limits
+from scheduler.model import Limits, QuotaSpec
 from scheduler.model.state import Node
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
@@ -31,7 +31,6 @@ class Line(Wires):
     """Hands over what is in its inbox, once."""
 
     inbox: list[Received] = field(default_factory=list)
-    controls: list[tuple[str, str]] = field(default_factory=list)
 
     def receive(self, timeout_s: float) -> list[Received]:
         batch, self.inbox = self.inbox, []
@@ -57,12 +56,12 @@ class Deployment:
         self.journal, self.now = journal, time.time()
         self.epoch = 0
 
-    def start(self, policy: str, **limits: Any) -> None:
+    def start(self, policy: str, quotas: Sequence[QuotaSpec] = (), **limits: Any) -> None:
         """Begin with a scheduler that knows nothing but the journal."""
         self.epoch += 1
         self.line = Line()
         line: Any = self.line
-        self.core = Core(make_policy(policy), limits=Limits(**limits))
+        self.core = Core(make_policy(policy), limits=Limits(**limits), quotas=quotas)
         self.service = Service(self.core, line, self.journal, epoch=self.epoch, clock=lambda: self.now)
         self.service.recover()
         if self.epoch == 1:
@@ -87,7 +86,7 @@ class Deployment:
     def told(self, *reports: object) -> None:
         self.takes(Received(sort="events", body={"events": list(reports)}))
 
-    def submit(self, action_id: str, kind: str, environment: str, *, job: str = "default", trajectory: str = "", **cost: int) -> None:
+    def submit(self, action_id: str, kind: str, environment: Any, *, job: str = "default", trajectory: str = "", **cost: int) -> None:
         action = Action(kind=kind, environment=environment, job=job, trajectory=trajectory, cost=Cost.of(**cost))
         header = {**action.to_header(), "submitted_at": self.now}
         self.takes(Received(sort="action", id=action_id, task=kind, header=header, message="{}"))
@@ -122,9 +121,9 @@ def begin(engine: Engine) -> Iterator[Callable[..., Deployment]]:
     """Return what begins a deployment under a policy."""
     with SqlJournal(engine) as journal:
 
-        def start(policy: str, **limits: Any) -> Deployment:
+        def start(policy: str, **more: Any) -> Deployment:
             deployment = Deployment(journal)
-            deployment.start(policy, **limits)
+            deployment.start(policy, **more)
             return deployment
 
         yield start
@@ -404,3 +403,18 @@ def test_what_was_let_in_waits_on_though_its_job_has_more_waiting_than_it_may(be
     with engine.connect() as connection:
         ended = [tuple(row) for row in connection.exec_driver_sql("select id, status, cause from actions where ended_at is not null")]
     assert ended == [("open-e3", "rejected", "queue_full")]
+
+
+def test_what_an_action_that_has_ended_took_of_a_quota_still_counts(begin: Callable[..., Deployment]) -> None:
+    # Given a quota of one request in ten seconds, and an action that took it and has ended; when another scheduler goes on
+    quotas, cost = [QuotaSpec(name="web", rate_per_s=0.1)], {"cores": 1, "quota:web": 1}
+    one = begin("fcfs", quotas=quotas)
+    one.submit("before", "build", None, **cost)
+    one.finish("before")
+    one.start("fcfs", quotas)
+    # Then the next action waits for the ten seconds
+    one.submit("after", "build", None, **cost)
+    assert list(one.core.state.waiting) == ["after"]
+    one.now += 10.1
+    one.service.step()
+    assert list(one.core.state.running) == ["after"]
