@@ -22,10 +22,10 @@ class Cluster(Driver):
         self.now = 0.0
         self.beat()
 
-    def beat(self, running: Iterable[str] = ()) -> None:
+    def beat(self, running: Iterable[str] = (), incarnation: str = "1") -> None:
         """Let the node beat once, with what it runs."""
         self.now += BEAT_S
-        self.heartbeats.take_beat({**NODE, "running": list(running), "environments": []}, self.now)
+        self.heartbeats.take_beat({**NODE, "running": list(running), "environments": [], "incarnation": incarnation}, self.now)
 
     def look(self, seconds: float) -> None:
         """Look for silent nodes so many seconds later."""
@@ -130,3 +130,29 @@ def test_an_action_seen_in_a_beat_is_counted_anew() -> None:
         cluster.beat(running=running)
 
     assert cluster.states() == [("up", "")]
+
+
+def test_a_worker_that_was_started_again_at_once_has_lost_what_ran() -> None:
+    # Given an action that may not run twice, on a node; when the next beat is that of another process
+    cluster = Cluster()
+    cluster.submit("a")
+    cluster.beat(running=("a",))
+    cluster.beat(incarnation="2")
+    # Then the action is lost, though no beat was missed
+    assert cluster.states() == [("up", ""), ("lost", "its worker was restarted"), ("up", "")]
+    assert [(end.id, end.status) for end in cluster.out if isinstance(end, commands.Finish)] == [("a", "lost")]
+
+
+def test_what_a_lost_node_had_stored_counts_but_for_an_environment_that_it_opened() -> None:
+    # Given a node that has run an action that may run again, and has opened an environment
+    cluster = Cluster()
+    cluster.submit("a", idempotent=True)
+    cluster.executor.keep("open", "open", cluster.now)
+    opening = Action(kind="cpu.open", environment="e")
+    cluster.handle(events.Submitted(id="open", action=opening, submitted_at=cluster.now), cluster.now)
+    # When it is lost with its reports, and the store has both results
+    cluster.wires.stored_ends = lambda kinds: [events.StoredEnd(id=one, status="succeeded") for one in kinds]
+    cluster.look(3 * BEAT_S + 0.1)
+    # Then the action has ended, and the environment is to be opened on another node
+    assert [(end.id, end.status) for end in cluster.out if isinstance(end, commands.Finish)] == [("a", "succeeded")]
+    assert [*cluster.core.state.waiting] == ["open"]

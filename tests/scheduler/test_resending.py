@@ -122,6 +122,20 @@ def test_what_holds_cores_keeps_them_and_is_sent_again_as_it_is() -> None:
     assert scheduler.sent_until(NOW + 9.0)[1:] == [(NOW + 3.0, "new", 1)]
 
 
+def test_what_has_begun_is_not_sent_again() -> None:
+    # Given two builds that have begun, of one of which the store has the result
+    scheduler = Restarted(BUILD, BUILD, quota=QuotaSpec(name="web", concurrency=2))
+    for name in ("c0", "c1"):
+        scheduler.handle(events.Started(id=name, attempt=1, at=NOW), NOW)
+    scheduler.wires.stored_ends = lambda kinds: [events.StoredEnd(id="c1", status="succeeded")] if "c1" in kinds else []
+
+    scheduler.unknown(0, 1)
+
+    # Then neither runs once more
+    assert scheduler.wires.sent == []
+    assert [(end.id, end.status) for end in scheduler.out if isinstance(end, Finish)] == [("c0", "lost"), ("c1", "succeeded")]
+
+
 def test_a_request_that_was_given_up_is_not_sent_again() -> None:
     scheduler = Restarted(CALL, quota=QuotaSpec(name="web", rate_per_s=10.0))
     scheduler.core.state.running["c0"].stopping = "cancelled by the trainer"
