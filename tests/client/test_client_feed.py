@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from app.local.processes import wait_until
 from tangram import Action, ActionFailed, Client, Settings
 from tangram.life_signs import silences
+from tangram.session import Session
 from tangram.wire import RESULT_KEY_PREFIX
 from tests.conftest import RedisServer
 
@@ -98,6 +99,20 @@ def test_progress_is_no_end(peer: Any, settings: Settings) -> None:
     peer.behave = started_then_done
     with Client(settings=settings) as client:
         assert client.submit(Action(kind="my.task")).result(20) == "done"
+
+
+def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings) -> None:
+    # Given two processes that count as one client; when one submits an action under an id, and the other one after its end
+    action = Action(kind="my.task")
+    for _ in range(2):
+        session = Session("default", settings, client_id="shared")
+        for ready in session.start():
+            ready.result(60)
+        peer.behave = lambda seen: f"run {len(peer.seen)}"
+        # Then both have the result of the one run
+        assert session.submit(action, "shared-1").result(60) == "run 1"
+        session.stop()
+    assert len(peer.seen) == 1
 
 
 def test_results_of_other_clients_are_not_seen(peer: Any, settings: Settings) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import base64
 import socket
 import subprocess
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from app.gateway.errors import Unauthorized
+from app.gateway.tokens import Tokens, make_token, revoke_tokens
+from app.journal.database import open_engine, sqlite_url
+from app.journal.migrating import upgrade
 from tests.cli.forked import forked
 from tests.gateway.conftest import Served, free_port
 
@@ -24,6 +29,24 @@ def sees(served: Served, **headers: str) -> int:
     return httpx.get(
         f"{served.url}/api/v1/environments", headers={name.replace("_", "-"): value for name, value in headers.items()}
     ).status_code
+
+
+async def test_a_process_knows_tokens_that_were_made_and_not_revoked(tmp_path: Path) -> None:
+    # Given a token of a job
+    url = sqlite_url(tmp_path / "tangram.sqlite")
+    upgrade(url)
+    engine = open_engine(url)
+    token = make_token(engine, "j")
+    # Then it is that job's, and another text is nobody's
+    assert await Tokens(engine).job_of(token) == "j"
+    with pytest.raises(Unauthorized):
+        await Tokens(engine).job_of(token[:-1])
+    # When it is revoked; then a process that has not seen it refuses it, and what was handed out to the job
+    assert revoke_tokens(engine, "j") == 1
+    for refused in (Tokens(engine).job_of(token), Tokens(engine).check("j")):
+        with pytest.raises(Unauthorized):
+            await refused
+    engine.dispose()
 
 
 def test_a_token_is_all_that_the_command_prints_and_it_counts_until_it_is_revoked(served: Served) -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from scheduler.model import Limits, commands
 from scheduler.model.events import StoredEnd
 from scheduler.policies import make_policy
 from tangram import Action, ActionCancelled, Settings
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, INGRESS_QUEUE, node_queue
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CONTROL_QUEUE, INGRESS_QUEUE, node_queue
 from tests.conftest import RedisServer, RedisUrls
 from tests.freezing import freeze
 from tests.live.network import Network
@@ -63,6 +64,28 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     with own_redis.client() as client:
         sent = client.lrange(node_queue("n"), 0, -1)
     assert {json.loads(message)["headers"]["grant"]["attempt"] for message in sent} == {1, 2}
+
+
+class Touches:
+    """What touches a file wherever its pickle is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_strangers_pickle_runs_nothing(transport: KombuTransport, tmp_path: Path) -> None:
+    # Given a pickle in a queue of the scheduler, and a request behind it
+    with transport._app.connection_for_write() as connection:
+        for body, serializer in ((Touches(tmp_path / "touched"), "pickle"), ({"cancel": {"ids": ["a"]}}, "json")):
+            connection.Producer().publish(body, exchange="", routing_key=CONTROL_QUEUE, serializer=serializer)
+    # When both are taken; then the pickle was dropped unread
+    received: list[Any] = []
+    assert wait_until(lambda: received.extend(one.body for one in transport.receive(0.1)) or received, 60)
+    assert received == [{"cancel": {"ids": ["a"]}}]
+    assert not (tmp_path / "touched").exists()
 
 
 def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(

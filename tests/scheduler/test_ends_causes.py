@@ -103,6 +103,21 @@ def test_an_action_on_an_environment_that_could_not_be_opened_has_the_cause_of_t
         assert ends(w)[f"later{number}"] == ("failed", cause)
 
 
+def test_an_environment_takes_no_action_of_another_job_and_its_close_is_not_called_off(world: Any) -> None:
+    # Given an environment of one job; when another job sends it a command; then that is the caller's mistake
+    w = world()
+    w.node()
+    w.open("e", job="owner")
+    w.exec("stranger", "e", job="other")
+    assert ends(w)["stranger"] == ("rejected", "bad_input")
+    # And a close that is under way is not cancelled, which would leave the environment open
+    w.close("e")
+    w.handle(events.Cancelled(ids=("close-e",), job="owner"))
+    assert w.of(commands.Stop) == []
+    w.finish("close-e")
+    assert ends(w)["close-e"] == ("succeeded", "")
+
+
 def test_a_lease_that_ends_is_the_cause_for_what_comes_later(world: Any) -> None:
     w = world(lease_s=10.0)
     w.node()

@@ -123,6 +123,16 @@ def test_a_node_that_is_late_with_much_is_not_lost_while_it_takes_some_up() -> N
     assert cluster.states()[1] == IDLE
 
 
+def test_a_node_is_asked_for_what_its_beats_do_not_show() -> None:
+    # Given a node that was granted two actions; when its beats show one of them; then it is asked for the other one, once in three beats
+    cluster = Cluster()
+    cluster.submit("a")
+    cluster.submit("b")
+    for _ in range(3):
+        cluster.beat(running=("b",))
+    assert [task for task, _ in cluster.wires.controls] == ["tangram.tell"]
+
+
 def test_an_action_seen_in_a_beat_is_counted_anew() -> None:
     cluster = Cluster()
     cluster.submit("a")

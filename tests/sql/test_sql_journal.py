@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine
 
 from app.journal.folding import Fold
@@ -119,10 +120,12 @@ def test_a_redelivered_message_changes_nothing(engine: Engine, make: Any, tables
     assert tables.everything(engine) == before
 
 
-def test_the_first_end_stands(engine: Engine, make: Any, tables: Any) -> None:
+@pytest.mark.parametrize("commits", [1, 2])
+def test_the_first_end_stands(engine: Engine, make: Any, tables: Any, commits: int) -> None:
+    entries = [make.received(), make.granted(), make.ended(status="cancelled", reason="by the trainer"), make.ended(at=110.0)]
     with SqlJournal(engine) as journal:
-        journal.write([make.received(), make.granted(), make.ended(status="cancelled", reason="by the trainer")])
-        journal.write([make.ended(at=110.0)])
+        for part in [entries] if commits == 1 else [entries[:3], entries[3:]]:
+            journal.write(part)
     row = tables.row(engine, "actions")
     assert (row["status"], row["reason"], row["ended_at"]) == ("cancelled", "by the trainer", 103.0)
 
