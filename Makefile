@@ -16,7 +16,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures release clean
-.PHONY: chaos test test-around test-clients test-docker test-vllm gpu-check gpu-wheels
+.PHONY: chaos test test-around test-clients test-docker test-vllm mutants gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web
 
@@ -30,6 +30,7 @@ help:
 	@echo "make compatibility  the same as a table; JSON=1 prints a document, OUT=docs/compatibility.md writes the page"
 	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
 	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
+	@echo "make mutants  small defects, and whether their tests find them; ONLY names some, also by patterns"
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
 	@echo "make gpu-wheels  what gpu-check needs besides torch, for a machine without a network, into wheels/"
 	@echo "make chaos   faults drawn by seeds, in virtual time, until a law breaks; SEEDS=1000 FIRST=0 names the seeds"
@@ -130,6 +131,10 @@ $(VLLM_STAMP): constraints-vllm.txt
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	@$(BIN)/python -m pytest -m real tests/engines tests/vllm
+
+# ONLY holds names or shell patterns.
+mutants: $(STAMP)
+	@$(BIN)/python -m tests.mutants $(foreach name,$(ONLY),'$(name)')
 
 # A machine without a network has its own torch, and the wheels that were carried there.
 GPU_VENV := .venv-gpu

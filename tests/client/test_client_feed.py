@@ -110,8 +110,9 @@ def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Setti
             ready.result(60)
         peer.behave = lambda seen: f"run {len(peer.seen)}"
         # Then both have the result of the one run
-        assert session.submit(action, "shared-1").result(60) == "run 1"
+        result = session.submit(action, "shared-1").result(60)
         session.stop()
+        assert result == "run 1"
     assert len(peer.seen) == 1
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from scheduler.live.heartbeats import HOUSEKEEPING_S, RETURN_S
 from scheduler.model import commands, events
 from tangram.action import Action, Cost
@@ -63,14 +65,15 @@ def test_a_node_is_lost_when_it_misses_three_beats() -> None:
     assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
 
 
-def test_silence_counts_only_while_the_scheduler_could_hear_a_beat() -> None:
-    # Given a scheduler that has lost the broker; when that is away for long, then no node is lost
+@pytest.mark.parametrize(("lost_connections", "more_s"), [(1, RETURN_S), (0, 0.0)], ids=["the broker was away", "beats wait unread"])
+def test_silence_counts_only_while_the_scheduler_has_heard_all_there_is(lost_connections: int, more_s: float) -> None:
+    # Given a scheduler that hears no beats, since it has lost the broker or has more to read; when that is for long, then no node is lost
     cluster = Cluster()
-    cluster.wires.lost_connections, cluster.wires.caught_up = 1, False
+    cluster.wires.lost_connections, cluster.wires.caught_up = lost_connections, False
     cluster.listen(60.0)
-    # And when it is back, nodes have a while to be heard, and no more
+    # And when it has caught up, nodes have a while to be heard, and no more
     cluster.wires.caught_up = True
-    cluster.listen(RETURN_S + 3 * BEAT_S)
+    cluster.listen(more_s + 3 * BEAT_S)
     assert cluster.states() == [("up", "")]
     cluster.listen(1.0)
     assert cluster.states() == [("up", ""), ("lost", "3 beats missed")]
