@@ -101,7 +101,9 @@ def test_progress_is_no_end(peer: Any, settings: Settings) -> None:
         assert client.submit(Action(kind="my.task")).result(20) == "done"
 
 
-def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings) -> None:
+def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
+    monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
     # Given two processes that count as one client; when one submits an action under an id, and the other one after its end
     action = Action(kind="my.task")
     for _ in range(2):
