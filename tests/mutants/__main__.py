@@ -26,7 +26,7 @@ def main(only: list[str]) -> int:
         return 1
 
     def tell(outcome: Outcome) -> None:
-        print(f"{outcome.result:11}  {outcome.seconds:5.1f} s  {outcome.mutant.name}", flush=True)
+        print(f"{outcome.result:11}  {outcome.seconds:5.1f} s  {outcome.mutant.name}: {outcome.problem}"[:200], flush=True)
         if outcome.result != "killed":
             print(f"    {outcome.mutant.why}\n    {outcome.mutant.test}\n{outcome.output}", flush=True)
 

@@ -33,7 +33,7 @@ from typing import Literal
 FAILED = 1
 """What pytest exits with if a test ran and failed. Other codes say that none ran."""
 
-LONGEST_S = 120.0
+LONGEST_S = 240.0
 """After so long a test counts as one that could not be run: it is to fail, and not to hang."""
 
 Result = Literal["killed", "survived", "out of date", "broken"]
@@ -60,6 +60,11 @@ class Outcome:
     result: Result
     seconds: float = 0.0
     output: str = ""
+
+    @property
+    def problem(self) -> str:
+        """The first line in which pytest says why the test failed."""
+        return next((line[1:].strip() for line in self.output.splitlines() if line.startswith("E  ")), "")
 
 
 def read(folder: Path, only: Iterable[str] = ()) -> list[Mutant]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from scheduler.core.core import Core
-from scheduler.live.entries import Entry, Unfinished
+from scheduler.live.entries import EndsPublished, Entry, Unfinished
+from scheduler.live.heartbeats import HOUSEKEEPING_S
 from scheduler.live.service import CoreBroken, Service
 from scheduler.live.transport import Received
 from scheduler.policies import make_policy
@@ -35,6 +36,7 @@ class Line(Wires):
     out: list[tuple[str, int]] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)
     asked_again: list[str] = field(default_factory=list)
+    written: list[Entry] = field(default_factory=list)
     is_full: bool = False
     kept: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Line(Wires):
     def write(self, entries: list[Entry]) -> None:
         if self.is_full:
             raise OSError("no space left on device")
+        self.written += entries
 
     def acknowledge(self, received: Sequence[Received]) -> None:
         self.acknowledged += [one.id for one in received if one.sort == "action"]
@@ -76,10 +79,10 @@ class Live:
     """A service with a node of one core, and a clock that is set by hand."""
 
     def __init__(self) -> None:
-        self.line, self.now = Line(), 1000.0
+        self.line, self.now, self.leads = Line(), 1000.0, True
         line: Any = self.line
         self.core = Core(make_policy("fcfs"))
-        self.service = Service(self.core, line, line, clock=lambda: self.now)
+        self.service = Service(self.core, line, line, clock=lambda: self.now, still_leading=lambda: self.leads)
         self.told({"type": "joined", "node": NODE})
 
     def told(self, *reports: object) -> None:
@@ -176,6 +179,28 @@ def test_what_the_journal_does_not_have_is_neither_sent_nor_acknowledged() -> No
         live.submit("b")
     # Then its grant is kept back, and the broker has its message for the next scheduler
     assert (live.line.out, live.line.acknowledged) == ([("a", 1)], ["a"])
+
+
+def test_an_end_is_told_once_the_store_has_it() -> None:
+    # Given a result store that is away, and an action that ends without a worker, since no node has its label
+    live = Live()
+    live.line.ends_to_store = 1
+    live.submit("a", requires=["gpu"])
+    told = [EndsPublished(ids=("a",))]
+    for stored in (False, True):
+        # When schedulers go on; then the journal says that it is told when the store has it, and not before
+        live.line.ends_to_store = 0 if stored else 1
+        live.takes()
+        live.takes()
+        assert [entry for entry in live.line.written if isinstance(entry, EndsPublished)] == (told if stored else [])
+
+
+def test_a_scheduler_that_leads_no_more_takes_nothing_in() -> None:
+    live = Live()
+    live.leads, live.now = False, live.now + HOUSEKEEPING_S
+    live.submit("a")
+    assert (live.running, live.line.acknowledged) == ([], [])
+    assert live.service.step() is False
 
 
 def test_a_message_that_comes_again_starts_nothing() -> None:
