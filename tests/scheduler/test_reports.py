@@ -34,7 +34,7 @@ class Line(Wires):
 
     inbox: list[Received] = field(default_factory=list)
     out: list[tuple[str, int]] = field(default_factory=list)
-    acknowledged: list[str] = field(default_factory=list)
+    acknowledged: set[str] = field(default_factory=set)
     asked_again: list[str] = field(default_factory=list)
     written: list[Entry] = field(default_factory=list)
     is_full: bool = False
@@ -60,7 +60,7 @@ class Line(Wires):
         self.written += entries
 
     def acknowledge(self, received: Sequence[Received]) -> None:
-        self.acknowledged += [one.id for one in received if one.sort == "action"]
+        self.acknowledged |= {one.id for one in received if one.sort == "action"}
 
     def tell_lost(self, action_id: str) -> None:
         self.asked_again.append(action_id)
@@ -171,14 +171,14 @@ def test_what_the_journal_does_not_have_is_neither_sent_nor_acknowledged() -> No
     # Given an action that was sent, acknowledged, and has ended
     live = Live()
     live.submit("a")
-    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], ["a"])
+    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], {"a"})
     live.told(finished("a"))
     # When the next one comes, and the journal takes nothing more
     live.line.is_full = True
     with pytest.raises(OSError, match="no space left"):
         live.submit("b")
     # Then its grant is kept back, and the broker has its message for the next scheduler
-    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], ["a"])
+    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], {"a"})
 
 
 def test_an_end_is_told_once_the_store_has_it() -> None:
@@ -199,7 +199,7 @@ def test_a_scheduler_that_leads_no_more_takes_nothing_in() -> None:
     live = Live()
     live.leads, live.now = False, live.now + HOUSEKEEPING_S
     live.submit("a")
-    assert (live.running, live.line.acknowledged) == ([], [])
+    assert (live.running, live.line.acknowledged) == ([], set())
     assert live.service.step() is False
 
 
