@@ -20,7 +20,7 @@ from app.local.processes import wait_until
 from tests.cli.forked import forked
 from tests.cli.support import environment, leftovers, started, tangram
 from tests.cli.template import PROGRAM, Forked
-from tests.gateway.conftest import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -13,7 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
+from tests.ports import free_port
 
 SIZE = e2b.PtySize(rows=20, cols=70)
 

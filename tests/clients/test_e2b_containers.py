@@ -16,8 +16,8 @@ from tests.clients.conftest import Served, left_open
 from tests.containers.conftest import _missing, needed
 from tests.containers.images import make_with_shell
 from tests.containers.support import alone_as
-from tests.gateway.conftest import free_port
 from tests.live.support import running
+from tests.ports import free_port
 
 TASK = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "harbor_task"
 SHELL, BASE, IMAGE = "tangram-test-bash:1", "tangram-test-bash-tar:1", "tangram-harbor-task:1"

@@ -9,8 +9,9 @@ import pytest
 
 from app.journal.environments import SILENCE_S
 from app.local.stack import StackPlan
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.live.support import running
+from tests.ports import free_port
 from workers.cpu.process.sandbox import ProcessSandbox
 
 ORPHAN_S = 3 * SILENCE_S

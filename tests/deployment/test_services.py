@@ -27,7 +27,7 @@ from app.local.processes import Command, Process, wait_until
 from tests.conftest import RedisUrls, redis_binary
 from tests.containers.images import BUSYBOX, busybox, make_busybox
 from tests.deployment.support import PASSWORDS, ROOT, environment, missing, services
-from tests.gateway.conftest import free_port
+from tests.ports import free_port
 
 POSTGRES = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
 LONG_RUNNING = ("cpu-worker", "api-worker", "scheduler", "flower")

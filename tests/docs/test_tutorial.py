@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.snippets import ROOT, snippets
 from tests.docs.tutorial import INSTALL, PAGE, script
-from tests.gateway.conftest import free_port
+from tests.ports import free_port
 
 
 def test_it_begins_with_installing() -> None:

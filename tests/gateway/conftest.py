@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import socket
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ from app.gateway.tokens import make_token
 from app.local.stack import StackPlan
 from tangram.connection import redis_url
 from tests.live.support import SERVICES, Live, running
+from tests.ports import free_port
 
 LANGUAGES = """
 [shout]
@@ -53,24 +52,6 @@ for _step in ("connect", "read", "write", "pool"):
 # Each client reads all certificates of the machine, which takes longer than several calls. They share them: no call here is encrypted.
 _transports: Any = httpx._transports.default
 _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)
-
-_held: list[socket.socket] = []
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at, and that the system gives to nobody else as long as this process runs.
-
-    It is bound, and not listened at. Linux lets a server bind it, too, where both have set SO_REUSEADDR, as servers do.
-    """
-    probe = socket.socket()
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    probe.bind(("127.0.0.1", 0))
-    port = int(probe.getsockname()[1])
-    if sys.platform == "linux":
-        _held.append(probe)
-    else:
-        probe.close()
-    return port
 
 
 @pytest.fixture(scope="package")

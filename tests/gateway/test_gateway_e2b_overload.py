@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from app.local.stack import StackPlan
-from tests.gateway.conftest import Served, free_port, options_of
+from tests.gateway.conftest import Served, options_of
 from tests.live.support import running
+from tests.ports import free_port
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from app.local.processes import Command
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.gateway.netns import Network, network
+from tests.ports import free_port
 
 SERVE = """
 import sys

@@ -12,8 +12,9 @@ import pytest
 
 from app.local.processes import Command
 from app.local.stack import StackPlan
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.live.support import running
+from tests.ports import free_port
 
 COMPILE_S, RUN_S, PATIENCE_S = 9, 4, 1
 LEASE_S = COMPILE_S + RUN_S + PATIENCE_S

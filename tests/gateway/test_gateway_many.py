@@ -27,8 +27,9 @@ from tangram import ClientClosed
 from tangram.calls import Place, execute
 from tangram.connection import find_addresses, redis_url
 from tangram.session import Session
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.live.support import running
+from tests.ports import free_port
 
 KEYS, SENT = 200, 5
 """Each key is sent five times, so that a thousand creates come at once."""

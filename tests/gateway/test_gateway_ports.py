@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
+from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("ports_server.py").read_bytes()
 

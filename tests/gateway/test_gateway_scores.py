@@ -22,9 +22,10 @@ import pytest
 from app.local.stack import StackPlan
 from tangram import Action, Client, Handle
 from tangram import calls as words
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.gateway.score_methods import IDS, METHODS, MORE, PREFILL, SCORED, SGLANG, Method, by_rank, given, most_likely, sigmoid
 from tests.live.support import running
+from tests.ports import free_port
 
 QUEUE_LIMIT = 8
 SERVICES = """

@@ -16,7 +16,8 @@ from app.gateway.tokens import Tokens, make_token, revoke_tokens
 from app.journal.database import open_engine, sqlite_url
 from app.journal.migrating import upgrade
 from tests.cli.forked import forked
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
+from tests.ports import free_port
 
 ROCK = "/apis/envs/sandbox/v1"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 
 import pytest
 
 from tangram import ActionCancelled, ActionFailed, ActionTimedOut, AsyncClient, Client, Environment, HttpAnswer, calls
 from tangram.calls import Place
 from tests.live.support import Live
+from tests.ports import free_port
 
 SERVER = """
 import http.server, json, os, sys, time
@@ -36,13 +36,6 @@ open("ready", "w").close()
 server.serve_forever()
 """
 BEGIN = "rm -f ready; python3 server.py {port} >log 2>&1 & until [ -e ready ]; do sleep 0.02; done"
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serve(env: Environment) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import pytest
 import yaml
 
 from app.local.processes import wait_until
+from tests.ports import free_port
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 SCRAPE_S = 3
@@ -33,18 +32,6 @@ def tool(name: str) -> str:
             pytest.fail(reason)
         pytest.skip(reason)
     return found
-
-
-def free_ports(count: int) -> int:
-    """Return the first of so many neighbouring ports that are free, below those that the kernel gives out by itself."""
-    for _ in range(100):
-        first = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in range(first, first + count):
-                taken = held.enter_context(socket.socket())
-                taken.bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no free ports")
 
 
 @dataclass(frozen=True)
@@ -80,7 +67,7 @@ def running_prometheus(folder: Path, targets: Path) -> Iterator[Prometheus]:
     }
     folder.mkdir()
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{free_ports(1)}"
+    address = f"127.0.0.1:{free_port()}"
     words = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([binary, *words], stdout=log, stderr=log)

@@ -12,7 +12,7 @@ from app.local.processes import wait_until
 from tests.cli.forked import forked
 from tests.cli.support import leftovers, started
 from tests.metrics.load import SERVICES
-from tests.metrics.prometheus import free_ports
+from tests.ports import free_ports
 
 
 def test_up_says_where_each_process_serves_its_metrics(tmp_path: Path) -> None:

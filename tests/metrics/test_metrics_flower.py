@@ -18,7 +18,7 @@ from tangram.action import Action
 from tangram.errors import ActionError
 from tangram.shown import LONGEST, shown, with_grant
 from tests.live.support import Live, running
-from tests.metrics.prometheus import free_ports
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "do-not-show-9d1f"
@@ -34,7 +34,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(scope="module")
 def tasks(live: Live) -> Iterator[Callable[[], dict[str, Any]]]:
     """Run Flower, and return what asks it for its tasks, by id."""
-    port = free_ports(1)
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     argv = [sys.executable, "-m", "celery", "-A", "app", "flower", f"--port={port}", "--address=127.0.0.1"]
     env = {**os.environ, **live.environment, "FLOWER_BASIC_AUTH": "me:word"}

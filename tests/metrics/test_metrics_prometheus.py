@@ -19,7 +19,8 @@ from app.metrics.families import FAMILIES
 from tangram.action import Action, Cost
 from tests.live.support import FAST_BEATS, Live, running
 from tests.metrics.load import SERVICES, loaded
-from tests.metrics.prometheus import MONITORING, SCRAPE_S, Prometheus, free_ports, running_prometheus, tool
+from tests.metrics.prometheus import MONITORING, SCRAPE_S, Prometheus, running_prometheus, tool
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.timeout(900)
 
