@@ -22,7 +22,7 @@ from app.local.processes import wait_until
 from tangram import Action, ActionLost, Client, EnvironmentLost, Handle, Settings
 from tests.cli.support import leftovers, started
 from tests.freezing import freeze
-from tests.live.support import FAST_BEATS
+from tests.live.support import SLOW_BEATS
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -100,7 +100,7 @@ def own_up(tmp_path: Path) -> Iterator[Up]:
 @contextmanager
 def up_in(folder: Path) -> Iterator[Up]:
     (folder / "services.toml").write_text(SERVICES)
-    with started(folder, "up", "--cores", "4", **FAST_BEATS) as process:
+    with started(folder, "up", "--cores", "4", **SLOW_BEATS) as process:
         running = Up(folder, process)
         line = running.said()
         assert line.startswith("the stack is up"), line

@@ -20,14 +20,15 @@ import pytest
 from app.cli.reporting import read_report
 from app.cli.state import read_state
 from app.local.processes import Command
-from app.local.stack import StackPlan, wait_until_up
+from app.local.stack import StackPlan
 from tangram import ActionError, Client, EnvironmentLost
 from tangram.calls import Place
 from tangram.integrations.verl_reward import KEPT, ScoreFailed, compute_score
 from tests.freezing import freeze
-from tests.gateway.conftest import Served, free_port, options_of
+from tests.gateway.conftest import Served, options_of
 from tests.gateway.test_gateway_rock import VERBS, Sandbox
-from tests.live.support import Live, running
+from tests.live.support import FAST_BEATS, Live, running
+from tests.ports import free_port
 
 WRONG = "exit 3"
 SLOW = "sleep 600"
@@ -71,7 +72,7 @@ CORES = 4
 
 @pytest.fixture(scope="module")
 def stack_with_nodes_to_lose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Run a stack with a gateway. A node is lost only after seconds."""
+    """Run a stack with a gateway."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     folder = tmp_path_factory.mktemp("faults")
     (folder / "services.toml").write_text(SERVICES)
@@ -85,7 +86,7 @@ def stack_with_nodes_to_lose(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         api_nodes=0,
         services_file=folder / "services.toml",
         gateway_port=free_port(),
-        variables={"TANGRAM_BEAT_S": "2", "TANGRAM_TAKEOVER_S": "6"},
+        variables=FAST_BEATS,
     )
     with running(folder / "state", plan) as live:
         yield Served(live, plan.gateway_url)
@@ -94,10 +95,7 @@ def stack_with_nodes_to_lose(tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def served(stack_with_nodes_to_lose: Served) -> Served:
     """Return the stack with all its nodes, of which a test may kill any."""
-    live = stack_with_nodes_to_lose.live
-    for name in live.stack.dead():
-        live.stack.restart(name)
-    wait_until_up(live.stack, live.plan)
+    stack_with_nodes_to_lose.live.repair()
     return stack_with_nodes_to_lose
 
 
@@ -186,6 +184,13 @@ def test_a_node_that_dies_is_told_from_a_wrong_program_in_every_shape_that_runs_
         assert metric(served, "environment_lost") == through
         assert not (sandbox and sandbox.is_running())
         live.until(lambda: failures(live) - before == {"environment_lost": len(calls)})
+        # And so it stays for an environment that is lost; nor can that be kept for longer
+        lost = native.rpartition("/")[2]
+        assert http.post(rex, json={"command": ["true"]}).json()["swerexception"]["extra_info"]["cause"] == "environment_lost"
+        assert not http.get(f"/envs/{lost}/is_alive").json()["is_alive"]
+        assert http.post(f"{native}/exec", json={"command": "true"}).status_code == 502
+        assert http.post(f"{native}/lease", json={"lease_s": 600}).status_code == 404
+        assert http.post(f"/sandboxes/{lost}/timeout", json={"timeout": 600}).status_code == 404
     report = read_report(live.settings, "native").document()
     assert (report["total"]["by_cause"]["exit"], report["total"]["by_fault"]) == (1, {"infrastructure": 1, "program": 1})
 

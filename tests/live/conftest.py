@@ -21,7 +21,7 @@ from bench.quotas import outside as counting_server
 from tangram import Client
 from tests.conftest import RedisServer
 from tests.live.network import Network
-from tests.live.support import FAST_BEATS, INCLUDE, SERVICES, Live, running_forks
+from tests.live.support import INCLUDE, SERVICES, Live, running_forks
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def api_node(live: Live) -> None:
 @pytest.fixture(scope="module")
 def repairable_stack(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
     """Run the stack of `repaired`."""
-    plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE, variables=FAST_BEATS)
+    plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE)
     with running_forks(tmp_path_factory.mktemp("repaired"), plan) as started:
         yield started
 
@@ -85,9 +85,7 @@ def own_stack(tmp_path: Path, services_file: Path) -> Iterator[Callable[..., Liv
 
         def start(**plan: Any) -> Live:
             usual: dict[str, Any] = {"nodes": 1, "cores": 2, "memory_mb": 4096, "api_nodes": 0, "services_file": services_file}
-            variables = {**FAST_BEATS, **plan.pop("variables", {})}
-            whole = StackPlan(**usual | plan, variables=variables)
-            return stacks.enter_context(running_forks(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", whole))
+            return stacks.enter_context(running_forks(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", StackPlan(**usual | plan)))
 
         yield start
 
@@ -157,7 +155,7 @@ def moody() -> Iterator[tuple[str, dict[str, list[float]]]]:
     yield f"http://127.0.0.1:{server.server_address[1]}", seen
     server.shutdown()
     server.server_close()
-    thread.join(5)
+    thread.join(60)
 
 
 @pytest.fixture

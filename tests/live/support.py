@@ -77,8 +77,15 @@ class ForkedStack(EmbeddedStack):
     process_type = ForkedProcess
 
 
-FAST_BEATS = {"TANGRAM_BEAT_S": "0.8", "TANGRAM_TAKEOVER_S": "1.5"}
-"""For tests that lose nodes: a node is lost soon, but not because a busy machine holds its worker up for two seconds."""
+START_S = 200.0
+"""How long the processes of a stack may take to start; seconds."""
+
+SLOW_BEATS = {"TANGRAM_BEAT_S": "5", "TANGRAM_TAKEOVER_S": "1.5"}
+"""What a stack of a test has where its plan says nothing else: no node is lost because a busy machine holds its worker up for ten
+seconds. The next scheduler leads soon. One that a busy machine holds up leads on, since nobody else is there to lead."""
+
+FAST_BEATS = {"TANGRAM_BEAT_S": "2"}
+"""For stacks that lose nodes by their silence: a node is lost after six seconds."""
 
 
 @dataclass
@@ -98,9 +105,9 @@ class Live:
         """The variables of a process that is to use it."""
         return {**self.stack.environment, **self.plan.variables}
 
-    def client(self, job: str = "default") -> Client:
-        """Return a fresh client."""
-        return Client(job=job, settings=self.settings)
+    def client(self, job: str = "default", **settings: Any) -> Client:
+        """Return a fresh client, with settings of its own."""
+        return Client(job=job, settings=self.settings.model_copy(update=settings))
 
     def process(self, name: str) -> psutil.Process:
         """Return the process of that name."""
@@ -113,13 +120,13 @@ class Live:
             if name not in self.plan.node_names():
                 self.stack.spawn(next(command for command in stack.commands(whole) if command.name == name))
         self.plan = whole
-        stack.wait_until_up(self.stack, whole)
+        stack.wait_until_up(self.stack, whole, START_S)
 
     def repair(self) -> None:
         """Start again what has died, and wait until all nodes are up."""
         for name in self.stack.dead():
             self.stack.restart(name)
-        stack.wait_until_up(self.stack, self.plan)
+        stack.wait_until_up(self.stack, self.plan, START_S)
 
     def end(self, name: str, with_signal: int = signal.SIGKILL) -> None:
         """Have a process end."""
@@ -164,8 +171,9 @@ def ended_calls(live: Live, quota: str) -> int:
 @contextlib.contextmanager
 def running(folder: Path, plan: StackPlan, stack_type: type[EmbeddedStack] = EmbeddedStack) -> Iterator[Live]:
     """Run a stack in `folder`."""
+    plan = replace(plan, variables={**SLOW_BEATS, **plan.variables})
     with stack_type(folder, stack.commands(plan)) as started:
-        stack.wait_until_up(started, plan)
+        stack.wait_until_up(started, plan, START_S)
         live = Live(started, plan)
         yield live
         live.journal.dispose()

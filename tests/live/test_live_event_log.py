@@ -18,7 +18,7 @@ import pytest
 from app.local.processes import Command
 from app.local.stack import StackPlan
 from tangram import ActionCancelled
-from tests.live.support import FAST_BEATS, Live, running_forks
+from tests.live.support import Live, running_forks
 from workers.node import LEAST_GROWTH, LEAST_GROWTH_S
 
 
@@ -72,8 +72,8 @@ def test_the_log_of_a_live_scheduler_replays_to_the_same_commands(own_stack: Cal
         live.until(lambda: live.rows(f"select status from actions where id = '{cancelled.id}'") == [("running",)])
         cancelled.cancel()
         with pytest.raises(ActionCancelled):
-            cancelled.result(20)
-        assert [handle.result(20).exit_code for handle in handles] == [0] * 6
+            cancelled.result(60)
+        assert [handle.result(60).exit_code for handle in handles] == [0] * 6
         env.close()
     live.until(lambda: live.rows("select count(*) from actions where ended_at is null") == [(0,)])
     # And another scheduler takes over, which learns from what has ended
@@ -105,7 +105,7 @@ def two_cores_by_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     """Run the stack of `two_cores`."""
     folder = tmp_path_factory.mktemp("log")
     variables = {"TANGRAM_EVENT_LOG": str(folder / "events.jsonl"), "TANGRAM_USAGE_S": "0.2", "TANGRAM_WITHOUT": "learning"}
-    plan = StackPlan(nodes=0, cores=2, memory_mb=4096, api_nodes=0, variables={**FAST_BEATS, **variables})
+    plan = StackPlan(nodes=0, cores=2, memory_mb=4096, api_nodes=0, variables=variables)
     with running_forks(folder / "state", plan) as started:
         started.plan = replace(plan, nodes=1)
         worker = started.command("cpu-0")
@@ -139,7 +139,7 @@ def test_workers_say_what_commands_get_in_the_background(two_cores: tuple[Live, 
         for handle in (busy, *sleeping):
             handle.cancel()
             with pytest.raises(ActionCancelled):
-                handle.result(20)
+                handle.result(60)
     # And the end says no less
     live.until(lambda: live.rows(f"select 1 from actions where id = '{busy.id}' and ended_at is not null"))
     [(cpu_s,)] = live.rows(f"select cpu_s from actions where id = '{busy.id}'")
@@ -168,12 +168,12 @@ def test_a_restarted_scheduler_goes_on_with_the_cores_of_the_last_resize(two_cor
         # And when the other has ended, the first gets its core, and no other
         other.cancel()
         with pytest.raises(ActionCancelled):
-            other.result(20)
+            other.result(60)
         live.until(lambda: live.rows(f"select units from grants where action = '{elastic.id}'") == [(2,)])
         # The log is written after the journal.
         live.until(lambda: sorted(commanded(lines(log), "Resize")[-1]["core_ids"]) == [0, 1])
         elastic.cancel()
         with pytest.raises(ActionCancelled):
-            elastic.result(20)
+            elastic.result(60)
     stop_scheduler(live)
     assert replayed(log).stdout.endswith(" decisions, all equal\n")

@@ -19,15 +19,15 @@ from tangram.connection import open_store
 from tangram.life_signs import silences
 from tangram.wire import INGRESS_QUEUE
 from tests.freezing import freeze
-from tests.live.support import FAST_BEATS, Live, running_forks
+from tests.live.support import Live, running_forks
 
-ORPHAN_S = 8.0
+ORPHAN_S = 15.0
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack that soon gives up clients that are silent; tests may leave commands of theirs running."""
-    plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, variables={**FAST_BEATS, "TANGRAM_ORPHAN_S": str(ORPHAN_S)})
+    plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, variables={"TANGRAM_ORPHAN_S": str(ORPHAN_S)})
     with running_forks(tmp_path_factory.mktemp("watched"), plan) as started:
         yield started
 
@@ -71,7 +71,7 @@ def training(live: Live, job: str = "training") -> Iterator[Trainer]:
         yield trainer
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def status(live: Live, action: str) -> str:
@@ -102,14 +102,14 @@ def test_a_killed_trainer_leaves_only_what_is_detached_or_has_no_client(watched:
         live.until(lambda: status(live, "exec-plain") == "running")
         # When one is killed, and the scheduler afterwards
         trainer.process.send_signal(signal.SIGKILL)
-        trainer.process.wait(10)
+        trainer.process.wait(60)
         live.replace_scheduler()
         # Then its command is cancelled and its environment closed, for that reason
         live.until(lambda: status(live, trainer.command) == "cancelled")
         reason = f"its client gave no sign of life for {ORPHAN_S:g} s"
         live.until(lambda: state(live, trainer.environment) == ("closed", reason))
         # And the detached one stands for other clients, which have lost nothing
-        assert client.submit(in_environment(trainer.detached, "echo here")).result(20).stdout == "here\n"
+        assert client.submit(in_environment(trainer.detached, "echo here")).result(60).stdout == "here\n"
         assert env.exec("echo fine").stdout == "fine\n"
         # And what has no client goes on
         assert (status(live, "exec-plain"), state(live, "plain")[0]) == ("running", "open")

@@ -21,8 +21,8 @@ from app.local.stack import StackPlan
 from tangram import Client, calls
 from tangram.client import Environment
 from tangram.handles import Handle
-from tests.live.support import FAST_BEATS, Live, running
-from tests.metrics.prometheus import free_ports
+from tests.live.support import Live, running
+from tests.ports import free_port
 
 TOKEN = "a-token-for-tests-0123"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
@@ -97,9 +97,9 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trouble]:
         cells=1,
         cell_memory_mb=1200,
         services_file=folder / "services.toml",
-        web_port=free_ports(1),
-        # The other node stands for as long as there are tests, browsers beside it or not.
-        variables={**FAST_BEATS, "TANGRAM_BEAT_S": "2", "TANGRAM_WEB_TOKEN": TOKEN},
+        web_port=free_port(),
+        # One node is lost once. The others stand for as long as there are tests, browsers beside them or not.
+        variables={"TANGRAM_BEAT_S": "5", "TANGRAM_WEB_TOKEN": TOKEN},
     )
     api = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
     threading.Thread(target=api.serve_forever, daemon=True).start()
