@@ -102,7 +102,7 @@ class Peer(ConsumerMixin):  # type: ignore[misc]
             with self.app.connection_for_write() as connection:
                 # Its thread sleeps in a read for up to a second; a message wakes it.
                 connection.Producer().publish({}, routing_key=CONTROL.name, exchange="", serializer="json")
-            self._thread.join(10)
+            self._thread.join(60)
             self.app.backend.client.close()
             self.app.close()
 
@@ -140,4 +140,4 @@ def make_peer() -> type[Peer]:
 @pytest.fixture
 def settings(redis_urls: Any) -> Settings:
     """Return the settings of a client on that Redis."""
-    return Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, connect_timeout_s=5)
+    return Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, connect_timeout_s=60)

@@ -56,13 +56,13 @@ def rabbit_peer(amqp_url: str, redis_urls: Any, make_peer: Any) -> Iterator[Any]
 @pytest.fixture
 def settings(amqp_url: str, redis_urls: Any) -> Settings:
     """Return the settings of a client on RabbitMQ."""
-    return Settings(broker_url=amqp_url, result_url=redis_urls.result, connect_timeout_s=5)
+    return Settings(broker_url=amqp_url, result_url=redis_urls.result, connect_timeout_s=60)
 
 
 def test_actions_go_over_rabbitmq(rabbit_peer: Any, settings: Settings) -> None:
     with Client(settings=settings) as client, client.open(trajectory="t") as env:
         handles = [env.submit(f"echo {n}") for n in range(300)]
-        assert [handle.result(20).stdout for handle in handles] == [f"echo {n}" for n in range(300)]
+        assert [handle.result(60).stdout for handle in handles] == [f"echo {n}" for n in range(300)]
         client.cancel(trajectory="t")
         rabbit_peer.until(lambda: rabbit_peer.controls)
 
@@ -100,9 +100,9 @@ def test_broken_connections_lose_no_submission(rabbit_peer: Any, settings: Setti
         handles = []
         while cut.poll() is None:
             handles.append(client.submit(Action(kind="my.task")))
-            handles[-1].result(20)
+            handles[-1].result(60)
         handles.append(client.submit(Action(kind="my.task")))
         # Then
-        assert [handle.result(20) for handle in handles] == [handle.id for handle in handles]
+        assert [handle.result(60) for handle in handles] == [handle.id for handle in handles]
     if cut.returncode:
         missing("rabbitmqctl may not cut connections here")

@@ -25,7 +25,7 @@ def supervisor_of(env: ProcessEnvironment, name: str = "main") -> int:
 
 def test_a_stopped_agent_is_ended_at_the_deadline(sandbox: ProcessSandbox) -> None:
     # Given a program that stops itself, with its whole group
-    outcome = admit(open_one(sandbox), "echo begun; (kill -STOP 0); echo never", timeout_s=2).wait()
+    outcome = admit(open_one(sandbox), "echo begun; (kill -STOP 0); echo never", timeout_s=5).wait()
     assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
 
 
@@ -51,7 +51,7 @@ def test_a_supervisor_that_is_kept_stopped_is_replaced(sandbox: ProcessSandbox, 
     assert printed(env, "export kept=yes; cd /tmp") == ""
     first = supervisor_of(env)
     with held(first):
-        outcome = admit(env, "echo begun; sleep 300", timeout_s=2).wait()
+        outcome = admit(env, "echo begun; sleep 300", timeout_s=5).wait()
     # Then its command has ended at its deadline, and the session goes on under another one
     assert (outcome.status, outcome.stdout) == ("timed_out", b"begun\n")
     assert printed(env, "echo $kept; pwd") == "yes\n/tmp\n"

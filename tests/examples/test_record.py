@@ -108,15 +108,15 @@ def test_an_expected_failure_that_succeeds_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_timeout_ends_the_whole_process_group(tmp_path: Path) -> None:
-    # Given a command whose child would go on for a minute, holding the output
+    # Given a command whose child would go on for ten minutes, holding the output
     started = time.monotonic()
 
     # When it runs past its timeout
     with pytest.raises(RecordError, match="exit code 124, not 0: started"):
-        recorded(tmp_path, exec_step("echo started; sleep 60 & wait", "timeout_s = 6"))
+        recorded(tmp_path, exec_step("echo started; sleep 600 & wait", "timeout_s = 6"))
 
     # Then nobody waits for the child
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 200
 
 
 def test_a_path_outside_of_the_environment_is_refused(tmp_path: Path) -> None:

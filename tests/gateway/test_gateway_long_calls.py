@@ -21,8 +21,9 @@ from app.gateway import e2b_output, e2b_process, e2b_table, records, rex_runtime
 from app.local.stack import StackPlan
 from tangram import wire
 from tangram.settings import Settings
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.live.support import running
+from tests.ports import free_port
 
 HALF_AN_HOUR_S = 1800.0
 LENGTH_S = float(os.environ.get("TANGRAM_LONG_CALL_S", "40" if "CI" in os.environ else "0"))
@@ -78,7 +79,7 @@ async def native(http: httpx.AsyncClient) -> str:
 
 
 async def swerex(http: httpx.AsyncClient) -> str:
-    assert (await http.post("/envs/long/create_session", json={"startup_timeout": 30})).status_code == 200
+    assert (await http.post("/envs/long/create_session", json={"startup_timeout": 60})).status_code == 200
     body = {"action_type": "bash", "command": COMMAND, "timeout": 2 * LENGTH_S}
     return str((await http.post("/envs/long/run_in_session", json=body)).json()["output"])
 

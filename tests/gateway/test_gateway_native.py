@@ -22,7 +22,7 @@ def test_a_command_runs_in_an_environment(run: Run) -> None:
 
 
 def test_a_command_beyond_its_timeout_is_a_result(run: Run) -> None:
-    done = run("echo begun; sleep 60", timeout_s=2)
+    done = run("echo begun; sleep 60", timeout_s=5)
     assert (done["status"], done["exit_code"], done["stdout"]) == ("timed_out", None, "begun\n")
 
 

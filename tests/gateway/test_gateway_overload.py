@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from app.local.stack import StackPlan
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.live.support import running
+from tests.ports import free_port
 
 ROCK = "/apis/envs/sandbox/v1"
 
@@ -37,7 +38,7 @@ def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_
             return threads.submit(http.post, path, json=body, timeout=120)
 
         # Given shells of SWE-ReX and a sandbox of ROCK
-        assert http.post("/envs/full/create_session", json={"startup_timeout": 30}).status_code == 200
+        assert http.post("/envs/full/create_session", json={"startup_timeout": 60}).status_code == 200
         begun = http.post(f"{ROCK}/start_async", json={"image": "python:3.12", "memory": "64m"}).json()["result"]["sandbox_id"]
         alive = f"{ROCK}/get_status?sandbox_id={begun}"
         live.until(lambda: http.get(alive).json()["result"]["is_alive"])

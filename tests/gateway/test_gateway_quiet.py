@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from app.gateway.heads import BoundedHeads
 
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
-QUIET_S = 4.0
+QUIET_S = 8.0
 
 
 class Quick(BoundedHeads):
@@ -49,12 +49,12 @@ def test_only_callers_whose_turn_it_is_may_not_be_silent_for_long() -> None:
         # Given callers that send nothing, a part of a head, and a part of a body
         silent = [await connected(data) for data in (b"", b"POST / HT", HEAD % 9 + b"1234")]
         # And one that has sent all, one that still sends, and one whose body is more than this end takes for now
-        patient, slow = await connected(HEAD % 1 + b"1"), await connected(HEAD % 10)
+        patient, slow = await connected(HEAD % 1 + b"1"), await connected(HEAD % 6)
         held = await connected(HEAD % large + b"x" * large)
 
         async def drip() -> None:
-            for _ in range(10):
-                await asyncio.sleep(QUIET_S / 5)
+            for _ in range(6):
+                await asyncio.sleep(QUIET_S / 4)
                 slow[1].write(b"1")
 
         dripping = asyncio.create_task(drip())

@@ -111,9 +111,9 @@ def test_a_command_that_fails_with_words_is_no_wrong_syntax(rex: Rex, command: s
 
 def test_a_command_beyond_its_timeout_is_ended_and_the_session_goes_on(rex: Rex) -> None:
     began = time.monotonic()
-    with pytest.raises(CommandTimeoutError, match="timeout after 2.5 seconds") as caught:
-        rex.run("export BEFORE=1; echo begun; sleep 60", timeout=2.5)
-    assert caught.value.extra_info["output"] == "begun\n" and time.monotonic() - began < 20
+    with pytest.raises(CommandTimeoutError, match="timeout after 5.5 seconds") as caught:
+        rex.run("export BEFORE=1; echo begun; sleep 600", timeout=5.5)
+    assert caught.value.extra_info["output"] == "begun\n" and time.monotonic() - began < 200
     # When the client interrupts, as SWE-agent does after a timeout, nothing is left to interrupt
     assert do(rex.runtime.run_in_session(BashInterruptAction())).exit_code == 0
     assert rex.run("echo on") == "on\n"
@@ -238,8 +238,8 @@ def test_programs_run_beside_each_other_and_beside_shells(rex: Rex) -> None:
         # Each waits for the file of the next, so none of them ends unless all run at once.
         waits = [f"touch at-{n}; until test -e at-{(n + 1) % 3}; do sleep 0.01; done" for n in range(3)]
         await asyncio.gather(
-            rex.runtime.run_in_session(BashAction(command=waits[0], timeout=30)),
-            *(rex.runtime.execute(Command(command=wait, shell=True, timeout=30, check=True)) for wait in waits[1:]),
+            rex.runtime.run_in_session(BashAction(command=waits[0], timeout=100)),
+            *(rex.runtime.execute(Command(command=wait, shell=True, timeout=100, check=True)) for wait in waits[1:]),
         )
 
     asyncio.run(meet())

@@ -85,7 +85,7 @@ def test_answers_are_those_of_swerexs_own_server(shell: Rex, name: str) -> None:
         await runtime.create_session(CreateBashSessionRequest(session=session, startup_timeout=60))
         answers = []
         for command, expect in DIALOGUES[name]:
-            action = BashAction(command=command, expect=expect, session=session, timeout=30, is_interactive_command=True)
+            action = BashAction(command=command, expect=expect, session=session, timeout=60, is_interactive_command=True)
             answer = await runtime.run_in_session(action)
             assert isinstance(answer, BashObservation)
             answers.append((answer.output, answer.exit_code, answer.expect_string))
@@ -109,7 +109,7 @@ def test_a_program_that_does_not_answer_in_time_is_still_there(shell: Rex) -> No
     began = time.monotonic()
     with pytest.raises(CommandTimeoutError, match="timeout after 0.5 seconds while running command 'one'"):
         line(shell, "one", "never", timeout=0.5)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     # What it printed meanwhile comes with the next line
     assert line(shell, "two", "said two").output == "you said one\n> you"
 
@@ -117,7 +117,7 @@ def test_a_program_that_does_not_answer_in_time_is_still_there(shell: Rex) -> No
 def test_an_interrupt_of_an_interpreter_gives_its_output_and_its_prompt(shell: Rex) -> None:
     line(shell, PYTHON, ">>> ")
     line(shell, "import time; print('begun and more'); time.sleep(300)", "begun")
-    stopped = do(shell.runtime.run_in_session(BashInterruptAction(timeout=20, expect=[">>> "])))
+    stopped = do(shell.runtime.run_in_session(BashInterruptAction(timeout=60, expect=[">>> "])))
     assert stopped.expect_string == ">>> " and "and more" in stopped.output and "KeyboardInterrupt" in stopped.output
     assert line(shell, "1 + 1", ">>> ").output == "2"
 

@@ -83,7 +83,7 @@ def test_what_is_no_archive_is_a_failed_transfer(tmp_path: Path) -> None:
 
 
 async def test_commands_run_side_by_side_and_those_after_one_another_share_tmp(sandbox: Sandbox) -> None:
-    await asyncio.gather(sandbox.exec("while [ ! -e there ]; do sleep 0.01; done", timeout_s=30), sandbox.exec("touch there"))
+    await asyncio.gather(sandbox.exec("while [ ! -e there ]; do sleep 0.01; done", timeout_s=100), sandbox.exec("touch there"))
     await sandbox.exec("echo kept > /tmp/kept")
     assert (await sandbox.exec("cat /tmp/kept")).stdout == "kept\n"
 

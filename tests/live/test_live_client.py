@@ -61,15 +61,15 @@ def test_an_environment_that_is_no_container_has_no_snapshot(client: Client) -> 
 def test_sessions_run_side_by_side(client: Client) -> None:
     with client.open(trajectory="t") as env:
         # Given two commands that each wait for the other, which one after the other would never end
-        first = env.submit("touch one; until [ -e two ]; do sleep 0.01; done", session="a", timeout_s=20)
-        second = env.submit("touch two; until [ -e one ]; do sleep 0.01; done", session="b", timeout_s=20)
-        assert first.result(30).exit_code == second.result(30).exit_code == 0
+        first = env.submit("touch one; until [ -e two ]; do sleep 0.01; done", session="a", timeout_s=60)
+        second = env.submit("touch two; until [ -e one ]; do sleep 0.01; done", session="b", timeout_s=60)
+        assert first.result(100).exit_code == second.result(100).exit_code == 0
 
 
 def test_commands_of_one_session_run_one_after_the_other(client: Client) -> None:
     with client.open(trajectory="t") as env:
         handles = [env.submit(f"echo {n} >> order; sleep 0.02") for n in range(5)]
-        assert all(handle.result(20).exit_code == 0 for handle in handles)
+        assert all(handle.result(60).exit_code == 0 for handle in handles)
         assert env.read_file("order").split() == [b"0", b"1", b"2", b"3", b"4"]
 
 
@@ -78,15 +78,15 @@ def test_a_session_is_closed_once_its_commands_have_ended(client: Client) -> Non
         env.exec("export WORD=kept", session="other")
         running = env.submit("echo $WORD; sleep 0.2", session="other")
         env.close_session("other")
-        assert running.result(20).stdout == "kept\n"
+        assert running.result(60).stdout == "kept\n"
         assert env.exec("echo -$WORD-", session="other").stdout == "--\n"
 
 
 def test_a_timeout_returns_what_was_printed_and_kills_the_group(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        done = env.exec("echo before; (sleep 300 & echo $! > pid; wait); echo after", timeout_s=3)
+        done = env.exec("echo before; (sleep 300 & echo $! > pid; wait); echo after", timeout_s=6)
         assert (done.status, done.exit_code, done.stdout) == ("timed_out", None, "before\n")
-        assert "3 s" in done.reason
+        assert "6 s" in done.reason
         # And its processes are gone
         pid = int(env.read_file("pid"))
         assert env.exec(f"kill -0 {pid}").exit_code == 1
@@ -94,31 +94,29 @@ def test_a_timeout_returns_what_was_printed_and_kills_the_group(client: Client) 
 
 def test_a_command_that_prints_nothing_times_out(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        done = env.exec("echo once; sleep 300", output_timeout_s=3, timeout_s=60)
+        done = env.exec("echo once; sleep 300", output_timeout_s=6, timeout_s=60)
         assert (done.status, done.stdout) == ("timed_out", "once\n")
 
 
 def test_queueing_does_not_eat_the_timeout(client: Client) -> None:
     with client.open(trajectory="t") as env:
-        first = env.submit("sleep 2.7")
-        second = env.submit("echo done", timeout_s=2.5)
-        assert first.result(20).exit_code == 0
-        assert second.result(20).stdout == "done\n"
+        first = env.submit("sleep 5.2")
+        second = env.submit("echo done", timeout_s=5)
+        assert first.result(60).exit_code == 0
+        assert second.result(60).stdout == "done\n"
 
 
 def test_a_running_and_a_waiting_action_can_be_cancelled(client: Client, live: Live) -> None:
     with client.open(trajectory="t") as env:
-        running = env.submit("touch running; sleep 60")
+        running = env.submit("touch running; sleep 300")
         waiting = env.submit("echo never")
-        live.until(lambda: env.submit("ls", session="look").result(20).stdout == "running\n")
-        began = time.monotonic()
+        live.until(lambda: env.submit("ls", session="look").result(60).stdout == "running\n")
         waiting.cancel()
         with pytest.raises(ActionCancelled, match="cancelled by the trainer"):
-            waiting.result(20)
+            waiting.result(60)
         running.cancel()
         with pytest.raises(ActionCancelled, match="cancelled by the trainer"):
-            running.result(20)
-        assert time.monotonic() - began < 20
+            running.result(60)
         assert env.exec("echo fine").stdout == "fine\n"
 
 
@@ -127,12 +125,12 @@ def test_cancelling_a_trajectory_ends_its_actions_and_environments(client: Clien
     busy, idle = client.open(trajectory="given-up"), client.open(trajectory="given-up")
     with client.open(trajectory="kept") as kept:
         running = busy.submit("touch running; sleep 60")
-        live.until(lambda: busy.submit("ls", session="look").result(20).stdout == "running\n")
+        live.until(lambda: busy.submit("ls", session="look").result(60).stdout == "running\n")
         # When
         client.cancel(trajectory="given-up")
         # Then
         with pytest.raises(ActionCancelled):
-            running.result(20)
+            running.result(60)
         for env in (busy, idle):
             with pytest.raises(ActionFailed, match=r"was closed|being closed"):
                 env.exec("echo")
@@ -215,7 +213,7 @@ def test_an_outside_api_answers(client: Client, outside: OutsideApi) -> None:
 def test_a_quota_that_names_no_hosts_reaches_no_private_address_and_the_call_fails_at_once(client: Client, outside: OutsideApi) -> None:
     handle = client.submit(calls.call("tests", "public", url=f"{outside.base_url}/search?q=owls"))
     with pytest.raises(ActionFailed, match=r"GET http://127.0.0.1:\d+/search.*: 127.0.0.1 is no public address, and the quota does not"):
-        handle.result(20)
+        handle.result(60)
 
 
 def test_an_api_that_refuses_connections_fails_with_one_line(client: Client) -> None:
@@ -240,7 +238,7 @@ def test_how_a_call_ended_says_no_secret_of_its_request(live: Live, client: Clie
     )
     handle = client.submit(action)
     with pytest.raises(ActionError) as caught:
-        handle.result(20)
+        handle.result(60)
     # Then the caller and the journal have the rest of the address, and no secret
     live.until(lambda: live.rows(f"SELECT 1 FROM actions WHERE id = '{handle.id}' AND ended_at IS NOT NULL"))
     ((reason,),) = live.rows(f"SELECT reason FROM actions WHERE id = '{handle.id}'")
@@ -288,7 +286,7 @@ def test_an_api_that_drips_is_cut_off_at_the_timeout(client: Client, dripping: s
     began = time.monotonic()
     with pytest.raises(ActionTimedOut, match=r"no answer within 0.6 s"):
         client.call("search", url=dripping, timeout_s=0.6)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_a_call_can_be_cancelled(client: Client, outside: OutsideApi) -> None:
@@ -297,10 +295,9 @@ def test_a_call_can_be_cancelled(client: Client, outside: OutsideApi) -> None:
             quota="search", method="GET", url=f"{outside.base_url}/work?seconds=30"
         )
     )
-    time.sleep(0)
     handle.cancel()
     with pytest.raises(ActionCancelled):
-        handle.result(25)
+        handle.result(60)
 
 
 async def test_coroutines_share_one_client(live: Live) -> None:
@@ -318,14 +315,14 @@ async def test_coroutines_share_one_client(live: Live) -> None:
 
 async def test_cancelling_a_coroutine_cancels_its_action(live: Live) -> None:
     async with AsyncClient("async-tests", live.settings) as client, await client.open(trajectory="a") as env:
-        task = asyncio.ensure_future(env.exec("touch running; sleep 60; touch late"))
+        task = asyncio.ensure_future(env.exec("touch running; sleep 300; touch late"))
         while not (await env.exec("ls", session="look")).stdout:
             pass
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         # The session is free again long before the command would have ended.
-        assert (await asyncio.wait_for(env.exec("ls"), 40)).stdout == "running\n"
+        assert (await asyncio.wait_for(env.exec("ls"), 100)).stdout == "running\n"
 
 
 def test_leaving_the_client_closes_its_environments(live: Live) -> None:

@@ -25,11 +25,11 @@ def test_what_passes_is_repeated_by_the_worker_for_idempotent_requests_only(clie
     assert [len(times) for times in seen.values()] == [3, 1]
 
 
-def test_an_answer_that_never_passes_is_the_trainers_and_comes_soon(client: Client, moody: Any) -> None:
+def test_an_answer_that_never_passes_is_the_trainers(client: Client, moody: Any) -> None:
     url, seen = moody
     assert client.call("search", url=f"{url}/502/99/x").status_code == 502
     (times,) = seen.values()
-    assert len(times) == 3 and times[-1] - times[0] < 20.0
+    assert len(times) == 3
 
 
 def test_repeats_end_with_the_actions_timeout(client: Client, moody: Any) -> None:

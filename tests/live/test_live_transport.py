@@ -39,8 +39,8 @@ NODE = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 4, "memory_mb": 0,
 @pytest.fixture
 def transport(own_redis: RedisServer) -> Iterator[KombuTransport]:
     """Return a transport that gives a server little time to answer."""
-    settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=2.0)
-    transport = KombuTransport(make_app(settings), connect_timeout_s=2.0)
+    settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=5.0)
+    transport = KombuTransport(make_app(settings), connect_timeout_s=5.0)
     yield transport
     transport.close()
 
@@ -92,9 +92,9 @@ def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
     network: Network, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.broker.redis_intake.RESCUE_S", 0.1)
-    settings = Settings(broker_url=network.url, result_url=own_redis.result, connect_timeout_s=3.0)
+    settings = Settings(broker_url=network.url, result_url=own_redis.result, connect_timeout_s=8.0)
     with _app_of(settings) as app, own_redis.client() as client:
-        transport = KombuTransport(app, connect_timeout_s=3.0)
+        transport = KombuTransport(app, connect_timeout_s=8.0)
         transport.receive(0.0)
         # Given a scheduler that has connected again after a cut of the network of which the server does not know
         network.cut()
@@ -106,11 +106,14 @@ def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
         client.lpush(INGRESS_QUEUE, json.dumps({**message, "content-encoding": "utf-8"}))
         # Then the scheduler has it soon, waits for nothing without a time limit, and keeps its connection
         found: list[str] = []
-        began = time.monotonic()
-        while not found and time.monotonic() - began < 60:
+
+        def take() -> bool:
             received = transport.receive(0.1)
-            found += [one.id for one in received]
+            found.extend(one.id for one in received)
             transport.acknowledge(received)
+            return bool(found)
+
+        assert wait_until(take, 60)
         assert (found, transport.lost_connections) == (["a"], 1)
         # And so are the actions after it
         client.lpush(INGRESS_QUEUE, json.dumps({**message, "content-encoding": "utf-8", "headers": {**headers, "id": "b"}}))
@@ -153,7 +156,7 @@ def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(ow
             transport.flush()
             return not transport.ends_to_store
 
-        assert wait_until(told, 30)
+        assert wait_until(told, 60)
         with own_redis.client() as client:
             assert client.llen("callbacks") == 1
         transport.close()
@@ -173,7 +176,7 @@ def test_a_result_is_said_to_be_lost_only_where_there_is_none_and_none_comes(red
         transport.flush()
         own_redis.start()
         app.backend.store_result("stored", 7, "SUCCESS")
-        assert wait_until(lambda: transport.flush() is None and app.backend.get_state("expired") == "FAILURE", 30)
+        assert wait_until(lambda: transport.flush() is None and app.backend.get_state("expired") == "FAILURE", 60)
         # Then only the last one is lost
         assert app.backend.get_result("stored") == 7
         kinds = dict.fromkeys(("told", "expired"), "my.task")
@@ -205,7 +208,7 @@ def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(
             message = {**json.loads(MESSAGE), "body": body, "headers": {"id": action_id, **its_headers}}
             transport.store_end(action_id, json.dumps(message), "lost", "its node was lost")
         # When their results are stored
-        assert wait_until(lambda: transport.flush() is None and not transport.ends_to_store, 30)
+        assert wait_until(lambda: transport.flush() is None and not transport.ends_to_store, 60)
         # Then the trainers of both know, and what can be sent is
         assert [app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
         with redis_urls.client() as client:

@@ -169,11 +169,11 @@ def test_a_server_that_stays_away_is_one_clear_line_after_the_given_time(make: A
 
 def test_what_the_database_refuses_is_not_tried_again(postgres_engine: Engine, make: Any, tables: Any) -> None:
     tables.empty(postgres_engine)
-    with SqlJournal(postgres_engine, retry_s=30.0) as journal:
+    with SqlJournal(postgres_engine, retry_s=200.0) as journal:
         began = time.monotonic()
         with pytest.raises(JournalError, match="out of range"):
             journal.write([make.received(), make.granted(units=2**40)])
-        assert time.monotonic() - began < 25.0
+        assert time.monotonic() - began < 150.0
     assert tables.rows(postgres_engine, "actions") == []
 
 

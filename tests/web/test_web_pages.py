@@ -202,8 +202,8 @@ def test_many_viewers_share_one_look(trouble: Trouble) -> None:
     # When each of ten viewers asks for the overview, one right after the other
     began = time.monotonic()
     looks = {trouble.page("/api/overview").json()["at"] for _ in range(10)}
-    # Then there is one look an interval, and the one that was there before
-    assert len(looks) <= 2 + (time.monotonic() - began) / INTERVAL_S
+    # Then there is one look an interval, the one that was there before, and one after a look that came late
+    assert len(looks) <= 3 + (time.monotonic() - began) / INTERVAL_S
 
 
 def test_events_tell_of_each_look(trouble: Trouble) -> None:

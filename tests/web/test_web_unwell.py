@@ -191,18 +191,16 @@ def test_the_page_sees_again_soon_after_the_result_store_has_hung(
     journal: str, redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a page whose result store stands still for longer than it is waited for
-    monkeypatch.setattr("app.web.looks.MOST_PAUSE_S", 60.0)
-    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path, connect_timeout_s=3.0)
+    monkeypatch.setattr("app.web.looks.MOST_PAUSE_S", 600.0)
+    settings = Settings(broker_url=redis.url, result_url=redis.url, database_url=journal, state_dir=tmp_path, connect_timeout_s=10.0)
     with TestClient(make_app(settings, journal)) as client:
         assert client.get("/ready").status_code == 200
         freeze(redis.identity.pid)
         assert wait_until(lambda: client.get("/ready").status_code != 200, 100)
         # When it answers again
         os.kill(redis.identity.pid, signal.SIGCONT)
-        began = time.monotonic()
-        assert wait_until(lambda: client.get("/ready").status_code == 200, 100)
-    # Then the timeout is not taken for the cost of looking, which the next look would follow 27 s later
-    assert time.monotonic() - began < 20
+        # Then the timeout is not taken for the cost of looking, which the next look would follow 90 s later
+        assert wait_until(lambda: client.get("/ready").status_code == 200, 60)
 
 
 class Searches:

@@ -49,7 +49,7 @@ def server() -> Iterator[tuple[int, list[tuple[str, str | None]]]]:
     yield server.server_address[1], seen
     server.shutdown()
     server.server_close()
-    thread.join(5)
+    thread.join(60)
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def requests() -> Iterator[Requests]:
 
 def get(requests: Requests, url: str, *hosts: str, idempotent: bool = True) -> Answer:
     outgoing = Outgoing(
-        method="GET", url=url, headers={}, content=None, timeout_s=10.0, limit=100, idempotent=idempotent, hosts=Hosts.named(hosts)
+        method="GET", url=url, headers={}, content=None, timeout_s=60.0, limit=100, idempotent=idempotent, hosts=Hosts.named(hosts)
     )
-    return requests.send(outgoing).result(20)
+    return requests.send(outgoing).result(60)
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *answers: Sequence[str]) -> None:

@@ -30,11 +30,11 @@ def test_making_a_connection_is_no_part_of_sending(monkeypatch: pytest.MonkeyPat
     with outside() as url:
         requests = Requests()
         outgoing = Outgoing(
-            method="GET", url=f"{url}/limited?account=far", headers={}, content=None, timeout_s=10.0, limit=100, hosts=LOOPBACK
+            method="GET", url=f"{url}/limited?account=far", headers={}, content=None, timeout_s=60.0, limit=100, hosts=LOOPBACK
         )
         # When the first request is sent
         before = time.time()
-        requests.send(outgoing, lambda: sent.append(time.time())).result(10)
+        requests.send(outgoing, lambda: sent.append(time.time())).result(60)
         requests.close()
     # Then it went out once that was over
     assert sent[0] - before >= 0.25
@@ -52,13 +52,13 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
                 url=f"{url}/limited?account={name}",
                 headers={},
                 content=None,
-                timeout_s=10.0,
+                timeout_s=60.0,
                 limit=100,
                 not_before=not_before,
                 hosts=LOOPBACK,
             )
             # When it is sent
-            answer = requests.send(outgoing, lambda: sent.append(time.time())).result(10)
+            answer = requests.send(outgoing, lambda: sent.append(time.time())).result(60)
             # Then it goes at its time, and that is what is reported, once
             assert answer.status_code == 200
             assert len(sent) == count + 1
@@ -69,9 +69,9 @@ def test_a_request_waits_for_its_time_and_tells_when_it_goes() -> None:
 def test_a_request_without_a_connection_is_never_sent() -> None:
     sent: list[float] = []
     requests = Requests()
-    outgoing = Outgoing(method="GET", url="http://127.0.0.1:9/", headers={}, content=None, timeout_s=10.0, limit=100, hosts=LOOPBACK)
+    outgoing = Outgoing(method="GET", url="http://127.0.0.1:9/", headers={}, content=None, timeout_s=60.0, limit=100, hosts=LOOPBACK)
     with pytest.raises(httpx.ConnectError):
-        requests.send(outgoing, lambda: sent.append(time.time())).result(10)
+        requests.send(outgoing, lambda: sent.append(time.time())).result(60)
     requests.close()
     assert sent == []
 
@@ -80,8 +80,8 @@ def test_no_secret_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> N
     with outside() as url, caplog.at_level("DEBUG"):
         requests = Requests()
         with_key = f"{url}/limited?account=log&key=geheim"
-        outgoing = Outgoing(method="GET", url=with_key, headers={}, content=None, timeout_s=10.0, limit=100, hosts=LOOPBACK)
-        assert requests.send(outgoing).result(10).status_code == 200
+        outgoing = Outgoing(method="GET", url=with_key, headers={}, content=None, timeout_s=60.0, limit=100, hosts=LOOPBACK)
+        assert requests.send(outgoing).result(60).status_code == 200
         requests.close()
     assert "geheim" not in caplog.text
 
