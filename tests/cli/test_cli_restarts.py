@@ -109,7 +109,7 @@ def up_in(folder: Path) -> Iterator[Up]:
 
 @pytest.mark.parametrize("name", ["redis", "scheduler"])
 def test_a_client_does_not_notice_that_redis_or_the_scheduler_is_killed(up: Up, name: str) -> None:
-    with up.client() as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
+    with up.client(connect_timeout_s=RESULT_S) as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
         # Given a command that runs, and others that wait behind it
         runs = env.submit("until [ -e go ]; do sleep 0.02; done; echo ran")
         queued = [env.submit(f"echo queued-{number} >> marks") for number in range(20)]
@@ -131,20 +131,21 @@ def test_a_client_does_not_notice_that_redis_or_the_scheduler_is_killed(up: Up, 
 
 def test_what_ends_or_is_asked_for_while_redis_is_away_for_seconds_has_its_result(up: Up) -> None:
     large = os.urandom(LARGE)
-    with up.client() as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
+    with up.client(connect_timeout_s=RESULT_S) as client, client.open(trajectory="t", queue_timeout_s=RESULT_S) as env:
         env.write_file("large", large)
         # Given commands that will end in the outage: one prints little, one prints what is kept beside the messages
-        waits = "until [ -e go ]; do sleep 0.02; done"
-        little = env.submit(f"{waits}; echo little", session="little")
-        much = env.submit(f"{waits}; head -c {LARGE} /dev/zero | tr '\\0' x", session="much")
-        up.until_running(little)
-        up.until_running(much)
-        # When Redis is killed, and away for longer than they take
+        waits, work = "until [ -e go ]; do sleep 0.02; done", up.work(env.id)
+        little = env.submit(f"touch one; {waits}; echo little; touch little", session="little")
+        much = env.submit(f"touch two; {waits}; head -c {LARGE} /dev/zero | tr '\\0' x; touch much", session="much")
+        assert wait_until(lambda: (work / "one").exists() and (work / "two").exists(), RESULT_S)
+        # When Redis is killed, and away until both have ended and their worker has found nobody to tell
         freeze(up.process.pid)
-        before = up.kill("redis")
-        (up.work(env.id) / "go").touch()
+        log = up.state / "logs" / "cpu-0.log"
+        before, logged = up.kill("redis"), log.stat().st_size
+        (work / "go").touch()
         written = client.submit(writing(env.id, large))
-        time.sleep(2.5)  # the outage itself; there is nothing to wait for in it
+        assert wait_until(lambda: all((work / name).exists() for name in ("little", "much")), RESULT_S)
+        assert wait_until(lambda: b"reports cannot be sent yet" in log.read_bytes()[logged:], RESULT_S)
         up.process.send_signal(signal.SIGCONT)
         up.until_restarted("redis", before)
         assert "redis ended with signal SIGKILL" in up.said()

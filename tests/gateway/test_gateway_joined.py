@@ -88,20 +88,19 @@ async def test_the_same_body_joins_the_run_that_was_left_behind_once(pair: tuple
 
 async def test_a_caller_that_comes_again_before_the_store_knows_that_it_was_gone_joins_its_run(store: Redis) -> None:
     # Given a store that is slow to write down what is abandoned
-    known = asyncio.Event()
+    asked, known = asyncio.Event(), asyncio.Event()
 
     class Slow(Redis):
         async def set(self, *args: object, **options: object) -> object:
+            asked.set()
             await known.wait()
             return await super().set(*args, **options)
 
     slow = Slow(connection_pool=store.connection_pool)
     runs, first, again = JoinedRuns(slow), Work("first"), Work("again")
     left = asyncio.create_task(leave(runs, "soon", first))
-    while not first.begun:
-        await asyncio.sleep(0)
     # When a caller is out of patience, and comes again at once
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(asked.wait(), 60)
     waiting = asyncio.create_task(runs.answer("soon", again, 30, caller()))
     await asyncio.sleep(0.05)
     known.set()

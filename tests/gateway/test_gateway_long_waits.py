@@ -16,17 +16,17 @@ from tests.gateway.conftest import Served
 from tests.live.support import running
 from tests.ports import free_port
 
-COMPILE_S, RUN_S, PATIENCE_S = 9, 4, 1
+COMPILE_S, RUN_S, PATIENCE_S = 15, 8, 1
 LEASE_S = COMPILE_S + RUN_S + PATIENCE_S
 """What the lease of the call's environment is where nothing is added to the limits of the call."""
 
-HELD_S = 2.5 * LEASE_S
+HELD_S = 1.25 * LEASE_S
 """How long the only core is held."""
 
 LANGUAGES = """
 [slow]
 file = "text"
-compile = "sleep 5"
+compile = "sleep 6"
 run = "cat text"
 tool = "cat"
 """
@@ -81,5 +81,5 @@ def test_a_call_that_waits_in_the_queue_does_not_end_by_its_lease(one_core: Serv
         # Then the program has waited for its turn in the same environment, whose lease was renewed meanwhile
         assert answer.json()["run_result"]["stdout"] == "ran"
         (kept_s,), *others = live.rows(f"SELECT ends_at - opened_at FROM environments WHERE id != '{opened}'")
-        assert not others and kept_s > LEASE_S + HELD_S / 2
+        assert not others and kept_s > HELD_S
         assert held.result().status_code == 200
