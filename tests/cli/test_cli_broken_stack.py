@@ -11,7 +11,7 @@ import pytest
 from app.local.processes import wait_until
 from tests.cli.template import PROGRAM, Forked
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 TRACE = {
     "schema": "tangram.trace/1",

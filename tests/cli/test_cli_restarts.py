@@ -24,7 +24,7 @@ from tests.cli.support import leftovers, started
 from tests.freezing import freeze
 from tests.live.support import SLOW_BEATS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 SERVICES = """
 [services.judge]

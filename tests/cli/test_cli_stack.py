@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def up(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def up(real_component: None, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Run `tangram up` for the tests of this file."""
     with started(folder, "up", "--cores", "2") as process:
         assert process.stderr is not None
@@ -261,6 +261,7 @@ def test_an_interrupted_stack_leaves_nothing(up: subprocess.Popen[str], folder: 
     assert not (folder / "state" / "stack.json").exists()
 
 
+@pytest.mark.real
 def test_an_interrupted_replay_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text(TRACE.replace('"command": "true"', '"command": "sleep 300"'))
     with started(tmp_path, "replay", "long.jsonl", "--live") as process:

@@ -25,7 +25,7 @@ def missing(reason: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def amqp_url() -> Iterator[str]:
+def amqp_url(real_component: None) -> Iterator[str]:
     """Return the address of an empty vhost."""
     url = os.environ.get("TANGRAM_TEST_AMQP_URL")
     if url:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not HARBOR and not VERIFIERS, reason="neither Ha
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with containers and a gateway."""
     needed(_missing())
     make_with_shell("bash", SHELL)

@@ -19,7 +19,7 @@ ORPHAN_S = 3 * SILENCE_S
 
 
 @pytest.fixture(scope="package")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack whose clients may be silent for `ORPHAN_S`. A test that kills its node starts it again."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     variables = {"TANGRAM_ORPHAN_S": str(ORPHAN_S)}

@@ -52,7 +52,7 @@ def _missing() -> str:
 
 
 @pytest.fixture(scope="session")
-def image() -> str:
+def image(real_component: None) -> str:
     """Give the name of an image with busybox and nothing else."""
     needed(_missing())
     make_busybox()

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from app.local.stack import StackPlan
-from tests.gateway.conftest import Served, free_port, options_of
+from tests.gateway.conftest import Served, options_of
 from tests.live.support import running
+from tests.ports import free_port
 
 from .images import make_with_shell
 from .support import alone_as, containers

@@ -9,8 +9,9 @@ import pytest
 
 from app.local.stack import StackPlan
 from tangram import EnvironmentLost
-from tests.gateway.conftest import Served, free_port
+from tests.gateway.conftest import Served
 from tests.live.support import FAST_BEATS, Live, running
+from tests.ports import free_port
 from tests.workers_cpu.support import until
 
 from .images import make_busybox

@@ -22,7 +22,7 @@ COMMITTED = ("docker-compose.yml", "docker-compose.cgroup2.yml", ".env.example",
 
 
 @pytest.fixture(scope="module")
-def config() -> dict[str, dict[str, Any]]:
+def config(real_component: None) -> dict[str, dict[str, Any]]:
     """Give the services as compose understands them."""
     return services()
 
@@ -31,6 +31,7 @@ def test_compose_takes_the_file_and_finds_every_service(config: dict[str, dict[s
     assert set(config) == EVERY
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", PASSWORDS)
 def test_without_a_password_nothing_starts_and_one_line_says_why(name: str) -> None:
     # Given all passwords but one
@@ -122,6 +123,7 @@ def test_only_the_cpu_worker_has_the_engine_and_only_it_is_root(config: dict[str
     assert set(config["cpu-worker"]["cap_add"]) == {"DAC_READ_SEARCH", "KILL", "SETGID", "SETUID", "SYS_PTRACE"}
 
 
+@pytest.mark.real
 def test_the_base_folder_is_at_one_path_inside_and_outside() -> None:
     worker = services(TANGRAM_STATE_DIR="/data/tangram")["cpu-worker"]
     assert worker["environment"]["TANGRAM_STATE_DIR"] == "/data/tangram"

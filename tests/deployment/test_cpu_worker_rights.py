@@ -33,6 +33,7 @@ print(outcome.status, outcome.stdout.decode(), *shown.stdout.decode().split())
 """
 
 
+@pytest.mark.real
 def test_a_worker_with_the_rights_of_its_service_opens_runs_and_ends(tmp_path: Path) -> None:
     if busybox() is None or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
         pytest.skip("no Docker engine answers, or there is no statically linked busybox")

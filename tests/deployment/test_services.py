@@ -99,7 +99,7 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Run the deployment whose environments are sandboxes of processes."""
     with deployed(tmp_path_factory.mktemp("deployment")) as made:
         yield made

@@ -34,7 +34,7 @@ def of(*languages: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run the stack that the pages take for granted, with the two tiny models of `tangram up`."""
     folder = tmp_path_factory.mktemp("pages")
     plan = StackPlan(nodes=1, cores=4, memory_mb=4096, cells=2, services_file=make_services(folder / "models"))

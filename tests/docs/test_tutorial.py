@@ -19,6 +19,7 @@ def test_it_begins_with_installing() -> None:
     assert INSTALL in next(snippets(PAGE)).code
 
 
+@pytest.mark.real
 @pytest.mark.timeout(900)  # on a machine that others use it takes long: a stack, a training, some dozen simulations
 def test_every_block_works_in_order(tmp_path: Path) -> None:
     for name in ("examples", "Makefile"):

@@ -23,6 +23,8 @@ from app.local import embedded
 from app.local.embedded import EmbeddedStack, Restarts, StackRunning
 from app.local.processes import Command, StackError, wait_until
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).resolve().parents[2]
 Python = Callable[..., Command]
 Leftovers = Callable[[], list[str]]

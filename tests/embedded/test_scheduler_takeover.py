@@ -10,9 +10,8 @@ import pytest
 
 from app import scheduler_process
 from app.journal import retention
-from app.journal.database import open_engine, sqlite_url
+from app.journal.database import open_engine
 from app.journal.leader import SCHEDULER_LEASE, Lease
-from app.journal.migrating import upgrade
 from app.journal.writing import SqlJournal
 from app.local.processes import wait_until
 from scheduler.live.entries import ActionEnded, ActionReceived
@@ -20,11 +19,11 @@ from scheduler.model.commands import Finish
 from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
 from tests.conftest import RedisServer, RedisUrls
+from tests.journals import new_journal
 
 
 def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_redis: RedisServer, tmp_path: Path) -> None:
-    url = sqlite_url(tmp_path / "tangram.sqlite")
-    upgrade(url)
+    url = new_journal(tmp_path / "tangram.sqlite")
     engine, stop = open_engine(url), threading.Event()
 
     def epoch() -> int:
@@ -65,8 +64,7 @@ def test_a_scheduler_whose_turn_comes_while_the_broker_is_away_waits_for_it(own_
 
 def test_a_scheduler_that_leads_removes_what_is_too_old(redis_urls: RedisUrls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "FIRST_LOOK_S", 0.0)
-    url = sqlite_url(tmp_path / "tangram.sqlite")
-    upgrade(url)
+    url = new_journal(tmp_path / "tangram.sqlite")
     engine, stop = open_engine(url), threading.Event()
     # Given an action that ended two days ago
     long_ago = time.time() - 2 * 86_400.0

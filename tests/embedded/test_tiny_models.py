@@ -59,6 +59,7 @@ def test_what_was_not_made_here_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.real
 def test_two_processes_that_make_it_at_once_are_both_served(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "app.tiny_models", str(tmp_path / "models")]
     processes = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]

@@ -15,7 +15,7 @@ ENVIRONMENT = Path(__file__).resolve().parents[2] / ".venv-vllm"
 def real_python() -> Path:
     """Return the interpreter that has vLLM. Without it a test is skipped, or fails where `CI` is set."""
     if not (ENVIRONMENT / ".installed").exists():
-        missing = "there is no .venv-vllm: `make test-vllm` builds it"
+        missing = "there is no .venv-vllm: `make test-real ONLY=vllm` builds it"
         pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
     return ENVIRONMENT / "bin" / "python"
 

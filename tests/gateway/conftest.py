@@ -55,7 +55,7 @@ _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)
 
 
 @pytest.fixture(scope="package")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run the stack that the tests of the gateway share; none of them may harm it."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     folder = tmp_path_factory.mktemp("gateway")
@@ -78,6 +78,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         variables=limits,
     )
     with running(folder / "state", plan) as live:
+        yield Served(live, plan.gateway_url)
+
+
+@pytest.fixture(scope="package")
+def one_core(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Run a stack with one core, in whose queue one action of a job may wait."""
+    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
+    variables = {"TANGRAM_QUEUE_LIMIT": "1"}
+    plan = StackPlan(policy="fcfs", nodes=1, cores=1, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
+    with running(tmp_path_factory.mktemp("one-core") / "state", plan) as live:
         yield Served(live, plan.gateway_url)
 
 

@@ -10,10 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.local.stack import StackPlan
 from tests.gateway.conftest import Served, options_of
-from tests.live.support import running
-from tests.ports import free_port
 
 e2b = pytest.importorskip("e2b", reason="the extra `clients` is not installed")
 
@@ -34,15 +31,6 @@ class Busy:
 
     def waiting(self) -> int:
         return len(self.served.live.rows("SELECT id FROM actions WHERE kind = 'cpu.exec' AND status = 'waiting'"))
-
-
-@pytest.fixture(scope="module")
-def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    variables = {"TANGRAM_QUEUE_LIMIT": "1"}
-    plan = StackPlan(policy="fcfs", nodes=1, cores=1, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
-    with running(tmp_path_factory.mktemp("gateway") / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
 
 
 @pytest.fixture

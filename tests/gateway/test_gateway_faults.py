@@ -71,7 +71,7 @@ CORES = 4
 
 
 @pytest.fixture(scope="module")
-def stack_with_nodes_to_lose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def stack_with_nodes_to_lose(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with a gateway."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     folder = tmp_path_factory.mktemp("faults")

@@ -19,7 +19,7 @@ from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+def both(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
     """Run a stack with two gateways."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, gateway_port=free_port())
@@ -157,6 +157,7 @@ def test_a_process_of_e2b_is_joined_through_another_gateway_when_its_own_dies(pa
     assert again.commands.list() == []
 
 
+@pytest.mark.real
 def test_up_serves_a_gateway_where_a_port_is_set(tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     port = free_port()

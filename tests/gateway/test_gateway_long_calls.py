@@ -54,7 +54,7 @@ def test_nothing_that_is_counted_from_the_beginning_of_a_call_is_over_within_hal
 
 
 @pytest.fixture(scope="module")
-def short_timers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def short_timers(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     variables = dict(SHORT)
     plan = StackPlan(nodes=1, cores=16, memory_mb=65536, api_nodes=0, gateway_port=free_port(), variables=variables)

@@ -43,7 +43,7 @@ main()
 
 
 @pytest.fixture
-def one_core(tmp_path: Path) -> Iterator[Served]:
+def one_core(real_component: None, tmp_path: Path) -> Iterator[Served]:
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     (tmp_path / "languages.toml").write_text(LANGUAGES)
     variables = {"TANGRAM_GATEWAY_LANGUAGES": str(tmp_path / "languages.toml"), "TANGRAM_GATEWAY_PATIENCE_S": str(PATIENCE_S)}

@@ -38,7 +38,7 @@ OPENED_BEFORE_KILL = 40
 
 
 @pytest.fixture
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+def pair(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
     """Run a stack with two gateways."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     plan = StackPlan(nodes=1, cores=4, memory_mb=10**6, api_nodes=0, gateway_port=free_port())

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import pytest
 
-from app.local.stack import StackPlan
 from tests.gateway.conftest import Served
-from tests.live.support import running
-from tests.ports import free_port
 
 ROCK = "/apis/envs/sandbox/v1"
-
-
-@pytest.fixture(scope="module")
-def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
-    variables = {"TANGRAM_QUEUE_LIMIT": "1"}
-    plan = StackPlan(policy="fcfs", nodes=1, cores=1, memory_mb=4096, api_nodes=0, gateway_port=free_port(), variables=variables)
-    with running(tmp_path_factory.mktemp("overload") / "state", plan) as live:
-        yield Served(live, plan.gateway_url)
 
 
 def test_a_full_queue_is_said_to_those_who_come_again_and_held_for_those_who_do_not(one_core: Served) -> None:

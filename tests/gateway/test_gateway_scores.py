@@ -76,7 +76,7 @@ memory_mb = 200
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Run a stack with services: stubs, the tiny models, and one whose weights are spoilt."""
     pytest.importorskip("fastapi", reason="the extra `gateway` is not installed")
     pytest.importorskip("torch", reason="the extra `gpu` is not installed")

@@ -13,7 +13,7 @@ from tests.live.support import Live, running
 
 
 @pytest.fixture(scope="package")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def stack(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run the stack that these tests share; none of them may harm it."""
     plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0)
     with running(tmp_path_factory.mktemp("integrations"), plan) as live:

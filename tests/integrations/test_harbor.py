@@ -28,7 +28,7 @@ def build(*arguments: str, stdin: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     needed(_missing())
     make_with_shell("bash", SHELL)
     build("-t", BASE, "-", stdin=f"FROM {SHELL}\nRUN ln -sf busybox /bin/tar\n")

@@ -16,7 +16,7 @@ from tests.live.support import FAST_BEATS, Live, running
 
 
 @pytest.fixture
-def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+def live(real_component: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     with running(tmp_path / "stack", StackPlan(nodes=2, cores=1, memory_mb=512, api_nodes=0, variables=dict(FAST_BEATS))) as started:
         for name, text in started.environment.items():
             monkeypatch.setenv(name, text)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from app.journal.database import open_engine, sqlite_url
-from app.journal.migrating import upgrade
+from app.journal.database import open_engine
 from app.local.stack import StackPlan
 from app.replay.outside_api import OutsideApi
 from bench.quotas import outside as counting_server
 from tangram import Client
 from tests.conftest import RedisServer
+from tests.journals import new_journal
 from tests.live.network import Network
 from tests.live.support import INCLUDE, SERVICES, Live, running_forks
 
@@ -35,15 +35,13 @@ def services_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     """Return an empty journal."""
-    url = sqlite_url(tmp_path / "tangram.sqlite")
-    upgrade(url)
-    engine = open_engine(url)
+    engine = open_engine(new_journal(tmp_path / "tangram.sqlite"))
     yield engine
     engine.dispose()
 
 
 @pytest.fixture(scope="package")
-def live(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
+def live(real_component: None, tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
     """Run the stack that most tests share; none of them may harm it. Who needs more than a CPU node asks for `gpu_node` or `api_node`."""
     folder = tmp_path_factory.mktemp("live")
     plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE)
@@ -64,7 +62,7 @@ def api_node(live: Live) -> None:
 
 
 @pytest.fixture(scope="module")
-def repairable_stack(tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
+def repairable_stack(real_component: None, tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
     """Run the stack of `repaired`."""
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE)
     with running_forks(tmp_path_factory.mktemp("repaired"), plan) as started:
@@ -79,7 +77,7 @@ def repaired(repairable_stack: Live) -> Live:
 
 
 @pytest.fixture
-def own_stack(tmp_path: Path, services_file: Path) -> Iterator[Callable[..., Live]]:
+def own_stack(real_component: None, tmp_path: Path, services_file: Path) -> Iterator[Callable[..., Live]]:
     """Return what starts a stack that the test may do anything to."""
     with contextlib.ExitStack() as stacks:
 

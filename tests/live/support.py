@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -169,16 +169,15 @@ def ended_calls(live: Live, quota: str) -> int:
 
 
 @contextlib.contextmanager
-def running(folder: Path, plan: StackPlan, stack_type: type[EmbeddedStack] = EmbeddedStack) -> Iterator[Live]:
-    """Run a stack in `folder`."""
+def running(folder: Path, plan: StackPlan) -> Iterator[Live]:
+    """Run a stack in `folder`, for a test that is marked `real`."""
+    assert "TANGRAM_TEST_NO_STACKS" not in os.environ, "a test that starts a stack is to be marked `real`"
     plan = replace(plan, variables={**SLOW_BEATS, **plan.variables})
-    with stack_type(folder, stack.commands(plan)) as started:
+    with ForkedStack(folder, stack.commands(plan)) as started:
         stack.wait_until_up(started, plan, START_S)
         live = Live(started, plan)
         yield live
         live.journal.dispose()
 
 
-def running_forks(folder: Path, plan: StackPlan) -> AbstractContextManager[Live]:
-    """Run a stack in `folder` whose processes are forks."""
-    return running(folder, plan, ForkedStack)
+running_forks = running

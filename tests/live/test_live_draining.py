@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def pair(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack of two nodes; each test puts back what it has drained."""
     plan = StackPlan(nodes=2, cores=2, memory_mb=4096, api_nodes=0)
     with running_forks(tmp_path_factory.mktemp("pair"), plan) as started:

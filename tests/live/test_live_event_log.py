@@ -101,7 +101,7 @@ main()
 
 
 @pytest.fixture(scope="module")
-def two_cores_by_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def two_cores_by_module(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run the stack of `two_cores`."""
     folder = tmp_path_factory.mktemp("log")
     variables = {"TANGRAM_EVENT_LOG": str(folder / "events.jsonl"), "TANGRAM_USAGE_S": "0.2", "TANGRAM_WITHOUT": "learning"}

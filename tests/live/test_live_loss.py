@@ -70,7 +70,7 @@ def publish(live: Live, action_id: str, path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def impatient_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def impatient_stack(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run the stack of `impatient`."""
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, include=INCLUDE, variables=FAST_BEATS)
     with running_forks(tmp_path_factory.mktemp("impatient"), plan) as started:

@@ -18,7 +18,7 @@ QUOTAS = f'[quotas.search]\nconcurrency = {PLACES}\nhosts = ["127.0.0.1"]\n'
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Live]:
+def fleet(real_component: None, tmp_path: Path) -> Iterator[Live]:
     """Run a stack with two API workers."""
     (tmp_path / "quotas.toml").write_text(QUOTAS)
     plan = StackPlan(nodes=0, api_nodes=2, services_file=tmp_path / "quotas.toml")

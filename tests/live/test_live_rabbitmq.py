@@ -22,6 +22,8 @@ from app.local.processes import Command, Process, wait_until
 from tangram import Action, Client, Cost, Settings
 from tests.live.test_live_loss import words
 
+pytestmark = pytest.mark.real
+
 POSTGRES = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
 
 

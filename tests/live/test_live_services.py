@@ -64,7 +64,7 @@ class OneCell:
 
 
 @pytest.fixture(scope="module")
-def one_cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def one_cell(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack with one cell of 1000 MB."""
     folder = tmp_path_factory.mktemp("services")
     (folder / "services.toml").write_text("[quotas.of_nobody]\nrate_per_s = 1\n")

@@ -163,7 +163,7 @@ def test_a_terminal_takes_input_control_c_and_another_size(live: Live) -> None:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def calm(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack that writes an event log, whose worker may be slow to answer; the last test of this file kills and replaces it."""
     folder = tmp_path_factory.mktemp("calm")
     variables = {"TANGRAM_EVENT_LOG": str(folder / "events"), "TANGRAM_ISOLATION": "none"}

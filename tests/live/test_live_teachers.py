@@ -14,6 +14,8 @@ from app.local.stack import StackPlan
 from app.tiny_models import make_tiny
 from tests.live.support import running
 
+pytestmark = pytest.mark.real
+
 TEACHERS = 9
 SEQUENCES = [[5, 17, 33, 200, 7], list(range(40, 72))]
 

@@ -25,7 +25,7 @@ ORPHAN_S = 15.0
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def watched(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack that soon gives up clients that are silent; tests may leave commands of theirs running."""
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, variables={"TANGRAM_ORPHAN_S": str(ORPHAN_S)})
     with running_forks(tmp_path_factory.mktemp("watched"), plan) as started:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 
 from app.local.processes import wait_until
 from tests.cli.forked import forked
@@ -15,6 +16,7 @@ from tests.metrics.load import SERVICES
 from tests.ports import free_ports
 
 
+@pytest.mark.real
 def test_up_says_where_each_process_serves_its_metrics(tmp_path: Path) -> None:
     # When the stack is started with a port
     (tmp_path / "services.toml").write_text(SERVICES)

@@ -25,7 +25,7 @@ SECRET = "do-not-show-9d1f"
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     plan = StackPlan(cores=2, memory_mb=4096, api_nodes=0, include=("tests.live.live_tasks",))
     with running(tmp_path_factory.mktemp("flower"), plan) as started:
         yield started

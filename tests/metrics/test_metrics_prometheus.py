@@ -38,7 +38,7 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """Run a stack with every kind of process, load it, and have a node die under the load."""
     tool("prometheus")
     folder = tmp_path_factory.mktemp("metrics")

@@ -43,7 +43,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Live]:
+def traced(real_component: None, tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Live]:
     variables = {"TANGRAM_OTEL": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
     plan = StackPlan(cores=2, memory_mb=4096, api_nodes=0, variables=variables)
     with running(tmp_path_factory.mktemp("spans"), plan) as live:

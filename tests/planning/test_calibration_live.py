@@ -10,7 +10,7 @@ import pytest
 from tests.cli.forked import forked
 from tests.cli.support import tangram
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

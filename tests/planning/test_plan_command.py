@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.forked import forked
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED = ROOT / "examples" / "rollouts.jsonl"
 SEEDS = 2

@@ -21,7 +21,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(real_component: None) -> Iterator[Browser]:
     """Start the Chromium of this machine; where there is none skip, in CI fail.
 
     For one module: Playwright keeps the event loop of its thread, which other modules need.

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.journal.database import open_engine, sqlite_url
-from app.journal.migrating import upgrade
+from app.journal.database import open_engine
 from app.journal.runs import finish_run, start_run
 from app.journal.writing import SqlJournal
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, ActionResized, Entry, EnvironmentChanged, NodeChanged
 from scheduler.model.commands import Finish
+from tests.journals import new_journal
 
 ZERO = 1_700_000_000.0
 """The time 0 of scenes."""
@@ -23,9 +23,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "state" / "tangram.sqlite"
         self.path.parent.mkdir(parents=True)
-        url = sqlite_url(self.path)
-        upgrade(url)
-        self.engine = open_engine(url)
+        self.engine = open_engine(new_journal(self.path))
         self._number = 0
         self.node("n1", cores=4)
 

@@ -6,12 +6,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from app.cli.demo import BUNDLED
 from app.replay.traces import read_trace, write_trace
 from bench.figures.simulation import waiting
 from scheduler.sim.trace import Step, Trace
 from tests.cli.forked import forked
 from tests.cli.support import tangram
+
+pytestmark = pytest.mark.real
 
 FASTER = 20.0
 MACHINE = ("--policy", "fcfs", "--cores", "2", "--gpus", "2", "--json")

@@ -19,6 +19,8 @@ from scheduler.sim.trace import Step, Trace, TraceAction, Trajectory
 from tangram.elasticity import Amdahl, Elasticity
 from tests.cli.forked import ROOT, forked
 
+pytestmark = pytest.mark.long
+
 SHARED = ROOT.parent / "shared" / "rollouts" / "agentcgroup.jsonl"
 
 

@@ -11,6 +11,8 @@ from bench.workloads import Mopd, mopd
 from scheduler.policies import make_policy
 from scheduler.sim.simulate import Cluster, Simulation
 
+pytestmark = pytest.mark.long
+
 SEED = 77
 
 

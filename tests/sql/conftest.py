@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
-from app.journal.database import open_engine, sqlite_url, writing
+from app.journal.database import open_engine, writing
 from app.journal.migrating import upgrade
 from app.journal.models import Base
 from scheduler.live.entries import (
@@ -27,12 +27,13 @@ from scheduler.live.entries import (
     NodeChanged,
 )
 from scheduler.model.commands import Finish
+from tests.journals import new_journal
 
 SERVER_URL = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres_url(real_component: None) -> Iterator[str]:
     """Create an empty database for this test run; without a server skip, in CI fail."""
     name = f"tangram_test_{uuid.uuid4().hex[:12]}"
     url = make_url(SERVER_URL).set(database="postgres")
@@ -67,14 +68,12 @@ def postgres_engine(postgres_url: str) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def sqlite_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Return a SQLite database with the tables in it."""
-    url = sqlite_url(tmp_path_factory.mktemp("sqlite") / "tangram.sqlite")
-    upgrade(url)
-    engine = open_engine(url)
+    engine = open_engine(new_journal(tmp_path_factory.mktemp("sqlite") / "tangram.sqlite"))
     yield engine
     engine.dispose()
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
 def shared_engine(request: pytest.FixtureRequest) -> Engine:
     """Return either database, as the tests before left it; for tests that empty it themselves."""
     engine = request.getfixturevalue("sqlite_engine" if request.param == "sqlite" else "postgres_engine")
@@ -93,7 +92,7 @@ def engine(shared_engine: Engine) -> Engine:
 def sqlite_path(tmp_path: Path) -> Path:
     """Return a file that is an empty SQLite journal, for tests that break it."""
     path = tmp_path / "tangram.sqlite"
-    upgrade(sqlite_url(path))
+    new_journal(path)
     return path
 
 

@@ -85,7 +85,7 @@ def test_downgrade_undoes_upgrade_on_postgresql(postgres_engine: Engine, postgre
     assert current_revision(postgres_engine) == latest_revision()
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
 def test_schedulers_that_start_together_migrate_once(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     # Given a database without tables
     if database == "postgresql":
@@ -159,7 +159,7 @@ def test_a_path_with_odd_characters_is_a_path(tmp_path: Path) -> None:
     assert (folder / "x.sqlite").exists()
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
 def test_a_journal_in_use_is_migrated_with_what_is_in_it(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     # Given a database at an earlier revision, with a job, an environment that ended and an instance of a service
     url = request.getfixturevalue("postgres_url") if database == "postgresql" else sqlite_url(tmp_path / "x.sqlite")

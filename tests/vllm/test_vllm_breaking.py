@@ -24,6 +24,8 @@ from workers.gpu.engines.vllm.api import Api, Gone
 from workers.gpu.engines.vllm.server import Server
 from workers.gpu.errors import BadInput, CallCancelled, EngineDied, EngineFailed
 
+pytestmark = pytest.mark.real
+
 ITEMS = [{"prompt": "a", "response": "b"}]
 
 

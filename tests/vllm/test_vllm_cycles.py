@@ -19,6 +19,8 @@ from workers.gpu.devices import Device
 from workers.gpu.engines.texts import Texts, Wording
 from workers.gpu.host import ServiceHost
 
+pytestmark = pytest.mark.real
+
 CALLERS = 2
 SEEDS = [int(seed) for seed in os.environ.get("TANGRAM_CYCLE_SEEDS", "1").split(",")]
 MORE = 200 if "TANGRAM_CYCLE_SEEDS" in os.environ else 50

@@ -19,6 +19,8 @@ from workers.gpu.errors import DeviceError, EngineDied
 from workers.gpu.host import ServiceHost
 from workers.gpu.instances import InstanceName, InstanceStatus
 
+pytestmark = pytest.mark.real
+
 ITEMS = [{"prompt": "a", "response": "b"}]
 
 

@@ -21,6 +21,8 @@ from tests.vllm.fakes import gone, until
 from workers.gpu.engines.vllm.folders import end_leftovers, make_folder
 from workers.gpu.engines.vllm.server import Server
 
+pytestmark = pytest.mark.real
+
 TREE = Path(__file__).with_name("process_tree.py")
 PATH = {"PATH": os.environ["PATH"]}
 _WORKER = """

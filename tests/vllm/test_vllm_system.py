@@ -22,7 +22,7 @@ def fakes(tmp_path: Path, models: Path) -> dict[str, Fake]:
 
 
 @pytest.fixture
-def stack(tmp_path: Path, models: Path, fakes: dict[str, Fake], request: pytest.FixtureRequest) -> Iterator[System]:
+def stack(real_component: None, tmp_path: Path, models: Path, fakes: dict[str, Fake], request: pytest.FixtureRequest) -> Iterator[System]:
     """Return a stack whose servers are `made-up` or `real`."""
     made_up = request.param == "made-up"
     python = fakes["rm"].python if made_up else real_python()

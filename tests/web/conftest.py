@@ -84,8 +84,8 @@ WAITING = 6
 """Actions that wait in the end: for cores, a session, a quota, and the three hostile ones."""
 
 
-@pytest.fixture(scope="session")
-def trouble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trouble]:
+@pytest.fixture(scope="package")
+def trouble(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trouble]:
     """Run a stack whose cores, quota and shell sessions are taken, and which has lost a node that ran an action."""
     pytest.importorskip("fastapi", reason="the extra `web` is not installed")
     folder = tmp_path_factory.mktemp("web")
@@ -188,7 +188,7 @@ def _is_shown(made: Trouble) -> bool:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> str:
+def chromium(real_component: None) -> str:
     """Return the browser's path."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     found = os.environ.get("TANGRAM_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -25,9 +25,8 @@ from starlette.testclient import TestClient
 
 from app.cli.output import _state
 from app.cli.top import page as top_page
-from app.journal.database import open_engine, snapshot, sqlite_url
+from app.journal.database import open_engine, snapshot
 from app.journal.lanes import Lanes
-from app.journal.migrating import upgrade
 from app.journal.overview import Document, overview, read_present
 from app.journal.recent import Recent
 from app.journal.writing import SqlJournal
@@ -42,6 +41,7 @@ from tangram.settings import Settings
 from tangram.wire import SCHEDULER_KEY
 from tests.cli.forked import forked
 from tests.freezing import freeze
+from tests.journals import new_journal
 
 SHOWN: dict[str, Any] = {
     "policy": "elastic", "epoch": 3, "decisions": 5, "resizes": 0, "restores": 0, "decision_us_p50": 1, "decision_us_p99": 2,
@@ -58,8 +58,7 @@ SHOWN: dict[str, Any] = {
 @pytest.fixture
 def journal(tmp_path: Path) -> str:
     """A journal with a node without isolation, on which one action of two cores runs that had one at first."""
-    url, now = sqlite_url(tmp_path / "tangram.sqlite"), time.time()
-    upgrade(url)
+    url, now = new_journal(tmp_path / "tangram.sqlite"), time.time()
     engine = open_engine(url)
     described = {"name": "n1", "kinds": ["cpu"], "cores": 2, "cells": 0, "memory_mb": 100, "labels": ["isolation:none"]}
     header = {"kind": "cpu.exec", "cost": {"cores": [1, 2]}, "job": "coding", "trajectory": "t", "environment": "e"}

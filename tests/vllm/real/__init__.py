@@ -1,1 +1,1 @@
-"""vLLM itself, in an environment of its own that `make test-vllm` builds."""
+"""vLLM itself, in an environment of its own that `make test-real ONLY=vllm` builds."""

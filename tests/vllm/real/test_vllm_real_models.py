@@ -31,7 +31,7 @@ Start = Callable[..., VllmEngine]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(real_component: None, tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts the server of a service."""
     python, engines = real_python(), list[VllmEngine]()
 
