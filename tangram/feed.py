@@ -8,7 +8,8 @@ been missed is read from the keys:
 |---|---|
 | the subscription was confirmed, first or again | the keys of all waiting tasks are read once |
 | it was confirmed again | tasks without a result are also submitted again: the server may have come back without what it had |
-| every `SWEEP_S` | the same; if that finds a result, the subscription is deaf and is made anew |
+| every `SWEEP_S` | the keys are read; if that finds a result, the subscription is deaf and is made anew |
+| every `SWEEP_S`, if the broker was away for what was submitted again | tasks without a result are submitted once more |
 | the connection breaks | a new one, with growing pauses up to `_LONGEST_PAUSE_S` |
 | no connection for `OUTAGE_LIMIT_S` | what waits ends with `StackUnreachable`; trying goes on |
 
@@ -118,6 +119,8 @@ class Feed:
                 if self._missed(pubsub):
                     _log.warning("results were stored that the subscription did not bring: subscribing again")
                     return
+                if self._inbox.has_unsent:
+                    self._send_again()
                 next_sweep = clock.monotonic() + SWEEP_S
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -130,8 +133,13 @@ class Feed:
             self._sweep()
             if not self.ready.done():
                 self.ready.set_result(None)
-            elif again := self._inbox.send_again():
-                _log.warning("%d actions have no result yet and are submitted again: the scheduler knows those that it has", again)
+            else:
+                self._send_again()
+
+    def _send_again(self) -> None:
+        """Submit again what has no result: the scheduler passes over what it has."""
+        if again := self._inbox.send_again():
+            _log.warning("%d actions have no result yet and are submitted again: the scheduler knows those that it has", again)
 
     def _missed(self, pubsub: PubSub) -> bool:
         """Say whether results are stored that the subscription did not bring, and take them in.

@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis import RedisError
@@ -42,14 +42,17 @@ def firm_future() -> Future[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result."""
+    """One action that has not ended; `submitted` is on the monotonic clock, `again` says whether others may ask for its result.
+
+    `repeats` send what the broker may have lost: the submission, and then its cancel, if it was cancelled.
+    """
 
     kind: str
     submitted: float
     future: Future[Any]
     again: bool
     span: ActionSpan | None = None
-    send_again: Callable[[], None] | None = None
+    repeats: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Inbox:
@@ -59,6 +62,8 @@ class Inbox:
         """Fetch large values from `blobs`."""
         self._blobs = blobs
         self._waiting: dict[str, _Entry] = {}
+        self.has_unsent = False
+        """Whether a task that `send_again` submitted could not be sent."""
         self._decoders = clock.pool(_DECODERS, _THREADS)
 
     def expect(
@@ -77,7 +82,7 @@ class Inbox:
         Large parts of the result leave the store once they are here, unless it may be asked for `again`, by whoever knows the task's id.
         """
         future = firm_future()
-        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, send_again)
+        self._waiting[task_id] = _Entry(kind, clock.monotonic(), future, again, span, [send_again] if send_again is not None else [])
         if span is not None:
             future.add_done_callback(span.ended)
         return future
@@ -93,10 +98,18 @@ class Inbox:
 
     def send_again(self) -> int:
         """Submit all tasks that have not ended once more; return how many."""
-        again = [entry.send_again for entry in list(self._waiting.values()) if entry.send_again is not None]
-        for send in again:
-            send()
+        self.has_unsent = False
+        again = [entry.repeats for entry in list(self._waiting.values()) if entry.repeats]
+        for repeats in again:
+            for send in list(repeats):
+                send()
         return len(again)
+
+    def note_cancel(self, task_id: str, send_again: Callable[[], None]) -> None:
+        """Note that a task was cancelled. Whenever it is submitted once more, its cancel follows by `send_again`."""
+        entry = self._waiting.get(task_id)
+        if entry is not None:
+            entry.repeats[1:] = [send_again]
 
     def deliver(self, task_id: str, raw: bytes) -> bool:
         """Take in what the store says of a task; return whether that ended an action waited for.

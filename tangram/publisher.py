@@ -7,7 +7,7 @@ the same millisecond. The thread takes what has gathered and sends it as one bat
 |---|---|
 | is sent | done |
 | meets a broken connection | is sent again on a new one, within `connect_timeout_s`; ids make repeats harmless |
-| is still unsent after that | its actions end with `StackUnreachable` |
+| is still unsent after that | its actions end with `StackUnreachable`, but not those that were sent before: the scheduler may have them |
 | holds arguments that are no JSON | that action ends with `InvalidAction`, the others are sent |
 """
 
@@ -178,7 +178,7 @@ class Publisher:
                 if isinstance(message, ControlRequest):
                     producer.publish(dict(message.body), exchange="", routing_key=CONTROL.name, serializer="json")
                     continue
-                if message.task_id in ended:
+                if message.task_id in ended or (message.again and self._inbox.waiting_for(message.task_id) is None):
                     continue
                 try:
                     self._publish_action(producer, message)
@@ -252,7 +252,10 @@ class Publisher:
         _log.error("%d messages could not be sent: %s", len(batch), error)
         for message in batch:
             if isinstance(message, Submission):
-                self._inbox.fail(message.task_id, self._unreachable(error))
+                if message.again:
+                    self._inbox.has_unsent = True
+                else:
+                    self._inbox.fail(message.task_id, self._unreachable(error))
                 continue
             message.sent.set_exception(self._unreachable(error))
             for task_id in message.task_ids:

@@ -199,7 +199,9 @@ class Session:
         if self._closed:
             control.sent.set_exception(ClientClosed("the client is closed: open another one"))
         else:
-            self._publisher.send(control)
+            publisher = self._publisher
+            self._inbox.note_cancel(task_id, lambda: publisher.send(ControlRequest({"cancel": {"ids": [task_id]}})))
+            publisher.send(control)
         return control
 
     def give(self, task_id: str, what: What) -> ControlRequest:
@@ -237,12 +239,13 @@ class Session:
         submission = Submission(task_id or next(self._ids), action, once=task_id is not None and not is_new)
         if self._tracer is not None:
             submission.span = ActionSpan(self._tracer, submission.task_id, action)
+        publisher = self._publisher  # a task that waits must not keep a forgotten session alive
         future = self._inbox.expect(
             submission.task_id,
             action.kind,
             submission.span,
             again=task_id is not None,
-            send_again=lambda: self._publisher.send(submission.repeated()),
+            send_again=lambda: publisher.send(submission.repeated()),
         )
         self._publisher.send(submission)
         return Handle(submission.task_id, future, self)

@@ -1,0 +1,102 @@
+"""Submitting again what has no result, once the result store is back: it must not make anything worse."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from app.broker.memory import use
+from app.broker.memory_store import MemoryBroker, MemoryStore
+from tangram import Action, Settings, StackUnreachable
+from tangram.connection import Link
+from tangram.session import Session
+from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, INGRESS_QUEUE
+
+
+class Away:
+    """A broker that can be away, while its result store answers."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.broker = MemoryBroker(self.called)
+
+    def called(self, operation: str, name: str) -> None:
+        if self.away and operation in ("connect", "put"):
+            raise ConnectionRefusedError("connection refused")
+
+    def headers(self) -> list[dict[str, Any]]:
+        """Return what the actions that were sent say of themselves, the first first."""
+        return [json.loads(raw)["headers"][ACTION_HEADER] for raw in self.broker.waiting(INGRESS_QUEUE)]
+
+    def requests(self) -> list[Any]:
+        """Return the bodies of the control requests that were sent, the first first."""
+        return [json.loads(base64.b64decode(json.loads(raw)["body"])) for raw in self.broker.waiting(CONTROL_QUEUE)]
+
+
+@pytest.fixture
+def stack() -> Away:
+    return Away()
+
+
+@pytest.fixture
+def session(stack: Away) -> Iterator[Session]:
+    app = use(Celery("again", set_as_current=False), stack.broker)
+    link = Link(app, MemoryStore(stack.broker), "memory")  # type: ignore[arg-type]
+    session = Session("job", Settings(connect_timeout_s=0.2), client_id=None, link=link)
+    for ready in session.start():
+        ready.result(60)
+    yield session
+    stack.away = False
+    session.stop()
+
+
+def flush(session: Session) -> None:
+    """Return once everything is sent that was given before."""
+    session.wait_for(session.drain("none", draining=False))
+
+
+def test_what_was_sent_does_not_fail_by_a_broker_that_is_away(stack: Away, session: Session) -> None:
+    first = session.submit(Action(kind="my.task"))
+    flush(session)
+    # When it is submitted again while the broker is away
+    stack.away = True
+    session._inbox.send_again()
+    second = session.submit(Action(kind="my.task"))
+    # Then only what was never sent fails
+    assert isinstance(second.future.exception(60), StackUnreachable)
+    with pytest.raises(StackUnreachable):
+        flush(session)
+    assert not first.future.done() and session._inbox.has_unsent
+    # And it is sent as soon as that goes
+    stack.away = False
+    session._inbox.send_again()
+    flush(session)
+    assert [header.get("again", False) for header in stack.headers()] == [False, True]
+
+
+def test_what_has_ended_meanwhile_is_not_submitted_again(stack: Away, session: Session) -> None:
+    handle = session.submit(Action(kind="my.task"))
+    flush(session)
+    stack.broker.purge(INGRESS_QUEUE)
+    repeat = session._inbox._waiting[handle.id].repeats[0]
+    session._inbox.fail(handle.id, StackUnreachable("given up"))
+    repeat()
+    flush(session)
+    assert stack.headers() == []
+
+
+def test_what_was_cancelled_is_cancelled_again(stack: Away, session: Session) -> None:
+    handle = session.submit(Action(kind="my.task"))
+    session.wait_for(session.cancel_task(handle.id))
+    # When the broker comes back without what it had
+    stack.broker.restart(keeps=False)
+    session._inbox.send_again()
+    flush(session)
+    # Then the cancel comes with its action
+    assert [header["again"] for header in stack.headers()] == [True]
+    assert {"cancel": {"ids": [handle.id]}} in stack.requests()
