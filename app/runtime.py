@@ -1,7 +1,7 @@
-"""What a worker is made of and its tasks use: its node, a sandbox, a host of services, an HTTP client. Found by type.
+"""The parts of a worker that its tasks use: its node, a sandbox, a host of services, an HTTP client. They are found by type.
 
-Celery imports the modules of tasks before a worker knows what it is, so tasks ask here when they run. A process is one worker. Where
-several workers live in one process, each runs in a context (`contextvars`) with a runtime of its own.
+Celery imports the modules of tasks before a worker knows what it is, so tasks ask here when they run. A process is one worker. If several
+workers live in one process, each has a runtime of its own. Each of its threads calls `enter` first, since a thread begins in `PROCESS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The time, and all that waits for it: threads, queues, events.
 
-Client, scheduler and worker take these from here and nowhere else, so that all of them can run in one thread on a virtual clock
-(`tests/virtual`). In production each function is the one of the standard library.
+A client's session, the scheduler, the broker and a node take the time from here. So all of them can run in one thread on a virtual clock
+(`tests/virtual`). In production each function is the standard library's. Code that the simulation does not run uses `time` and
+`threading` directly: streams of output, Redis' intake, retention, metrics.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ class MemoryIntake:
         if clock.monotonic() >= self._next_rescue:
             self._next_rescue = clock.monotonic() + RESCUE_S
             self._broker.put_back(self._holder)
+        self._arrived.clear()  # before the queues are read: what arrives after that ends the wait
         if not any(map(self._broker.waiting, self._queues)):
-            self._arrived.clear()
             self._arrived.wait(timeout_s)
             self._check("take")
         return [(queue, message) for queue in self._queues for message in self._broker.take(self._holder, queue, most)]

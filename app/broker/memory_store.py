@@ -147,6 +147,12 @@ class MemoryBroker:
         with self._lock:
             self._subscribers.append(subscriber)
 
+    def unsubscribe(self, subscriber: MemoryPubSub) -> None:
+        """Bring nothing to a subscriber any more."""
+        with self._lock:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
     def publish(self, channel: str, data: bytes) -> int:
         """Bring `data` to all subscribers of a channel; return how many."""
         with self._lock:
@@ -287,6 +293,7 @@ class MemoryPubSub:
 
     def __exit__(self, *error: object) -> None:
         self._patterns.clear()
+        self._broker.unsubscribe(self)
 
     def psubscribe(self, pattern: str) -> None:
         """Subscribe to all channels of a pattern."""
