@@ -71,6 +71,13 @@ def test_an_environment_that_was_opened_elsewhere_meanwhile_is_closed_where_it_s
     assert cluster.core.state.environments["e"].node == "b"
 
 
+def test_a_node_is_asked_ever_more_rarely_to_close_what_it_should_not_hold() -> None:
+    cluster = Cluster("a")
+    for _ in range(64):
+        cluster.beat("a", environments=("e",))
+    assert cluster.wires.orders == [("a", "tangram.close_environment", "e", 0)] * 6  # at beats 2, 4, 8, 16, 32 and 64
+
+
 def test_an_action_that_was_moved_is_stopped_where_it_ran_and_not_where_it_runs() -> None:
     # Given an action whose node is lost, and that runs on another node
     cluster = Cluster("a")
