@@ -58,6 +58,7 @@ class Run:
     nodes: list[VirtualNode] = field(default_factory=list)
     trainers: list[Trainer] = field(default_factory=list)
     schedulers: list[Process] = field(default_factory=list)
+    leader: Process | None = None
     broken: list[str] = field(default_factory=list)
     shared: set[tuple[str, str, str]] = field(default_factory=set)
     """The commands that held a core together when the laws were looked at last."""
@@ -121,6 +122,7 @@ class Run:
 
         def connect(epoch: int) -> KombuTransport:
             self.note(f"{process.name} leads, epoch {epoch}")
+            self.leader = process
             return KombuTransport(app, connect_timeout_s=self.settings.connect_timeout_s, epoch=epoch)
 
         def watch(journal: Journal, epoch: int) -> Journal:
@@ -185,7 +187,8 @@ class Run:
 
     def _harm(self, what: str, whom: str, fault: Fault) -> None:
         some: list[VirtualNode] | list[Trainer] | list[Process]
-        some = {"node": self.nodes, "trainer": self.trainers, "scheduler": self.schedulers}[whom]
+        schedulers = sorted(self.schedulers, key=lambda process: process is not self.leader)  # the first one leads
+        some = {"node": self.nodes, "trainer": self.trainers, "scheduler": schedulers}[whom]
         if not some:
             return
         victim = some[fault.target % len(some)]
