@@ -46,16 +46,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup`, have one process run the files of a folder that share a stack. Other files go where there is time."""
-    if config.getoption("dist") != "loadgroup":
+    """Have one process run a file, or with `--dist loadgroup` the files of a folder that share a stack. Seeds go where there is time."""
+    how = config.getoption("dist")
+    if how not in ("loadfile", "loadgroup"):
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class ByStack(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = Path(nodeid.partition("::")[0])
+            if file.name == "test_virtual_seeds.py":
+                return nodeid
             shares = starts_a_stack(config.rootpath / file.with_name("conftest.py")) and not starts_a_stack(config.rootpath / file)
-            return str(file.parent if shares else file)
+            return str(file.parent if how == "loadgroup" and shares else file)
 
     return ByStack(config, log)
 
