@@ -156,7 +156,7 @@ def test_a_worker_that_was_started_again_at_once_has_lost_what_ran() -> None:
     assert [(end.id, end.status) for end in cluster.out if isinstance(end, commands.Finish)] == [("a", "lost")]
 
 
-def test_what_a_lost_node_had_stored_counts_but_for_an_environment_that_it_opened() -> None:
+def test_what_a_lost_node_had_stored_counts_and_an_environment_that_it_opened_is_lost() -> None:
     # Given a node that has run an action that may run again, and has opened an environment
     cluster = Cluster()
     cluster.submit("a", idempotent=True)
@@ -166,6 +166,7 @@ def test_what_a_lost_node_had_stored_counts_but_for_an_environment_that_it_opene
     # When it is lost with its reports, and the store has both results
     cluster.wires.stored_ends = lambda kinds: [events.StoredEnd(id=one, status="succeeded") for one in kinds]
     cluster.look(3 * BEAT_S + 0.1)
-    # Then the action has ended, and the environment is to be opened on another node
-    assert [(end.id, end.status) for end in cluster.out if isinstance(end, commands.Finish)] == [("a", "succeeded")]
-    assert [*cluster.core.state.waiting] == ["open"]
+    # Then both have ended as their trainers were told, and the environment is gone with its node
+    assert {(end.id, end.status) for end in cluster.out if isinstance(end, commands.Finish)} == {("a", "succeeded"), ("open", "succeeded")}
+    assert [(one.id, one.state) for one in cluster.out if isinstance(one, commands.NoteEnvironment)][-1] == ("e", "lost")
+    assert not cluster.core.state.waiting and not cluster.core.state.environments
