@@ -27,12 +27,12 @@ class AmqpIntake:
     def __init__(self, connection: Connection, queues: Sequence[Queue], most: int) -> None:
         """Declare the queues and begin to consume; at most `2 * most` messages of each are unacknowledged at once."""
         self._connection = connection
-        channel = connection.channel()
+        self._channel = connection.channel()
         self._found: list[Message] = []
-        bound = [queue(channel) for queue in queues]
+        bound = [queue(self._channel) for queue in queues]
         for queue in bound:
             queue.declare()
-        consumer = Consumer(channel, bound, on_message=self._found.append, accept=["json"])
+        consumer = Consumer(self._channel, bound, on_message=self._found.append, accept=["json"])
         consumer.qos(prefetch_count=2 * most)
         consumer.consume()
         self._check = heartbeats(connection)
@@ -49,9 +49,10 @@ class AmqpIntake:
         return found
 
     def acknowledge(self, taken: Sequence[Message]) -> None:
-        """Forget messages for good."""
+        """Forget messages for good; those of an earlier connection come again."""
         for message in taken:
-            message.ack()
+            if message.channel is self._channel:
+                message.ack()
 
     def close(self) -> None:
         """Give the connection back; the broker hands out again what was not acknowledged."""

@@ -137,13 +137,14 @@ class RedisIntake:
         return taken
 
     def acknowledge(self, taken: Sequence[Taken]) -> None:
-        """Forget messages for good."""
+        """Forget messages for good; those that an earlier intake had taken have been put back, and come again."""
+        own = [(key, message) for key, message in taken if key in self._unacknowledged]
         with self._client.pipeline(transaction=False) as pipe:
-            for key, message in taken:
+            for key, message in own:
                 # From the tail, where the oldest are: found at once.
                 pipe.lrem(key, -1, message)  # type: ignore[arg-type]
             pipe.execute()
-        for key, _ in taken:
+        for key, _ in own:
             self._unacknowledged[key] -= 1
 
     def close(self) -> None:
