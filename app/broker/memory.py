@@ -17,16 +17,17 @@ Waiting goes by `tangram.clock`, so everything may run on a virtual clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from queue import Empty
 from typing import Any
 
 from celery import Celery
 from celery.backends.base import KeyValueStoreBackend
 from kombu.transport import TRANSPORT_ALIASES, virtual
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 from redis import RedisError
 
+from app.broker import redis_intake
 from app.broker.memory_store import BrokenConnection, MemoryBroker, MemoryStore
-from app.broker.redis_intake import RESCUE_S
 from tangram import clock
 
 SCHEME = "tangram-memory"
@@ -89,6 +90,14 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self.broker.put(queue, dumps(message).encode())
         self.broker.called("put done", queue)
 
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        self.broker.called("pop", queue)
+        message = self.broker.pop(queue)
+        if message is None:
+            raise Empty
+        found: dict[str, Any] = loads(message.decode())
+        return found
+
     def _size(self, queue: str) -> int:
         return len(self.broker.waiting(queue))
 
@@ -97,7 +106,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
 
 class Transport(virtual.Transport):  # type: ignore[misc]
-    """Kombu's transport to a `MemoryBroker`, for sending."""
+    """Kombu's transport to a `MemoryBroker`, for sending and for getting single messages."""
 
     Channel = Channel
     driver_type = "memory"
@@ -133,7 +142,7 @@ class MemoryIntake:
         """Return what waits, at most `most` of each queue, after waiting up to `timeout_s` for the first message."""
         self._check("take")
         if clock.monotonic() >= self._next_rescue:
-            self._next_rescue = clock.monotonic() + RESCUE_S
+            self._next_rescue = clock.monotonic() + redis_intake.RESCUE_S
             self._broker.put_back(self._holder)
         self._arrived.clear()  # before the queues are read: what arrives after that ends the wait
         if not any(map(self._broker.waiting, self._queues)):

@@ -7,9 +7,11 @@ in either case, as a network would.
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import Empty
 from typing import Any, Self
 
@@ -99,7 +101,11 @@ class MemoryBroker:
         """Break all connections; unless it `keeps` its data, forget everything."""
         with self._lock:
             self._connections += 1
+            for subscriber in self._subscribers:
+                subscriber.wake()
             self._subscribers.clear()
+            for event in itertools.chain.from_iterable(self._arrived.values()):
+                event.set()
             if not keeps:
                 self._queues.clear()
                 self._taken.clear()
@@ -310,14 +316,18 @@ class MemoryPubSub:
             self._messages.put({"type": "pmessage", "channel": channel.encode(), "data": data})
         return heard
 
+    def wake(self) -> None:
+        """Have `get_message` look after its connection now."""
+        self._messages.put(None)
+
     def get_message(self, timeout: float = 0.0) -> dict[str, Any] | None:
         """Return the next message, after waiting at most `timeout` seconds for it."""
         self._check()
-        try:
-            message: dict[str, Any] = self._messages.get(timeout=timeout) if timeout > 0 else self._messages.get_nowait()
-        except Empty:
+        message: dict[str, Any] | None = None
+        with suppress(Empty):
+            message = self._messages.get(timeout=timeout) if timeout > 0 else self._messages.get_nowait()
+        if message is None:
             self._check()
-            return None
         return message
 
     def _check(self) -> None:
