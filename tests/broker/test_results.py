@@ -1,0 +1,251 @@
+"""The result store beside a broker: ends, claims, signs of life, blobs, and the client's subscription."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from app.broker.transport import KombuTransport
+from app.local.processes import wait_until
+from app.shown import SHOWN_TTL_S, read_shown
+from scheduler.model.events import StoredEnd
+from tangram import Action, ActionCancelled, ActionFailed, ActionLost
+from tangram.blobs import Blobs
+from tangram.errors import EnvironmentLost
+from tangram.life_signs import give_sign
+from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CLIENT_KEY_PREFIX
+from tests.broker.conftest import CALLBACKS, Stack, take
+from tests.live.test_live_claims import DESCRIPTION, claim
+from workers.node import Node
+
+MESSAGE = {"body": "W10=", "headers": {"id": "a"}, "properties": {"content_type": "application/json", "content_encoding": "utf-8"}}
+
+
+def with_errback(app: Celery, action_id: str = "a", options: dict[str, Any] | None = None, **headers: Any) -> str:
+    """Return the message of an action that has something called when it fails."""
+    callback = app.signature("my.callback", options={"queue": "callbacks", **(options or {})})
+    body = json.dumps([[], {}, {"errbacks": [callback]}])
+    return json.dumps({**MESSAGE, "body": body, "headers": {"id": action_id, **headers}})
+
+
+def store_all(transport: KombuTransport) -> None:
+    assert wait_until(lambda: transport.flush() is None and not transport.ends_to_store, 60)
+
+
+def node(stack: Stack) -> Node:
+    return Node(Celery(set_as_current=False), stack.store, DESCRIPTION, beat_s=1.0, usage_s=1.0, timeout_s=60.0)
+
+
+def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(stack: Stack) -> None:
+    act = {"queue_s": 0.5, "overhead_s": 0.1, "execution_s": 1.5}
+    backend = stack.app.backend
+    # Given results of all sorts, as workers store them
+    for action_id, status in (("done", "succeeded"), ("late", "timed_out")):
+        payload = {"status": status, "value": {"cpu_s": 1.25}, "reason": "why", "dop": 1, "act": act}
+        backend.store_result(action_id, payload, "SUCCESS")
+    backend.store_result("plain", {"status": "timed_out"}, "SUCCESS")
+    backend.store_result("wrong", ValueError("no"), "FAILURE")
+    backend.store_result("stopped", ActionCancelled("by the trainer"), "FAILURE")
+    backend.store_result("closed", EnvironmentLost("its node is gone", "n", "environment_lost"), "FAILURE")
+    backend.store_result("running", None, "STARTED")
+    # When those of some actions are asked for
+    kinds = {"done": "cpu.exec", "late": "cpu.exec", "plain": "my.task", "wrong": "my.task", "stopped": "cpu.exec", "closed": "cpu.exec"}
+    transport = stack.open()
+    ends = transport.stored_ends({**kinds, "running": "cpu.exec", "missing": "cpu.exec"})
+    # Then each that has ended is told, and no other
+    assert ends == [
+        StoredEnd(id="done", status="succeeded", reason="why", execution_s=1.5, cpu_s=1.25),
+        StoredEnd(id="late", status="timed_out", reason="why", execution_s=1.5, cpu_s=1.25),
+        StoredEnd(id="plain", status="succeeded"),
+        StoredEnd(id="wrong", status="failed", reason="ValueError: no", cause="error"),
+        StoredEnd(id="stopped", status="cancelled", reason="by the trainer", cause="cancelled"),
+        StoredEnd(id="closed", status="lost", reason="its node is gone", cause="environment_lost"),
+    ]
+    # And none is while the store is away
+    with stack.away("store"):
+        assert transport.stored_ends(kinds) == []
+
+
+def test_ends_without_a_worker_are_stored_in_order_and_call_what_hangs_on_them(stack: Stack) -> None:
+    # Given actions that end without a worker: some fail, one in an environment that is lost, one has nothing to do
+    transport = stack.open()
+    transport.store_end("a", with_errback(stack.app), "lost", "its node was lost", cause="node_lost")
+    transport.store_end("b", json.dumps(MESSAGE), "lost", "its node was lost", "n")
+    transport.store_end("c", json.dumps(MESSAGE), "succeeded", "it was closed before")
+    assert transport.ends_to_store == 3
+    # When their results are stored
+    store_all(transport)
+    # Then each is there, and the callback of the first was sent
+    with pytest.raises(EnvironmentLost) as lost:
+        raise stack.app.backend.get_result("b")
+    assert lost.value.node == "n"
+    ends = transport.stored_ends({"a": "my.task", "b": "my.task", "c": "cpu.close"})
+    assert [(end.id, end.status, end.reason, end.cause) for end in ends] == [
+        ("a", "lost", "its node was lost", "node_lost"),
+        ("b", "lost", "its node was lost", "environment_lost"),
+        ("c", "succeeded", "it was closed before", ""),
+    ]
+    assert [message.headers["task"] for message in stack.taken(CALLBACKS, 1)] == ["my.callback"]
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({"serializer": "nobody's"}, {}),
+        ({"compression": "nobody's"}, {}),
+        ({"queue": {"no": "name"}}, {}),
+        ({}, {"delivery_info": "a client's own words"}),
+    ],
+)
+def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(stack: Stack, options: dict[str, Any], headers: dict[str, Any]) -> None:
+    # Given two actions that end without a worker, of which the first asks for what nobody can do
+    transport = stack.open()
+    transport.store_end("bad", with_errback(stack.app, "bad", options, **headers), "lost", "its node was lost")
+    transport.store_end("good", with_errback(stack.app, "good"), "lost", "its node was lost")
+    # When their results are stored
+    store_all(transport)
+    # Then the trainers of both know, and what can be sent is
+    assert [stack.app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
+    assert len(stack.taken(CALLBACKS, 2 if headers else 1)) == (2 if headers else 1)
+
+
+@pytest.mark.parametrize("stack", ["memory", "redis"], indirect=True)
+def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(stack: Stack) -> None:
+    transport = stack.open()
+    with stack.away("broker"):
+        # Given an action that ends without a worker, with a callback for that, and a broker that is away
+        transport.store_end("a", with_errback(stack.app), "lost", "its node was lost")
+        # When its result is stored
+        transport.flush()
+        # Then its trainer knows, and the callback is made up for
+        assert stack.app.backend.get_state("a") == "FAILURE" and transport.ends_to_store
+    store_all(transport)
+    assert len(stack.taken(CALLBACKS, 1)) == 1
+
+
+def test_a_result_is_said_to_be_lost_only_where_there_is_none_and_none_comes(stack: Stack) -> None:
+    # Given an action that has ended, whose result is still to be stored, and two of whose results one is there
+    transport, backend = stack.open(), stack.app.backend
+    with stack.away("store"):
+        transport.store_end("told", json.dumps(MESSAGE), "cancelled", "its trainer cancelled it", cause="cancelled")
+        # When all are asked for again while the store is away
+        for action_id in ("stored", "told", "expired"):
+            transport.tell_lost(action_id)
+        transport.flush()
+    backend.store_result("stored", 7, "SUCCESS")
+    assert wait_until(lambda: transport.flush() is None and backend.get_state("expired") == "FAILURE", 60)
+    # Then only the last one is lost
+    store_all(transport)
+    assert backend.get_result("stored") == 7
+    assert {end.id: (end.status, end.cause) for end in transport.stored_ends(dict.fromkeys(("told", "expired"), "my.task"))} == {
+        "told": ("cancelled", "cancelled"),
+        "expired": ("failed", "result_lost"),
+    }
+
+
+def test_a_try_is_claimed_once_and_given_up_for_as_long_as_its_claim_lasts(stack: Stack) -> None:
+    # Given a try that a node has claimed; when its message comes to another node; then that drops it
+    first, second, transport = node(stack), node(stack), stack.open()
+    call = claim(first)
+    assert call is not None and claim(second) is None
+    # And the first drops it too, though the store was restarted and knows of no claim; but the next try is another one
+    stack.store.delete(f"{CLAIM_KEY_PREFIX}a:1")
+    assert claim(first) is None and claim(second, attempt=2) is not None
+    # Given a claim of an action with a long timeout, and none of another one; when both are given up
+    long_s = 7 * CLAIM_TTL_S
+    stack.store.set(f"{CLAIM_KEY_PREFIX}claimed:1", "a worker", ex=long_s)
+    transport.disown("claimed", 1)
+    transport.disown("unclaimed", 1)
+    transport.flush()
+    # Then that is known while the one runs, and the other one's message comes too late
+    claimed, unclaimed = (f"{CLAIM_KEY_PREFIX}{name}:1" for name in ("claimed", "unclaimed"))
+    assert stack.store.get(claimed) == stack.store.get(unclaimed) == b"disowned"
+    assert stack.store.pttl(claimed) > (long_s - 60) * 1000
+    assert (CLAIM_TTL_S - 60) * 1000 < stack.store.pttl(unclaimed) <= CLAIM_TTL_S * 1000
+    assert claim(second, "unclaimed") is None
+
+
+def test_a_client_is_as_silent_as_its_last_sign_is_old(stack: Stack) -> None:
+    # Given a client that has just given a sign, one whose sign is six of ten seconds old, and signs that are none
+    transport = stack.open()
+    give_sign(stack.store, "new")
+    stack.store.set(CLIENT_KEY_PREFIX + "old", 10_000, px=4_000)
+    stack.store.set(CLIENT_KEY_PREFIX + "endless", 10_000)
+    stack.store.set(CLIENT_KEY_PREFIX + "garbage", "long", px=60_000)
+    # When their silences are asked for
+    found = transport.silences(["new", "old", "endless", "garbage", "unknown"])
+    # Then
+    assert found is not None and 0 <= found["new"] < 60 and 6.0 <= found["old"] <= 10.0  # type: ignore[operator]
+    assert [found[name] for name in ("endless", "garbage", "unknown")] == [None] * 3
+    # And nobody is taken for silent while the store is away
+    with stack.away("store"):
+        assert transport.silences(["new"]) is None
+    assert wait_until(lambda: transport.silences(["new"]) == {"new": None}, 60)
+
+
+def test_blobs_are_kept_dropped_and_expire(stack: Stack) -> None:
+    transport, blobs = stack.open(), Blobs(stack.store, threshold_bytes=1, ttl_s=60)
+    kept, dropped, short = blobs.put(b"kept"), blobs.put(b"dropped"), Blobs(stack.store, threshold_bytes=1, ttl_s=0.05).put(b"short")
+    keys = [reference["$blob"] for reference in (kept, dropped, short)]  # type: ignore[index]
+    # When one is kept for longer, one is dropped, and one's time is over
+    transport.keep_blobs([keys[0], "tangram-blob-unknown"], 600)
+    transport.keep_blobs([keys[1]], 0)
+    # Then only the first is there
+    assert blobs.get(kept) == b"kept" and 540_000 < stack.store.pttl(keys[0]) <= 600_000
+    assert wait_until(lambda: stack.store.mget(keys)[1:] == [None, None], 60)
+    with pytest.raises(ActionFailed, match="expired"):
+        blobs.get(dropped)
+
+
+def test_figures_are_shown_for_a_while(stack: Stack) -> None:
+    transport = stack.open()
+    assert read_shown(stack.store) is None
+    transport.show({"policy": "fcfs"})
+    shown = read_shown(stack.store)
+    assert shown is not None and shown["policy"] == "fcfs" and 0 <= shown["shown_ago_s"] < SHOWN_TTL_S
+    with stack.away("store"):
+        transport.show({"policy": "elastic"})
+
+
+def test_what_clients_submit_before_a_scheduler_comes_ends_with_their_results(stack: Stack) -> None:
+    # Given two clients that submit before anybody takes their actions
+    one, two = stack.session(), stack.session()
+    handles = [session.submit(Action(kind="my.task")) for _ in range(300) for session in (one, two)]
+    handles.append(one.submit(Action(kind="my.task")))
+    # When a scheduler comes, and workers store results, of which the last is no success
+    received = take(stack.open(), lambda found: len(found) >= len(handles))
+    for action in received:
+        if action.id == handles[-1].id:
+            stack.app.backend.store_result(action.id, {"pid": 1}, "STARTED")
+            stack.app.backend.mark_as_failure(action.id, ActionLost("node n1 is lost"))
+        else:
+            stack.app.backend.store_result(action.id, action.id, "SUCCESS")
+    # Then each client's came in order, and it has the results of its own
+    for session in (one, two):
+        own = [handle.id for handle in handles if handle.id.startswith(session.client_id)]
+        assert [action.id for action in received if action.id.startswith(session.client_id)] == own
+    assert [handle.result(60) for handle in handles[:-1]] == [handle.id for handle in handles[:-1]]
+    with pytest.raises(ActionLost, match="n1"):
+        handles[-1].result(60)
+
+
+def test_broken_connections_lose_no_submission_and_no_result(stack: Stack) -> None:
+    session, transport, seen = stack.session(), stack.open(), set[str]()
+    handles: list[Any] = []
+    for _ in range(2):
+        # Given a client that submits while all connections break
+        handles += [session.submit(Action(kind="my.task")) for _ in range(50)]
+        stack.cut()
+        handles += [session.submit(Action(kind="my.task")) for _ in range(50)]
+        wanted = {handle.id for handle in handles}
+        take(transport, lambda found: seen.update(one.id for one in found) or seen >= wanted)  # noqa: B023
+        # And whose subscription breaks while results are being stored
+        for number, handle in enumerate(handles[-100:]):
+            if number == 50 and stack.name != "rabbitmq":
+                stack.cut()
+            stack.app.backend.store_result(handle.id, handle.id, "SUCCESS")
+        # Then all end
+        assert [handle.result(60) for handle in handles] == [handle.id for handle in handles]
