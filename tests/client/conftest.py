@@ -132,12 +132,6 @@ def peer(redis_urls: Any) -> Iterator[Peer]:
 
 
 @pytest.fixture
-def make_peer() -> type[Peer]:
-    """Return the peer's class, for peers elsewhere."""
-    return Peer
-
-
-@pytest.fixture
 def settings(redis_urls: Any) -> Settings:
     """Return the settings of a client on that Redis."""
     return Settings(broker_url=redis_urls.broker, result_url=redis_urls.result, connect_timeout_s=60)

@@ -18,51 +18,6 @@ from tangram.wire import RESULT_KEY_PREFIX
 from tests.conftest import RedisServer
 
 
-def test_results_stored_while_the_subscription_was_broken_arrive(peer: Any, settings: Settings, redis_urls: Any) -> None:
-    held: dict[str, None] = {}
-
-    def hold(seen: Any) -> Any:
-        held[seen.id] = None  # what still waits is submitted again
-        return peer.HOLD
-
-    peer.behave = hold
-    with Client(settings=settings) as client:
-        for _round in range(3):
-            handles = [client.submit(Action(kind="my.task")) for _ in range(300)]
-            peer.until(lambda handles=handles: all(handle.id in held for handle in handles))
-            # When the connection is cut while results are being stored
-            cutter = redis_urls.client()
-            for index, handle in enumerate(handles):
-                if index in (0, 100):
-                    assert cutter.execute_command("CLIENT", "KILL", "TYPE", "pubsub") >= 0
-                peer.store(handle.id, handle.id)
-            cutter.close()
-            # Then all arrive
-            assert [handle.result(60) for handle in handles] == [handle.id for handle in handles]
-
-
-def test_a_broken_broker_connection_loses_no_submission(peer: Any, settings: Settings, redis_urls: Any) -> None:
-    peer.behave = lambda seen: "done"
-    with Client(settings=settings) as first:
-        first.submit(Action(kind="my.task", arguments={"n": 0})).result(60)
-    cutter = redis_urls.client()
-    # The peer's connections, open by now, are spared: what Redis hands to a consumer whose socket is cut is gone.
-    spared = {connection["id"] for connection in cutter.client_list()}
-    with cutter, Client(settings=settings) as client:
-        client.submit(Action(kind="my.task", arguments={"n": 0})).result(60)
-        handles, cut = [], 0
-        for n in range(300):
-            if n % 100 == 50:
-                mine = [connection["id"] for connection in cutter.client_list(_type="normal") if connection["id"] not in spared]
-                cut += len(mine)
-                for connection in mine:
-                    cutter.execute_command("CLIENT", "KILL", "ID", connection)
-            handles.append(client.submit(Action(kind="my.task", arguments={"n": n})))
-        assert [handle.result(60) for handle in handles] == ["done"] * 300
-        assert cut
-    assert {seen.arguments["n"] for seen in peer.seen} == set(range(300))
-
-
 def test_a_store_that_has_forgotten_a_client_hears_of_it_again(own_redis: RedisServer) -> None:
     settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result, connect_timeout_s=5)
     with Client(settings=settings) as client:
@@ -91,16 +46,6 @@ def test_a_deaf_subscription_is_noticed_and_made_anew(
         assert client.submit(Action(kind="my.task")).result(20) == 6
 
 
-def test_progress_is_no_end(peer: Any, settings: Settings) -> None:
-    def started_then_done(seen: Any) -> Any:
-        peer.app.backend.store_result(seen.id, {"pid": 1}, "STARTED")
-        return "done"
-
-    peer.behave = started_then_done
-    with Client(settings=settings) as client:
-        assert client.submit(Action(kind="my.task")).result(20) == "done"
-
-
 def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tangram.feed.SWEEP_S", 0.2)
     monkeypatch.setattr("tangram.feed._LISTEN_S", 0.1)
@@ -116,14 +61,6 @@ def test_what_processes_submit_under_one_id_runs_once(peer: Any, settings: Setti
         session.stop()
         assert result == "run 1"
     assert len(peer.seen) == 1
-
-
-def test_results_of_other_clients_are_not_seen(peer: Any, settings: Settings) -> None:
-    with Client(settings=settings) as one, Client(settings=settings) as two:
-        first, second = one.submit(Action(kind="cpu.x")), two.submit(Action(kind="cpu.x"))
-        assert first.id.partition("-")[0] != second.id.partition("-")[0]
-        first.result(20)
-        second.result(20)
 
 
 def test_garbage_never_kills_the_feed(peer: Any, settings: Settings, redis_urls: Any) -> None:

@@ -34,19 +34,6 @@ def claim(node: Node, action_id: str = "a", **other: object) -> Call | None:
     return node.claim(action_id, {**GRANT, **other}, {})  # type: ignore[typeddict-item]
 
 
-def test_a_try_is_claimed_once_whatever_nodes_and_stores_forget(nodes: tuple[Node, Node], redis_urls: Any) -> None:
-    # Given a try that a node has claimed; when its message comes to another node; then that drops it
-    first, second = nodes
-    assert claim(first) is not None
-    assert claim(second) is None
-    # And the first drops it too, though the store was restarted and knows of no claim
-    with redis_urls.client() as store:
-        store.flushall()
-    assert claim(first) is None
-    # But the next try is another one
-    assert claim(second, attempt=2) is not None
-
-
 def test_a_grant_of_a_scheduler_that_was_replaced_is_dropped(nodes: tuple[Node, Node]) -> None:
     # Given a node that has had a grant of one scheduler; when one of an earlier scheduler comes; then it is dropped, and no later one is
     node, _ = nodes

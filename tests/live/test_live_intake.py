@@ -73,34 +73,6 @@ def test_each_queue_keeps_its_order_while_others_send(open_intake: Open, redis_u
         assert client.keys("tangram-taken:*") == []
 
 
-def test_what_was_not_acknowledged_comes_again_in_order(open_intake: Open, redis_urls: Any) -> None:
-    with redis_urls.client() as client:
-        client.lpush("a", *range(5))
-    # Given a taker that is gone before it has acknowledged all
-    first = open_intake(1)
-    taken = first.take(1.0, 16)
-    first.acknowledge(taken[:2])
-    first.close()
-    # When the next one opens
-    second = open_intake(2)
-    # Then
-    assert second.rescued == 3
-    assert take_all(second, 3)["a"] == [2, 3, 4]
-
-
-def test_what_a_sleeper_takes_after_it_was_replaced_comes_back(open_intake: Open, redis_urls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.broker.redis_intake.RESCUE_S", 0.1)
-    # Given a taker that waits for messages, and is replaced
-    sleeper = open_intake(1)
-    assert sleeper.take(0.0, 16) == []
-    leader = open_intake(2)
-    # When a message goes to the sleeper, which was first to wait
-    with redis_urls.client() as client:
-        client.lpush("a", 7)
-    # Then the leader gets it all the same
-    assert take_all(leader, 1)["a"] == [7]
-
-
 def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(network: Network, own_redis: RedisServer) -> None:
     # Given a taker whose blocking moves are cut off, though it reaches the server on another connection
     pool = ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(network.path), socket_timeout=2.0)

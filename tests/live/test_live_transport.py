@@ -6,8 +6,6 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -21,11 +19,10 @@ from scheduler.core.core import Core
 from scheduler.live.entries import ActionEnded, ActionGranted, ActionReceived, NodeChanged
 from scheduler.live.service import Service
 from scheduler.model import Limits, commands
-from scheduler.model.events import StoredEnd
 from scheduler.policies import make_policy
 from tangram import Action, ActionCancelled, Settings
-from tangram.wire import CLAIM_KEY_PREFIX, CLAIM_TTL_S, CONTROL_QUEUE, INGRESS_QUEUE, node_queue
-from tests.conftest import RedisServer, RedisUrls
+from tangram.wire import INGRESS_QUEUE, node_queue
+from tests.conftest import RedisServer
 from tests.freezing import freeze
 from tests.live.network import Network
 
@@ -66,28 +63,6 @@ def test_what_a_broker_that_hangs_may_not_have_got_is_sent_again(transport: Komb
     assert {json.loads(message)["headers"]["grant"]["attempt"] for message in sent} == {1, 2}
 
 
-class Touches:
-    """What touches a file wherever its pickle is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-def test_a_strangers_pickle_runs_nothing(transport: KombuTransport, tmp_path: Path) -> None:
-    # Given a pickle in a queue of the scheduler, and a request behind it
-    with transport._app.connection_for_write() as connection:
-        for body, serializer in ((Touches(tmp_path / "touched"), "pickle"), ({"cancel": {"ids": ["a"]}}, "json")):
-            connection.Producer().publish(body, exchange="", routing_key=CONTROL_QUEUE, serializer=serializer)
-    # When both are taken; then the pickle was dropped unread
-    received: list[Any] = []
-    assert wait_until(lambda: received.extend(one.body for one in transport.receive(0.1)) or received, 60)
-    assert received == [{"cancel": {"ids": ["a"]}}]
-    assert not (tmp_path / "touched").exists()
-
-
 def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
     network: Network, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,126 +94,6 @@ def test_what_a_connection_takes_that_only_the_server_has_for_open_comes_back(
         client.lpush(INGRESS_QUEUE, json.dumps({**message, "content-encoding": "utf-8", "headers": {**headers, "id": "b"}}))
         assert wait_until(lambda: [one.id for one in transport.receive(0.1)] == ["b"], 60)
         transport.close()
-
-
-def test_a_try_that_is_given_up_is_so_for_as_long_as_its_claim_lasts(transport: KombuTransport, own_redis: RedisServer) -> None:
-    # Given a claim of an action with a long timeout, and none of another one
-    long_s = 7 * CLAIM_TTL_S
-    with own_redis.client() as store:
-        store.set(f"{CLAIM_KEY_PREFIX}claimed:1", "a worker", ex=long_s)
-        # When both are given up
-        transport.disown("claimed", 1)
-        transport.disown("unclaimed", 1)
-        transport.flush()
-        # Then that is known while the one runs, and when the other one's message comes late
-        claimed, unclaimed = (f"{CLAIM_KEY_PREFIX}{name}:1" for name in ("claimed", "unclaimed"))
-        assert store.get(claimed) == store.get(unclaimed) == b"disowned"
-        assert store.ttl(claimed) > long_s - 60
-        assert CLAIM_TTL_S - 60 < store.ttl(unclaimed) <= CLAIM_TTL_S
-
-
-def test_an_end_whose_callback_cannot_be_sent_is_told_when_the_broker_is_back(own_redis: RedisServer, redis_urls: RedisUrls) -> None:
-    settings = Settings(broker_url=own_redis.broker, result_url=redis_urls.result, connect_timeout_s=5.0)
-    with _app_of(settings) as app:
-        transport = KombuTransport(app, connect_timeout_s=5.0)
-        # Given an action that ends without a worker, with a callback for that, and a broker that is away
-        callback = app.signature("my.callback", options={"queue": "callbacks"})
-        message = json.dumps({**json.loads(MESSAGE), "body": json.dumps([[], {}, {"errbacks": [callback]}])})
-        own_redis.stop()
-        transport.store_end("a", message, "lost", "its node was lost")
-        # When its result is stored
-        transport.flush()
-        # Then its trainer knows, and the callback is made up for
-        assert app.backend.get_state("a") == "FAILURE"
-        own_redis.start()
-
-        def told() -> bool:
-            transport.flush()
-            return not transport.ends_to_store
-
-        assert wait_until(told, 60)
-        with own_redis.client() as client:
-            assert client.llen("callbacks") == 1
-        transport.close()
-
-
-def test_a_result_is_said_to_be_lost_only_where_there_is_none_and_none_comes(redis_urls: RedisUrls, own_redis: RedisServer) -> None:
-    settings = Settings(broker_url=redis_urls.broker, result_url=own_redis.result, connect_timeout_s=5.0)
-    with _app_of(settings) as app:
-        transport = KombuTransport(app, connect_timeout_s=5.0)
-        # Given actions that have ended: of one the result is stored, of one it is still to be, of one it has expired
-        app.backend.store_result("stored", 7, "SUCCESS")
-        transport.store_end("told", MESSAGE, "cancelled", "its trainer cancelled it", cause="cancelled")
-        own_redis.stop()
-        # When all are asked for again while the store is away, which comes back with what it had
-        for action_id in ("stored", "told", "expired"):
-            transport.tell_lost(action_id)
-        transport.flush()
-        own_redis.start()
-        app.backend.store_result("stored", 7, "SUCCESS")
-        assert wait_until(lambda: transport.flush() is None and app.backend.get_state("expired") == "FAILURE", 60)
-        # Then only the last one is lost
-        assert app.backend.get_result("stored") == 7
-        kinds = dict.fromkeys(("told", "expired"), "my.task")
-        assert {end.id: (end.status, end.cause) for end in transport.stored_ends(kinds)} == {
-            "told": ("cancelled", "cancelled"),
-            "expired": ("failed", "result_lost"),
-        }
-        transport.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "headers"),
-    [
-        ({"serializer": "nobody's"}, {}),
-        ({"compression": "nobody's"}, {}),
-        ({"queue": {"no": "name"}}, {}),
-        ({}, {"delivery_info": "a client's own words"}),
-    ],
-)
-def test_an_end_whose_callback_can_never_be_sent_holds_up_no_other(
-    redis_urls: RedisUrls, options: dict[str, Any], headers: dict[str, Any]
-) -> None:
-    with _app_of(Settings(broker_url=redis_urls.broker, result_url=redis_urls.result)) as app:
-        transport = KombuTransport(app, connect_timeout_s=5.0)
-        # Given two actions that end without a worker, of which the first asks for what nobody can do
-        for action_id, its_options, its_headers in (("bad", options, headers), ("good", {}, {})):
-            callback = app.signature("my.callback", options={"queue": "callbacks", **its_options})
-            body = json.dumps([[], {}, {"errbacks": [callback]}])
-            message = {**json.loads(MESSAGE), "body": body, "headers": {"id": action_id, **its_headers}}
-            transport.store_end(action_id, json.dumps(message), "lost", "its node was lost")
-        # When their results are stored
-        assert wait_until(lambda: transport.flush() is None and not transport.ends_to_store, 60)
-        # Then the trainers of both know, and what can be sent is
-        assert [app.backend.get_state(action_id) for action_id in ("bad", "good")] == ["FAILURE", "FAILURE"]
-        with redis_urls.client() as client:
-            assert client.llen("callbacks") == (2 if headers else 1)
-        transport.close()
-
-
-def test_what_workers_have_stored_is_read_as_the_ends_it_tells_of(transport: KombuTransport, own_redis: RedisServer) -> None:
-    settings = Settings(broker_url=own_redis.broker, result_url=own_redis.result)
-    with make_app(settings) as app:
-        act = {"queue_s": 0.5, "overhead_s": 0.1, "execution_s": 1.5}
-        # Given results of all sorts, as workers store them
-        for action_id, status in (("done", "succeeded"), ("late", "timed_out")):
-            payload = {"status": status, "value": {"cpu_s": 1.25}, "reason": "why", "dop": 1, "act": act}
-            app.backend.store_result(action_id, payload, "SUCCESS")
-        app.backend.store_result("plain", {"status": "timed_out"}, "SUCCESS")
-        app.backend.store_result("wrong", ValueError("no"), "FAILURE")
-        app.backend.store_result("stopped", ActionCancelled("by the trainer"), "FAILURE")
-        app.backend.store_result("running", None, "STARTED")
-    # When those of some actions are asked for
-    kinds = {"done": "cpu.exec", "late": "cpu.exec", "plain": "my.task", "wrong": "my.task", "stopped": "cpu.exec"}
-    ends = transport.stored_ends({**kinds, "running": "cpu.exec", "missing": "cpu.exec"})
-    # Then each that has ended is told, and no other
-    assert ends == [
-        StoredEnd(id="done", status="succeeded", reason="why", execution_s=1.5, cpu_s=1.25),
-        StoredEnd(id="late", status="timed_out", reason="why", execution_s=1.5, cpu_s=1.25),
-        StoredEnd(id="plain", status="succeeded"),
-        StoredEnd(id="wrong", status="failed", reason="ValueError: no", cause="error"),
-        StoredEnd(id="stopped", status="cancelled", reason="by the trainer", cause="cancelled"),
-    ]
 
 
 def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_down(
