@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import Engine
 
 from app.journal.writing import SqlJournal
-from scheduler.live.transport import Received
 from tangram.action import Action, Cost
 from tangram.elasticity import LARGEST_AMOUNT
 from tangram.wire import LONGEST_ID
@@ -17,21 +16,20 @@ from tests.sql.test_sql_resuming import NODE, Deployment
 
 
 class Intake(Deployment):
-    """A scheduler; `told` are the ends that it has stored as results."""
+    """A scheduler without a node."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(SqlJournal(engine))
-        self.engine, self.ends = engine, dict[str, tuple[str, str]]()
+        self.engine = engine
 
     def begin(self) -> None:
         """Have a scheduler begin."""
         self.epoch = 1  # so that no node joins by itself
         self.start("fcfs")
-        wires: Any = self.line
-        wires.store_end = lambda *end: self.ends.update({end[0]: (end[2], end[5])})
 
     def comes(self, action_id: str, header: dict[str, Any]) -> None:
-        self.takes(Received(sort="action", id=action_id, task=header["kind"], header=header, message="{}"))
+        self.broker.submit(action_id, header)
+        self.service.step()
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def test_amounts_that_no_column_holds_are_refused(intake: Intake, tables: Any, c
     header = {"kind": "cpu.open", "environment": "e"} if "memory_mb" in cost else {"kind": "my.task"}
     intake.comes("a", {**header, "cost": cost})
     # Then the caller is told, and the scheduler goes on
-    assert intake.ends == {"a": ("rejected", "bad_input")}
+    assert intake.broker.end("a") == ("rejected", "bad_input")
     assert "amounts must be whole and from 1 to 2147483647" in tables.row(intake.engine, "actions")["reason"]
     assert tables.rows(intake.engine, "environments") == []
 
@@ -82,7 +80,7 @@ def test_an_id_that_is_too_long_for_an_index_is_refused(intake: Intake, tables: 
         # When an action has such an id
         intake.comes(action_id, Action(kind="my.task").to_header())
         # Then its caller is told
-        assert intake.ends[action_id] == ("rejected", "bad_input")
+        assert intake.broker.end(action_id) == ("rejected", "bad_input")
     # And the scheduler goes on
     intake.comes("a", Action(kind="my.task").to_header())
     assert tables.row(intake.engine, "actions")["id"] == "a"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -17,61 +17,15 @@ from scheduler.core.core import Core
 from scheduler.live.entries import MessageFailed
 from scheduler.live.poison import CONTENT_S, CoreBroken
 from scheduler.live.service import Service
-from scheduler.live.transport import Received
 from scheduler.model import events
 from scheduler.model.commands import Command
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
-from tangram.wire import BLOB_TTL_S
+from tangram.wire import CLAIM_KEY_PREFIX
+from tests.scheduler.deployed import Broker
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 128, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0}
 NODE |= {"incarnation": "1", "running": [], "environments": []}
-
-
-class Broker:
-    """Hands out again what was not acknowledged when another scheduler comes, and keeps what is sent and stored."""
-
-    def __init__(self) -> None:
-        self.queue: list[Received] = []
-        self.out = 0
-        self.sent: list[str] = []
-        self.controls: list[tuple[str, str]] = []
-        self.disowned: list[str] = []
-        self.ends: dict[str, str] = {}
-        self.results: dict[str, Any] = {}
-        self.lost_connections, self.caught_up, self.ends_to_store = 0, True, 0
-
-    def receive(self, timeout_s: float) -> list[Received]:
-        batch, self.out = self.queue[self.out :], len(self.queue)
-        return batch
-
-    def acknowledge(self, received: Sequence[Received]) -> None:
-        self.queue = [one for one in self.queue if one not in received]
-        self.out = len(self.queue)
-
-    def send_action(self, node: str, message: str, grant: dict[str, Any]) -> None:
-        self.sent.append(message)
-
-    def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
-        self.controls.append((task, str(arguments.get("id"))))
-
-    def store_end(self, action_id: str, message: str, status: str, reason: str, environment_lost_on: str = "", cause: str = "") -> None:
-        self.ends[action_id] = status
-
-    def stored_ends(self, kinds: dict[str, str]) -> list[events.StoredEnd]:
-        return [events.StoredEnd(id=one, status=self.results[one]) for one in kinds if one in self.results]
-
-    def disown(self, action_id: str, attempt: int) -> None:
-        self.disowned.append(action_id)
-
-    def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def show(self, figures: dict[str, Any]) -> None:
-        pass
 
 
 class FragileCore(Core):
@@ -96,12 +50,11 @@ class Deployment:
 
     def succeed(self) -> None:
         """Have the next scheduler begin. Raises what it fails on."""
-        self.epoch, self.broker.out = self.epoch + 1, 0
-        broker: Any = self.broker
+        self.epoch += 1
         core = FragileCore(make_policy("fcfs"))
         core.fails_on = self.fails_on
         self.journal = SqlJournal(self.engine)
-        self.service = Service(core, broker, self.journal, epoch=self.epoch, clock=lambda: self.now)
+        self.service = Service(core, self.broker.transport(self.epoch), self.journal, epoch=self.epoch, clock=lambda: self.now)
         self.core = core
         self.service.recover()
 
@@ -114,13 +67,12 @@ class Deployment:
             self.succeed()
 
     def told(self, *reports: object) -> None:
-        self.broker.queue.append(Received(sort="events", body={"events": list(reports)}))
+        self.broker.report(*reports)
 
     def submit(self, *ids: str, **fields: Any) -> None:
         action = Action(**{"kind": "my.task", "cost": Cost.of(cores=1), "job": "coding", **fields})
         for one in ids:
-            header = {**action.to_header(), "submitted_at": self.now}
-            self.broker.queue.append(Received(sort="action", id=one, task=action.kind, header=header, message='{"headers": {}}'))
+            self.broker.submit(one, {**action.to_header(), "submitted_at": self.now})
 
     def rows(self, query: str) -> list[Any]:
         with self.engine.connect() as connection:
@@ -166,13 +118,13 @@ def test_the_third_scheduler_goes_on_without_an_action_on_which_two_have_failed(
     deployment.service.step()
     # Then that one has the others run, and has acknowledged all
     assert sorted(deployment.core.state.running) == sorted(good)
-    assert deployment.broker.queue == []
+    assert deployment.broker.is_done()
     # And they come to their ends
     deployment.told(*(finished(one) for one in good))
     deployment.service.step()
     assert deployment.ends() == {**dict.fromkeys(good, "succeeded"), "poison": "failed"}
     # And the trainer is told of the other one, with where the traceback is
-    assert deployment.broker.ends == {"poison": "failed"}
+    assert deployment.broker.end("poison") == ("failed", "set_aside")
     ((job, reason),) = deployment.rows("SELECT job, reason FROM actions WHERE id = 'poison'")
     assert job == "coding"
     assert "failed on it 2 times" in reason and "failed_messages" in reason and "'action poison'" in reason
@@ -202,10 +154,10 @@ def test_an_action_whose_report_breaks_schedulers_has_failed_and_its_node_is_tol
     deployment.service.step()
     # Then the other one counts, and what its node still may run of the first is stopped, and its result is void
     assert deployment.ends() == {"poison": "failed", "good": "succeeded"}
-    assert deployment.broker.ends == {"poison": "failed"}
-    assert ("tangram.stop", "poison") in deployment.broker.controls
-    assert deployment.broker.disowned == ["poison"]
-    assert (deployment.broker.queue, deployment.core.state.running) == ([], {})
+    assert deployment.broker.end("poison") == ("failed", "set_aside")
+    assert ("tangram.stop", "poison") in deployment.broker.orders()
+    assert deployment.broker.value(f"{CLAIM_KEY_PREFIX}poison:1") == b"disowned"
+    assert deployment.broker.is_done() and deployment.core.state.running == {}
 
 
 def test_a_result_that_a_worker_has_stored_stands_though_its_report_is_set_aside(deploy: Any) -> None:
@@ -213,12 +165,13 @@ def test_a_result_that_a_worker_has_stored_stands_though_its_report_is_set_aside
     deployment.submit("poison")
     deployment.service.step()
     # Given an end whose result the trainer has
-    deployment.broker.results["poison"] = "succeeded"
+    deployment.broker.app.backend.store_result("poison", 7, "SUCCESS")
     deployment.told(finished("poison"))
     deployment.fail_and_succeed(2)
     # Then that is its only end
     assert deployment.ends() == {"poison": "succeeded"}
-    assert (deployment.broker.ends, deployment.broker.disowned) == ({}, [])
+    assert deployment.broker.app.backend.get_result("poison") == 7
+    assert deployment.broker.keys(CLAIM_KEY_PREFIX) == []
 
 
 def test_an_action_whose_reload_breaks_schedulers_is_set_aside(deploy: Any) -> None:
@@ -235,7 +188,7 @@ def test_an_action_whose_reload_breaks_schedulers_is_set_aside(deploy: Any) -> N
     deployment.succeed()
     assert deployment.ends() == {"poison": "failed"}
     assert list(deployment.core.state.running) == ["good"]
-    assert deployment.broker.ends == {"poison": "failed"}
+    assert deployment.broker.end("poison") == ("failed", "set_aside")
 
 
 def test_an_environment_whose_opening_is_set_aside_is_lost(deploy: Any) -> None:
@@ -270,7 +223,7 @@ def test_a_node_whose_beats_break_schedulers_is_lost_until_its_worker_is_started
         deployment.succeed()
     # Then the third scheduler goes on without it
     deployment.service.step()
-    assert deployment.broker.queue == []
+    assert deployment.broker.is_done()
     assert deployment.rows("SELECT state FROM nodes") == deployment.rows("SELECT state FROM environments") == [("lost",)]
     assert list(deployment.core.state.waiting) == ["a"]
     # And when its worker is started anew, it is heard again
@@ -284,20 +237,20 @@ def test_a_cancel_of_a_job_is_set_aside_for_a_while(deploy: Any) -> None:
     deployment = deploy(lambda event: isinstance(event, events.Cancelled))
     deployment.submit("a")
     deployment.service.step()
-    cancel = Received(sort="control", body={"cancel": {"job": "coding"}})
-    deployment.broker.queue.append(cancel)
+    cancel = {"cancel": {"job": "coding"}}
+    deployment.broker.request(cancel)
     # Given a cancel that two schedulers could not take
     deployment.fail_and_succeed(2)
     deployment.service.step()
-    assert (deployment.broker.queue, list(deployment.core.state.running)) == ([], ["a"])
-    deployment.broker.controls.clear()
+    assert deployment.broker.is_done() and list(deployment.core.state.running) == ["a"]
+    deployment.broker.orders()
     # When the same is asked for much later, of a scheduler without the bug
     deployment.core.fails_on = lambda event: False
     deployment.now += CONTENT_S + 1.0
-    deployment.broker.queue.append(cancel)
+    deployment.broker.request(cancel)
     deployment.service.step()
     # Then it is done
-    assert ("tangram.stop", "a") in deployment.broker.controls
+    assert ("tangram.stop", "a") in deployment.broker.orders()
 
 
 def fails_on_jobs(event: events.Event) -> bool:
@@ -319,14 +272,14 @@ def test_a_cancel_of_a_job_that_is_set_aside_ends_its_actions_and_environments(d
     deployment.service.step()
     # When two schedulers have failed on the cancel of the job, and a third gets it
     deployment.core.fails_on = deployment.fails_on = fails_on_jobs
-    deployment.broker.queue.append(Received(sort="control", body={"cancel": cancel}))
+    deployment.broker.request({"cancel": cancel})
     deployment.fail_and_succeed(2)
-    deployment.broker.controls.clear()
+    deployment.broker.orders()
     deployment.service.step()
     # Then what waits is cancelled, what runs is stopped, and the environment closes
-    assert deployment.broker.queue == []
+    assert deployment.broker.is_done()
     assert deployment.ends() == {"open-coding": "succeeded", "open-other": "succeeded", "waits-coding": "cancelled"}
-    assert deployment.broker.controls == [("tangram.stop", "runs-coding"), ("tangram.close_environment", "e-coding")]
+    assert deployment.broker.orders() == [("tangram.stop", "runs-coding"), ("tangram.close_environment", "e-coding")]
     # And with the reports of the node, nothing of the job is left
     deployment.told({**finished("runs-coding"), "status": "cancelled"})
     deployment.told({"type": "beat", "node": {**NODE, "running": ["runs-other"], "environments": ["e-other"]}})
@@ -340,13 +293,13 @@ def test_a_cancel_that_cannot_be_done_by_ids_either_stops_what_runs(deploy: Any)
     deployment = deploy(lambda event: isinstance(event, events.Cancelled))
     deployment.submit("runs", "waits", cost=Cost.of(cores=NODE["cores"]))
     deployment.service.step()
-    deployment.broker.queue.append(Received(sort="control", body={"cancel": {"job": "coding"}}))
+    deployment.broker.request({"cancel": {"job": "coding"}})
     # When two schedulers have failed on it as it is, and two on the ids of what waits
     deployment.fail_and_succeed(4)
     deployment.service.step()
     # Then the node stops what runs, and the scheduler goes on
-    assert deployment.broker.controls[-1] == ("tangram.stop", "runs")
-    assert deployment.broker.queue == []
+    assert deployment.broker.orders()[-1] == ("tangram.stop", "runs")
+    assert deployment.broker.is_done()
 
 
 def test_ticks_on_which_schedulers_fail_are_shown_and_go_on(deploy: Any, caplog: pytest.LogCaptureFixture) -> None:

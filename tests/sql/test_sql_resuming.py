@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,38 +14,14 @@ from scheduler.core.core import Core
 from scheduler.core.open_order import KEPT_AFTER_S
 from scheduler.cpu.cores import CoreGroup
 from scheduler.live.service import Service
-from scheduler.live.transport import Received
 from scheduler.model import Limits, QuotaSpec
 from scheduler.model.state import Node
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
-from tests.scheduler.driver import Wires
+from tests.scheduler.deployed import Broker
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0}
 NODE |= {"incarnation": "1", "running": [], "environments": []}
-
-
-@dataclass
-class Line(Wires):
-    """Hands over what is in its inbox, once."""
-
-    inbox: list[Received] = field(default_factory=list)
-
-    def receive(self, timeout_s: float) -> list[Received]:
-        batch, self.inbox = self.inbox, []
-        return batch
-
-    def send_control(self, node: str, task: str, arguments: dict[str, Any]) -> None:
-        self.controls.append((task, str(arguments.get("id"))))
-
-    def acknowledge(self, received: Sequence[Received]) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def show(self, figures: dict[str, Any]) -> None:
-        pass
 
 
 class Deployment:
@@ -54,15 +29,14 @@ class Deployment:
 
     def __init__(self, journal: SqlJournal) -> None:
         self.journal, self.now = journal, time.time()
-        self.epoch = 0
+        self.epoch, self.broker = 0, Broker()
 
     def start(self, policy: str, quotas: Sequence[QuotaSpec] = (), **limits: Any) -> None:
-        """Begin with a scheduler that knows nothing but the journal."""
+        """Begin with a scheduler that knows nothing but the journal. The node has carried out the orders of the one before."""
         self.epoch += 1
-        self.line = Line()
-        line: Any = self.line
+        self.broker.orders()
         self.core = Core(make_policy(policy), limits=Limits(**limits), quotas=quotas)
-        self.service = Service(self.core, line, self.journal, epoch=self.epoch, clock=lambda: self.now)
+        self.service = Service(self.core, self.broker.transport(self.epoch), self.journal, epoch=self.epoch, clock=lambda: self.now)
         self.service.recover()
         if self.epoch == 1:
             self.told({"type": "joined", "node": NODE})
@@ -79,17 +53,18 @@ class Deployment:
     def pods(self) -> dict[str, tuple[int, ...]]:
         return {environment.id: environment.pod_core_ids for environment in self.core.state.environments.values()}
 
-    def takes(self, *received: Received) -> None:
-        self.line.inbox += received
+    def asked(self, request: object) -> None:
+        self.broker.request(request)
         self.service.step()
 
     def told(self, *reports: object) -> None:
-        self.takes(Received(sort="events", body={"events": list(reports)}))
+        self.broker.report(*reports)
+        self.service.step()
 
     def submit(self, action_id: str, kind: str, environment: Any, *, job: str = "default", trajectory: str = "", **cost: int) -> None:
         action = Action(kind=kind, environment=environment, job=job, trajectory=trajectory, cost=Cost.of(**cost))
-        header = {**action.to_header(), "submitted_at": self.now}
-        self.takes(Received(sort="action", id=action_id, task=kind, header=header, message="{}"))
+        self.broker.submit(action_id, {**action.to_header(), "submitted_at": self.now})
+        self.service.step()
 
     def open(self, environment: str, **more: Any) -> None:
         self.submit(f"open-{environment}", "cpu.open", environment, **more)
@@ -106,10 +81,10 @@ class Deployment:
         self.told({"type": "finished", "id": action_id, "attempt": 1, "status": status})
 
     def cancel(self, trajectory: str) -> None:
-        self.takes(Received(sort="control", body={"cancel": {"job": "default", "trajectory": trajectory}}))
+        self.asked({"cancel": {"job": "default", "trajectory": trajectory}})
 
     def drain(self, node: str, *, draining: bool = True) -> None:
-        self.takes(Received(sort="control", body={"drain": {"node": node, "draining": draining}}))
+        self.asked({"drain": {"node": node, "draining": draining}})
 
     def beat(self, *environments: str) -> None:
         running = list(self.core.state.running)
@@ -144,7 +119,7 @@ def test_a_lease_that_was_renewed_before_the_environment_stood_is_kept(begin: Ca
     one.submit("open-opening", "cpu.open", "opening", memory_mb=800)
     one.submit("open-waiting", "cpu.open", "waiting", memory_mb=800)
     for name in ("opening", "waiting"):
-        one.takes(Received(sort="control", body={"renew": {"environment": name, "job": "default", "lease_s": 600.0}}))
+        one.asked({"renew": {"environment": name, "job": "default", "lease_s": 600.0}})
     for _ in range(2):
         one.now += 30.0
         one.start("elastic")
@@ -234,7 +209,7 @@ def test_an_environment_that_the_system_closes_goes_on_closing_and_its_memory_is
     one.start("elastic")
 
     # Then it tells the node, and takes no more actions there
-    assert one.line.controls == [("tangram.close_environment", "e0")]
+    assert one.broker.orders() == [("tangram.close_environment", "e0")]
     one.exec("late", "e0")
     assert not one.core.state.running and not one.core.state.waiting
     assert one.node.memory_free == 400
@@ -255,8 +230,8 @@ def test_a_command_in_an_environment_that_is_being_closed_is_stopped(begin: Call
 
     # When another scheduler goes on, it stops that; closing is the business of the action that does so
     one.start("elastic")
-    assert ("tangram.stop", "runs") in one.line.controls
-    assert ("tangram.close_environment", "e0") not in one.line.controls
+    assert ("tangram.stop", "runs") in one.broker.orders()
+    assert ("tangram.close_environment", "e0") not in one.broker.orders()
 
     # Then the memory comes back when both have ended
     one.finish("close-e0")
@@ -295,7 +270,7 @@ def test_an_environment_that_was_cancelled_while_it_opened_is_closed_when_it_sta
     one.start("elastic")
     one.finish("open-e0")
 
-    assert ("tangram.close_environment", "e0") in one.line.controls
+    assert ("tangram.close_environment", "e0") in one.broker.orders()
     assert one.core.state.environments["e0"].state == "closing"
 
 
@@ -381,7 +356,7 @@ def test_a_drain_that_comes_before_its_node_first_joins_is_kept(begin: Callable[
 @pytest.mark.parametrize("body", [{}, {"node": "n"}, {"node": "", "draining": True}, {"node": "n", "draining": "yes"}, "n"])
 def test_a_drain_that_makes_no_sense_is_dropped(begin: Callable[[str], Deployment], engine: Engine, body: object) -> None:
     one = begin("elastic")
-    one.takes(Received(sort="control", body={"drain": body}))
+    one.asked({"drain": body})
     assert drains(engine) == {"n": False}
     assert not one.node.draining
 
