@@ -93,19 +93,6 @@ def test_an_answer_that_never_comes_is_waited_for_no_longer_than_any_other(netwo
     later.close()
 
 
-def test_a_taker_notices_that_the_server_has_ended_the_connections_on_which_it_waits(own_redis: RedisServer) -> None:
-    # Given a taker that waits for messages
-    intake = RedisIntake(ConnectionPool(connection_class=UnixDomainSocketConnection, path=str(own_redis.socket)), QUEUES, 1)
-    assert intake.take(0.0, 16) == []
-    # When the server ends all connections, and takes up others
-    with own_redis.client() as client:
-        client.client_kill_filter(_type="normal", skipme=True)
-    # Then the taker says so, instead of looking for messages again and again without a pause
-    with pytest.raises(RedisError):
-        wait_until(lambda: bool(intake.take(0.1, 16)), 30)
-    intake.close()
-
-
 def test_messages_with_a_priority_are_taken_too(open_intake: Open, redis_urls: Any) -> None:
     intake = open_intake(1)
     with redis_urls.client() as client:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,36 +18,14 @@ from app.journal.migrating import upgrade
 from app.journal.status import status
 from app.local.processes import Command, Process, wait_until
 from tangram import Action, Client, Cost, Settings
+from tests.broker.conftest import missing, rabbitmqctl, vhost_url
 from tests.live.test_live_loss import words
+
+__all__ = ["vhost_url"]
 
 pytestmark = pytest.mark.real
 
 POSTGRES = os.environ.get("TANGRAM_TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432")
-
-
-def missing(reason: str) -> None:
-    """Skip on a laptop, fail in CI."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-@pytest.fixture
-def vhost() -> Iterator[str]:
-    """Return the name of an empty vhost."""
-    control, name = shutil.which("rabbitmqctl"), f"tangram-live-{uuid4().hex[:8]}"
-    if not control:
-        missing("no rabbitmqctl to make a vhost with")
-    made = subprocess.run([str(control), "add_vhost", name], capture_output=True, text=True, timeout=200, check=False)
-    if made.returncode:
-        missing(f"no RabbitMQ that takes orders: {made.stderr.strip() or made.stdout.strip()}")
-    try:
-        subprocess.run(
-            [str(control), "set_permissions", "-p", name, "guest", ".*", ".*", ".*"], check=True, timeout=200, stdout=subprocess.DEVNULL
-        )
-        yield name
-    finally:
-        subprocess.run([str(control), "delete_vhost", name], check=False, timeout=200, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture
@@ -72,9 +48,9 @@ def database_url() -> Iterator[str]:
         server.dispose()
 
 
-def test_a_deployment_on_servers_survives_cut_connections(vhost: str, database_url: str, redis_urls: object, tmp_path: Path) -> None:
+def test_a_deployment_on_servers_survives_cut_connections(vhost_url: str, database_url: str, redis_urls: object, tmp_path: Path) -> None:
     urls = {
-        "TANGRAM_BROKER_URL": f"amqp://guest:guest@127.0.0.1:5672/{vhost}",
+        "TANGRAM_BROKER_URL": vhost_url,
         "TANGRAM_RESULT_URL": redis_urls.result,  # type: ignore[attr-defined]
         "TANGRAM_DATABASE_URL": database_url,
         "TANGRAM_STATE_DIR": str(tmp_path / "state"),
@@ -109,8 +85,7 @@ def test_a_deployment_on_servers_survives_cut_connections(vhost: str, database_u
 
             # When the broker cuts all connections, and the scheduler is killed, while work comes in
             handles = [client.submit(mark(number)) for number in range(60)]
-            cut = [str(shutil.which("rabbitmqctl")), "close_all_connections", "--vhost", vhost, "test"]
-            subprocess.run(cut, check=True, timeout=200, stdout=subprocess.DEVNULL)
+            rabbitmqctl("close_all_connections", "--vhost", vhost_url.rpartition("/")[2], "test")
             handles += [client.submit(mark(number)) for number in range(60, 90)]
             psutil.Process(processes[0].identity.pid).kill()
             handles += [client.submit(mark(number)) for number in range(90, 120)]

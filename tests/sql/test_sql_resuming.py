@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from redis import RedisError
 from sqlalchemy import Engine
 
 from app.journal.writing import SqlJournal
@@ -18,6 +19,7 @@ from scheduler.model import Limits, QuotaSpec
 from scheduler.model.state import Node
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
+from tangram.wire import RESULT_KEY_PREFIX
 from tests.scheduler.deployed import Broker
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 8, "memory_mb": 1000, "cells": 0, "cell_memory_mb": 0}
@@ -393,3 +395,22 @@ def test_what_an_action_that_has_ended_took_of_a_quota_still_counts(begin: Calla
     one.now += 10.1
     one.service.step()
     assert list(one.core.state.running) == ["after"]
+
+
+def test_the_next_scheduler_tells_the_ends_that_a_killed_one_had_only_written_down(begin: Callable[..., Deployment]) -> None:
+    # Given an action that a scheduler ends while the result store is away, so that nobody is told
+    one = begin("fcfs")
+
+    def away(operation: str, name: str) -> None:
+        if name.startswith(RESULT_KEY_PREFIX):
+            raise RedisError("away")
+
+    one.broker.called = away
+    one.submit("a", "my.task", None, cores=NODE["cores"] + 1)
+    assert one.broker.end("a") is None
+    # When the store is back, and the next scheduler begins, then its client is told, once
+    one.broker.called = lambda operation, name: None
+    one.start("fcfs")
+    one.told()
+    assert one.broker.end("a") == ("rejected", "impossible")
+    assert one.journal.unfinished().unpublished == ()
