@@ -14,7 +14,7 @@ from app.broker.memory_store import MemoryBroker
 from app.broker.stored_ends import stored_end
 from app.broker.transport import KombuTransport
 from scheduler.live.transport import Received
-from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, EVENTS_QUEUE, INGRESS_QUEUE, RESULT_KEY_PREFIX, node_queue
+from tangram.wire import ACTION_HEADER, CONTROL_QUEUE, EVENTS_QUEUE, GRANT_HEADER, INGRESS_QUEUE, RESULT_KEY_PREFIX, node_queue
 
 
 class Transport(KombuTransport):
@@ -37,17 +37,18 @@ class Broker(MemoryBroker):
 
     def submit(self, action_id: str, header: Mapping[str, Any]) -> None:
         """Send an action."""
-        self._send(INGRESS_QUEUE, [[], {}, {}], {"id": action_id, "task": header["kind"], ACTION_HEADER: header})
+        self.send(INGRESS_QUEUE, [[], {}, {}], {"id": action_id, "task": header["kind"], ACTION_HEADER: header})
 
     def report(self, *reports: object) -> None:
         """Send reports of a node in one message."""
-        self._send(EVENTS_QUEUE, {"events": list(reports)})
+        self.send(EVENTS_QUEUE, {"events": list(reports)})
 
     def request(self, body: object) -> None:
         """Send a control request."""
-        self._send(CONTROL_QUEUE, body)
+        self.send(CONTROL_QUEUE, body)
 
-    def _send(self, queue: str, body: object, headers: dict[str, Any] | None = None) -> None:
+    def send(self, queue: str, body: object, headers: dict[str, Any] | None = None) -> None:
+        """Send anything."""
         with self.app.connection_for_write() as connection:
             connection.Producer(serializer="json").publish(body, exchange="", routing_key=queue, headers=headers)
 
@@ -55,6 +56,11 @@ class Broker(MemoryBroker):
         """Say whether everything that was sent to the scheduler is acknowledged."""
         self.put_back(but="")
         return not any(map(self.waiting, (INGRESS_QUEUE, EVENTS_QUEUE, CONTROL_QUEUE)))
+
+    def grants(self, node: str = "n") -> list[tuple[str, int]]:
+        """Return the actions that wait for a node, and the numbers of their tries."""
+        headers = [json.loads(message)["headers"] for message in self.waiting(node_queue(node))]
+        return [(one["id"], one[GRANT_HEADER]["attempt"]) for one in headers if GRANT_HEADER in one]
 
     def orders(self, node: str = "n") -> list[tuple[str, str]]:
         """Take the orders that a node has got, control tasks and the ids that they name; its actions go with them."""

@@ -4,72 +4,36 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from redis import RedisError
 
 from scheduler.core.core import Core
 from scheduler.live.entries import EndsPublished, Entry, Unfinished
 from scheduler.live.heartbeats import HOUSEKEEPING_S
 from scheduler.live.service import CoreBroken, Service
-from scheduler.live.transport import Received
 from scheduler.policies import make_policy
 from tangram.action import Action, Cost
-from tangram.wire import BLOB_TTL_S
+from tangram.wire import BLOB_TTL_S, EVENTS_QUEUE, RESULT_KEY_PREFIX
 
-from .driver import Wires
+from .deployed import Broker
 
 NODE: dict[str, Any] = {"name": "n", "kinds": ["cpu"], "labels": [], "cores": 1, "memory_mb": 0, "cells": 0, "cell_memory_mb": 0}
 NODE |= {"incarnation": "1", "running": [], "environments": []}
 
 
-@dataclass
-class Line(Wires):
-    """Hands over what is in its inbox, once; `deaf` is where sending fails in a way that no broker fails.
+class Written:
+    """A journal of what is written; one that `is_full` takes nothing."""
 
-    What was buffered goes out with `flush`. A journal that `is_full` takes nothing.
-    """
-
-    inbox: list[Received] = field(default_factory=list)
-    out: list[tuple[str, int]] = field(default_factory=list)
-    acknowledged: set[str] = field(default_factory=set)
-    asked_again: list[str] = field(default_factory=list)
-    written: list[Entry] = field(default_factory=list)
-    is_full: bool = False
-    kept: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    deaf: bool = False
-
-    def receive(self, timeout_s: float) -> list[Received]:
-        batch, self.inbox = self.inbox, []
-        return batch
-
-    def send_action(self, node: str, message: str, header: dict[str, Any]) -> None:
-        if self.deaf:
-            raise KeyError(message)
-        super().send_action(node, message, header)
-
-    def keep_blobs(self, keys: Sequence[str], for_s: int = BLOB_TTL_S) -> None:
-        (self.kept if for_s else self.dropped).extend(keys)
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.is_full = False
 
     def write(self, entries: list[Entry]) -> None:
         if self.is_full:
             raise OSError("no space left on device")
-        self.written += entries
-
-    def acknowledge(self, received: Sequence[Received]) -> None:
-        self.acknowledged |= {one.id for one in received if one.sort == "action"}
-
-    def tell_lost(self, action_id: str) -> None:
-        self.asked_again.append(action_id)
-
-    def flush(self) -> None:
-        self.out += self.sent[len(self.out) :]
-
-    def show(self, figures: dict[str, Any]) -> None:
-        pass
+        self.entries += entries
 
     def unfinished(self) -> Unfinished:
         return Unfinished(actions=[], environments=[], nodes=[])
@@ -79,22 +43,36 @@ class Live:
     """A service with a node of one core, and a clock that is set by hand."""
 
     def __init__(self) -> None:
-        self.line, self.now, self.leads = Line(), 1000.0, True
-        line: Any = self.line
-        self.core = Core(make_policy("fcfs"))
-        self.service = Service(self.core, line, line, clock=lambda: self.now, still_leading=lambda: self.leads)
+        self.broker, self.now, self.leads = Broker(), 1000.0, True
+        journal: Any = Written()
+        self.journal, self.transport, self.core = journal, self.broker.transport(1), Core(make_policy("fcfs"))
+        self.service = Service(self.core, self.transport, journal, clock=lambda: self.now, still_leading=lambda: self.leads)
         self.told({"type": "joined", "node": NODE})
 
     def told(self, *reports: object) -> None:
-        self.takes(Received(sort="events", body={"events": list(reports)}))
-
-    def takes(self, *received: Received) -> None:
-        self.line.inbox += received
+        self.broker.report(*reports)
         self.service.step()
 
+    def asked(self, request: object) -> None:
+        self.broker.request(request)
+        self.service.step()
+
+    def send(self, *ids: str, **more: object) -> None:
+        for one in ids:
+            self.broker.submit(one, {**Action(kind="my.task", cost=Cost.of(cores=1)).to_header(), "submitted_at": self.now, **more})
+
     def submit(self, *ids: str, **more: object) -> None:
-        header = {**Action(kind="my.task", cost=Cost.of(cores=1)).to_header(), "submitted_at": self.now, **more}
-        self.takes(*(Received(sort="action", id=one, task="my.task", header=header, message=one) for one in ids))
+        self.send(*ids, **more)
+        self.service.step()
+
+    def put_aside(self, *keys: str) -> None:
+        """Have blobs that live for another moment."""
+        for key in keys:
+            self.broker.keep(key, b"large", 300.0)
+
+    def kept(self) -> list[str]:
+        """Return the blobs that live on for long."""
+        return [key for key in self.broker.keys("") if (self.broker.left_s(key) or 0.0) > 300.0]
 
     @property
     def running(self) -> list[str]:
@@ -146,7 +124,8 @@ def test_a_report_that_makes_no_sense_takes_no_other_with_it(wrong: object, capl
 @pytest.mark.parametrize("body", [None, 5, {}, {"events": None}, {"events": {"type": "left"}}])
 def test_a_message_of_no_reports_is_dropped(body: object) -> None:
     live = Live()
-    live.takes(Received(sort="events", body=body))
+    live.broker.send(EVENTS_QUEUE, body)
+    live.service.step()
     assert list(live.core.state.nodes) == ["n"]
 
 
@@ -154,15 +133,15 @@ def test_a_message_of_no_reports_is_dropped(body: object) -> None:
 def test_a_control_request_that_makes_no_sense_is_dropped(body: object) -> None:
     live = Live()
     live.submit("a", "b")
-    live.takes(Received(sort="control", body=body))
+    live.asked(body)
     assert live.core.state.running["a"].stopping == ""
     assert list(live.core.state.waiting) == ["b"]
 
 
-def test_what_was_decided_and_cannot_be_carried_out_stops_the_scheduler() -> None:
+def test_what_was_decided_and_cannot_be_carried_out_stops_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given wires that fail otherwise than a broker does; when an action is to be sent; then nothing is half done in silence
     live = Live()
-    live.line.deaf = True
+    monkeypatch.setattr(live.transport, "send_action", {}.__getitem__)
     with pytest.raises(CoreBroken, match="could not be carried out"):
         live.submit("a")
 
@@ -171,35 +150,42 @@ def test_what_the_journal_does_not_have_is_neither_sent_nor_acknowledged() -> No
     # Given an action that was sent, acknowledged, and has ended
     live = Live()
     live.submit("a")
-    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], {"a"})
+    assert live.broker.grants() == [("a", 1)] and live.broker.is_done()
     live.told(finished("a"))
     # When the next one comes, and the journal takes nothing more
-    live.line.is_full = True
+    live.journal.is_full = True
     with pytest.raises(OSError, match="no space left"):
         live.submit("b")
     # Then its grant is kept back, and the broker has its message for the next scheduler
-    assert (live.line.out, live.line.acknowledged) == ([("a", 1)], {"a"})
+    assert live.broker.grants() == [("a", 1)] and not live.broker.is_done()
 
 
-def test_an_end_is_told_once_the_store_has_it() -> None:
+def test_an_end_is_told_once_the_store_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a result store that is away, and an action that ends without a worker, since no node has its label
     live = Live()
-    live.line.ends_to_store = 1
+    monkeypatch.setattr("app.broker.transport._LONGEST_PAUSE_S", 0.0)
+
+    def away(operation: str, name: str) -> None:
+        if name.startswith(RESULT_KEY_PREFIX):
+            raise RedisError("away")
+
+    live.broker.called = away
     live.submit("a", requires=["gpu"])
     told = [EndsPublished(ids=("a",))]
     for stored in (False, True):
         # When schedulers go on; then the journal says that it is told when the store has it, and not before
-        live.line.ends_to_store = 0 if stored else 1
-        live.takes()
-        live.takes()
-        assert [entry for entry in live.line.written if isinstance(entry, EndsPublished)] == (told if stored else [])
+        if stored:
+            live.broker.called = lambda operation, name: None
+        live.service.step()
+        live.service.step()
+        assert [entry for entry in live.journal.entries if isinstance(entry, EndsPublished)] == (told if stored else [])
 
 
 def test_a_scheduler_that_leads_no_more_takes_nothing_in() -> None:
     live = Live()
     live.leads, live.now = False, live.now + HOUSEKEEPING_S
     live.submit("a")
-    assert (live.running, live.line.acknowledged) == ([], set())
+    assert live.running == [] and not live.broker.is_done()
     assert live.service.step() is False
 
 
@@ -211,19 +197,17 @@ def test_a_message_that_comes_again_starts_nothing() -> None:
     live.submit("a")
     live.told(finished("a"))
     live.submit("a")
-    assert (live.line.out, live.running, live.line.asked_again) == ([("a", 1)], [], ["a"])
+    assert (live.broker.grants(), live.running, live.broker.end("a")) == ([("a", 1)], [], ("failed", "result_lost"))
 
 
-@pytest.mark.parametrize("order", [("submit", "cancel"), ("cancel", "submit")])
-def test_a_cancel_finds_the_submission_that_it_came_with(order: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_cancel_finds_the_submission_that_it_came_with(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a submission and its cancel in one batch, in either order, since they come on two queues
     live = Live()
-    header = {**Action(kind="my.task", cost=Cost.of(cores=1)).to_header(), "submitted_at": live.now}
-    messages = {
-        "submit": Received(sort="action", id="a", task="my.task", header=header, message="a"),
-        "cancel": Received(sort="control", body={"cancel": {"ids": ["a"]}}),
-    }
-    live.takes(*(messages[one] for one in order))
+    receive = live.transport.receive
+    monkeypatch.setattr(live.transport, "receive", lambda timeout_s: receive(timeout_s)[::order])
+    live.send("a")
+    live.asked({"cancel": {"ids": ["a"]}})
     # Then the action is being stopped
     assert live.core.state.running["a"].stopping
 
@@ -233,41 +217,43 @@ def test_large_arguments_are_kept_as_long_as_their_action_has_not_ended() -> Non
     live = Live()
     live.submit("a", blobs=["tangram-blob-1", "tangram-blob-shared-1"])
     live.submit("b", blobs=["tangram-blob-2", "celery-task-meta-x", 7])
+    keys = ["tangram-blob-1", "tangram-blob-shared-1", "tangram-blob-2"]
+    live.put_aside(*keys, "tangram-blob-3", "celery-task-meta-x")
     # When time goes by; then they are kept, and nothing else is
-    live.line.kept.clear()
     live.now += BLOB_TTL_S / 2
-    live.takes()
-    assert live.line.kept == ["tangram-blob-1", "tangram-blob-shared-1", "tangram-blob-2"]
-    assert live.line.dropped == []
+    live.service.step()
+    assert live.kept() == keys
     # And once the first one has ended, only the other one's; those that belong to it alone are removed
     live.told(finished("a"))
-    live.line.kept.clear()
+    live.put_aside(*keys)
     live.now += BLOB_TTL_S / 2
-    live.takes()
-    assert live.line.kept == ["tangram-blob-2"]
-    assert live.line.dropped == ["tangram-blob-1"]
+    live.service.step()
+    assert live.kept() == ["tangram-blob-2"]
+    assert live.broker.value("tangram-blob-1") is None and live.broker.value("tangram-blob-shared-1")
 
 
 def test_large_arguments_of_what_was_lost_and_waits_again_are_there_for_it() -> None:
     # Given an action that may run twice, on a node that is lost
     live = Live()
+    live.put_aside("tangram-blob-1")
     live.submit("a", blobs=["tangram-blob-1"], idempotent=True)
     assert live.running == ["a"]
     live.told({"type": "left", "name": NODE["name"]})
     # When it waits for another node, and is cancelled there
     live.now += BLOB_TTL_S / 2
-    live.takes()
-    assert live.running == [] and live.line.dropped == []
-    live.takes(Received(sort="control", body={"cancel": {"ids": ["a"]}}))
+    live.service.step()
+    assert live.running == [] and live.broker.value("tangram-blob-1")
+    live.asked({"cancel": {"ids": ["a"]}})
     live.now += BLOB_TTL_S / 2
-    live.takes()
-    assert live.line.dropped == ["tangram-blob-1"]
+    live.service.step()
+    assert live.broker.value("tangram-blob-1") is None
 
 
 def test_large_arguments_of_what_was_refused_are_there_for_the_next_try() -> None:
     live = Live()
+    live.put_aside("tangram-blob-1")
     live.submit("a", "b", blobs=["tangram-blob-1"], queue_timeout_s=1.0)
     live.now += BLOB_TTL_S / 2
-    live.takes()
+    live.service.step()
     assert live.running == ["a"] and not live.core.state.waiting
-    assert live.line.dropped == []
+    assert live.broker.value("tangram-blob-1")
