@@ -42,25 +42,17 @@ class Stack:
 
     app: Celery
     store: Any
+    link: Callable[[], Link]
+    """Returns a client's way to both."""
+    cut: Callable[[], None]
+    """Breaks all connections. Broker and store go on."""
+    away: Callable[[str], contextlib.AbstractContextManager[None]]
+    """Has the `broker` or the `store` refuse connections for a while; it forgets everything meanwhile."""
+    put_bytes: Callable[[str, bytes], None]
+    """Puts what kombu did not write into a queue."""
 
     def __init__(self) -> None:
         self.ends = contextlib.ExitStack()
-
-    def link(self) -> Link:
-        """Return a client's way to both."""
-        raise NotImplementedError
-
-    def cut(self) -> None:
-        """Break all connections. Broker and store go on."""
-        raise NotImplementedError
-
-    def away(self, part: str) -> contextlib.AbstractContextManager[None]:
-        """Have the `broker` or the `store` refuse connections for a while; it forgets everything meanwhile."""
-        raise NotImplementedError
-
-    def put_bytes(self, queue: str, data: bytes) -> None:
-        """Put what kombu did not write into a queue."""
-        raise NotImplementedError
 
     def open(self, epoch: int = 1) -> KombuTransport:
         """Return the transport of a scheduler."""

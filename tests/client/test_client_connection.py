@@ -17,7 +17,6 @@ from redis.connection import parse_url
 
 from tangram import Action, AsyncClient, Client, Settings, StackUnreachable
 from tangram.connection import Addresses, find_addresses, redis_url, show
-from tangram.wire import RESULT_KEY_PREFIX
 
 ALLOWED_S = 1.5
 """What a client is allowed to wait. What is there has to answer within this time, too, on a busy machine as well."""
@@ -220,20 +219,6 @@ def test_giving_up_on_a_connection_ends_no_thread_by_an_error(monkeypatch: pytes
         for thread in {*threading.enumerate()} - {*before}:
             thread.join(60)
     assert not broken
-
-
-def test_a_result_store_that_comes_back_costs_nothing(redis_urls: Any, own_redis: Any) -> None:
-    given = Settings(broker_url=redis_urls.broker, result_url=own_redis.result, connect_timeout_s=60)
-    with Client(settings=given) as client:
-        handle = client.submit(Action(kind="my.task"))
-        # When it is away for a moment, and the result is stored as soon as it is back, as Celery does it
-        own_redis.stop()
-        own_redis.start()
-        with own_redis.client() as redis:
-            key, meta = RESULT_KEY_PREFIX + handle.id, '{"status": "SUCCESS", "result": 5}'
-            redis.pipeline().set(key, meta).publish(key, meta).execute()
-        # Then
-        assert handle.result(60) == 5
 
 
 def test_a_result_store_that_stays_away_ends_the_wait(redis_urls: Any, own_redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
