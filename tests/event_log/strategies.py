@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from scheduler.live.event_log import Line
-from tangram.action import Action, Cost
+from tangram.action import CPU_KINDS, GPU_KINDS, Action, Cost
 from tangram.elasticity import FLAT, Amdahl, Flat, Table
 
 NAMES = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=8)
@@ -34,8 +33,8 @@ def actions(draw: st.DrawFn) -> Action:
     place = draw(
         st.sampled_from(
             [
-                {"kind": "cpu.exec", "environment": "e", "session": "main", "cost": Cost.of(cores=units)},
-                {"kind": "gpu.score", "service": "rm", "cost": Cost.of(cells=units, memory_mb=5)},
+                {"kind": draw(st.sampled_from(CPU_KINDS)), "environment": "e", "session": "main", "cost": Cost.of(cores=units)},
+                {"kind": draw(st.sampled_from(GPU_KINDS)), "service": "rm", "cost": Cost.of(cells=units, memory_mb=5)},
                 {"kind": "some.task", "requires": ("big", "new"), "cost": Cost({"cores": units, "quota:search": (2,)})},
             ]
         )
@@ -74,6 +73,3 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
     values = any_of(inner[0])
     return st.frozensets(values, max_size=3) if origin is frozenset else st.lists(values, max_size=3).map(tuple)
-
-
-LINES = any_of(Line)
