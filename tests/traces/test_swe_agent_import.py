@@ -86,9 +86,6 @@ def test_a_wrong_file_is_refused_by_its_key(text: str, tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "nowhere.traj").startswith("cannot be read: no such file")
     assert refusal(tmp_path).startswith("cannot be read: is a directory")
-
-
-def test_no_file_at_all_is_refused() -> None:
     with pytest.raises(TraceError, match="no file to import"):
         import_swe_agent([])
 

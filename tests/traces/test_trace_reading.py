@@ -9,7 +9,7 @@ import pytest
 
 from app.replay.trace_lines import TraceError
 from app.replay.traces import read_trace, read_trace_stream
-from scheduler.sim.trace import KINDS, Trace
+from scheduler.sim.trace import Trace
 from tangram.elasticity import Amdahl, Flat, Table
 
 HEADER = (
@@ -107,12 +107,6 @@ def test_the_same_name_in_two_jobs_is_two_trajectories() -> None:
 
 def test_a_text_stream_is_read_like_a_file() -> None:
     assert read_trace_stream(io.StringIO(HEADER + LINE % EXEC)) == read(HEADER + LINE % EXEC)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_known(kind: str) -> None:
-    named = '"service": "rm", ' if kind.startswith("gpu") else ""
-    assert next(read(HEADER + LINE % f'{{"kind": "{kind}", {named}"quota": "search", "work_s": 1}}').actions()).kind == kind
 
 
 WRONG_ACTIONS = {

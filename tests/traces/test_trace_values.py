@@ -17,23 +17,16 @@ def trace_of(*names: str) -> Trace:
     return Trace(trajectories=tuple(Trajectory(trajectory=name, steps=STEPS, arrival_s=7.0) for name in names))
 
 
-def names_of(trace: Trace) -> list[str]:
-    return [each.trajectory for each in trace.trajectories]
-
-
-def test_copies_come_in_order_with_a_number() -> None:
-    assert names_of(tile(trace_of("a", "b"), 5, 60.0, 1)) == ["a", "b", "a#2", "b#2", "a#3"]
-
-
-def test_a_smaller_count_keeps_the_front() -> None:
-    assert names_of(tile(trace_of("a", "b", "c"), 2, 60.0, 1)) == ["a", "b"]
-
-
-def test_a_name_that_is_taken_is_not_given_twice() -> None:
-    tiled = names_of(tile(trace_of("a", "a#2"), 6, 60.0, 1))
-
-    assert len(set(tiled)) == 6
-    assert tiled[:2] == ["a", "a#2"]
+@pytest.mark.parametrize(
+    ("names", "count", "tiled"),
+    [
+        (["a", "b"], 5, ["a", "b", "a#2", "b#2", "a#3"]),
+        (["a", "b", "c"], 2, ["a", "b"]),
+        (["a", "a#2"], 4, ["a", "a#2", "a#2#2", "a#2#2#2"]),
+    ],
+)
+def test_copies_come_in_order_each_with_a_number_that_is_not_taken(names: list[str], count: int, tiled: list[str]) -> None:
+    assert [each.trajectory for each in tile(trace_of(*names), count, 60.0, 1).trajectories] == tiled
 
 
 @given(st.integers(1, 50), st.floats(0, 1e6), st.integers())
