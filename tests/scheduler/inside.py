@@ -69,6 +69,8 @@ def check_shares(state: State, ledger: Ledger) -> None:
     assert set(shares._held) <= set(actions)
     for job in actions:
         assert {name: amount for name, amount in shares._held.get(job, {}).items() if amount} == held.get(job, {})
+        parts = [amount / shares._offered[name] for name, amount in held.get(job, {}).items() if shares._offered.get(name)]
+        assert shares.dominant(job) == max(parts, default=0.0)
 
 
 def check_shares_of_environments(core: Core, ledger: Ledger) -> None:

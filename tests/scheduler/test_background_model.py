@@ -67,50 +67,6 @@ class Machine:
                 live.settle(self.now)
 
 
-def test_what_is_idle_is_shared_evenly() -> None:
-    # Given three commands in the background of a core that nobody holds
-    machine = Machine(1)
-    lives = [machine.begin(10.0) for _ in range(3)]
-    machine.run_until(6.0)
-    machine.settle()
-
-    assert [live.done_s for live in lives] == pytest.approx([2.0] * 3)
-    machine.run_until(60.0)
-    assert list(machine.ends.values()) == pytest.approx([30.0] * 3)
-
-
-def test_one_uses_one_core_at_most() -> None:
-    machine = Machine(8)
-    machine.begin(5.0)
-
-    machine.run_until(10.0)
-
-    assert machine.ends == {"a0": pytest.approx(5.0)}
-
-
-def test_it_gets_the_time_in_which_a_holder_sleeps() -> None:
-    # Given a core whose holder needs it for a quarter of its time
-    machine = Machine(1)
-    machine.begin(100.0, busy=0.25, core=0)
-    behind = machine.begin(3.0)
-
-    machine.run_until(10.0)
-
-    assert machine.ends[behind.id] == pytest.approx(4.0)
-    assert behind.cpu_s == behind.background_cpu_s == pytest.approx(3.0)
-    assert behind.waited_s == pytest.approx(1.0)
-
-
-def test_beside_a_busy_holder_it_gets_nothing_until_that_one_ends() -> None:
-    machine = Machine(1)
-    machine.begin(7.0, core=0)
-    behind = machine.begin(1.0)
-
-    machine.run_until(20.0)
-
-    assert machine.ends == {"a0": pytest.approx(7.0), behind.id: pytest.approx(8.0)}
-
-
 @pytest.mark.parametrize("idle", [False, True])
 def test_what_only_sleeps_is_as_fast_in_the_background_as_on_a_core(idle: bool) -> None:
     machine = Machine(1)
@@ -122,16 +78,6 @@ def test_what_only_sleeps_is_as_fast_in_the_background_as_on_a_core(idle: bool) 
 
     assert machine.ends[sleeper.id] == pytest.approx(5.0)
     assert sleeper.cpu_s == 0.0
-
-
-def test_what_half_sleeps_takes_half_as_long_again_where_it_gets_half_a_core_when_it_needs_one() -> None:
-    # Given three alike on one core: each gets a part f of a core while it needs one, so that 3 * 0.5 * f / (0.5 f + 0.5) = 1: f = 0.5
-    machine = Machine(1)
-    lives = [machine.begin(4.0, busy=0.5) for _ in range(3)]
-
-    machine.run_until(20.0)
-
-    assert [machine.ends[live.id] for live in lives] == pytest.approx([6.0] * 3, rel=1e-3)
 
 
 def test_a_command_goes_on_from_where_it_was() -> None:

@@ -5,7 +5,6 @@ Small rows of cores are compared with brute force, which looks at every way to c
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
 from typing import Any
 
@@ -13,8 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scheduler.cpu.cores import CoreGroup
-from scheduler.live.event_log import Handled, decode_line, encode_line
-from scheduler.model import NodeSpec, commands, events
+from scheduler.model import NodeSpec, commands
 from scheduler.model.state import Node
 
 ROWS = ((4, 12, 5, 13, 6, 14), (0, 8, 1, 9), (20, 21, 22, 23, 24))
@@ -106,15 +104,6 @@ def stretch_of(places: list[int], place: int) -> int:
     return place
 
 
-def test_siblings_go_out_together() -> None:
-    # Given a domain of cores with two threads each, of which the first is half taken
-    group = CoreGroup(NODE, [(0, 8, 1, 9, 2, 10)], {})
-    assert group.take(1) == (0,)
-    # When somebody wants one core; then it is the sibling left over, and a pair stays whole for who wants two
-    assert group.take(1) == (8,)
-    assert group.take(2) == (1, 9)
-
-
 # Growing
 
 
@@ -189,21 +178,6 @@ def width(cores: tuple[int, ...]) -> int:
 # Any order of events
 
 
-@given(steps=st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(0, 99)), max_size=30))
-def test_no_core_is_ever_granted_twice(steps: list[tuple[bool, int, int]]) -> None:
-    # Given the cores of a node; when they are granted, grown and given back in any order
-    group, grants = CoreGroup(NODE, ROWS, {}), list[tuple[int, ...]]()
-    for grow, count, number in steps:
-        if count <= group.free and grow and grants:
-            grants[number % len(grants)] += group.take(count, near=grants[number % len(grants)])
-        elif count <= group.free:
-            grants.append(group.take(count))
-        elif grants:
-            group.give_back(grants.pop(number % len(grants)))
-        # Then each core is free or in one grant
-        assert sorted([*group.free_ids, *(core for grant in grants for core in grant)]) == sorted(CORES)
-
-
 # In the core
 
 
@@ -237,20 +211,3 @@ def test_a_pod_lies_in_one_domain_and_grants_lie_in_it_as_on_the_node(world: Any
     for name in ("first", "second"):
         w.exec(name, "e0", 2)
     assert [w.grants[name].core_ids for name in ("first", "second")] == [(0, 4), (1, 5)]
-
-
-def test_a_log_carries_domains_and_one_without_them_still_reads() -> None:
-    # Given a node with domains; when it is written down and read again; then it is the same
-    spec = NodeSpec(name="n0", cores=4, domains=((0, 2), (1, 3)))
-    line = encode_line(Handled(epoch=1, at=0.0, event=events.NodeJoined(node=spec), commands=()))
-    assert node_of(line) == spec
-    # And a line that knows of none means cores 0 to n - 1
-    words = json.loads(line)
-    del words["event"]["node"]["domains"]
-    assert node_of(json.dumps(words)).core_domains() == (range(4),)
-
-
-def node_of(line: str) -> NodeSpec:
-    read = decode_line(line)
-    assert isinstance(read, Handled) and isinstance(read.event, events.NodeJoined)
-    return read.event.node

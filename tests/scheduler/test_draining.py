@@ -87,38 +87,6 @@ def test_what_stands_and_runs_on_a_draining_node_comes_to_its_end(world: Any, po
     assert not node.running and not node.environments
 
 
-def test_an_environment_that_is_opening_opens_and_its_parked_actions_run(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e", finish=False)
-    w.exec("a", "e")
-
-    drain(w)
-    w.finish("open-e")
-
-    assert w.grants["a"].node == "n0"
-
-
-def test_actions_in_environments_of_a_draining_node_are_resized_and_go_to_the_background_as_ever(world: Any) -> None:
-    # Given a draining node of two cores, on which one command has both
-    w = world()
-    w.node(cores=2)
-    w.open("e")
-    w.exec("a", "e", [1, 2], parallel=0.99, work_s=50.0)
-    drain(w)
-    assert w.units == {"a": 2}
-    # When two more come, one gets a core of the first one, and the other starts in the background
-    w.exec("b", "e", priority=9)
-    w.exec("c", "e", priority=1)
-    assert w.units == {"a": 1, "b": 1, "c": 1}
-    assert w.background == ["c"]
-    # Then the first one has both again when they have ended
-    w.finish("b")
-    assert w.background == []
-    w.finish("c")
-    assert w.units == {"a": 2}
-
-
 def test_who_was_behind_an_action_that_may_not_begin_any_more_starts(world: Any) -> None:
     # Given a node of which one core is free, for which an action of two cores waits before a command
     w = world("fcfs")
@@ -132,25 +100,6 @@ def test_who_was_behind_an_action_that_may_not_begin_any_more_starts(world: Any)
     drain(w)
     assert w.waiting == ["large"]
     assert w.grants["b"].node == "n0"
-
-
-def test_pods_are_taken_from_other_nodes_and_those_that_stand_go_on(world: Any) -> None:
-    # Given a pod on each of two nodes, the first of which is drained
-    w = world("static:2")
-    w.node("n0", cores=4)
-    w.open("e0")
-    w.node("n1", cores=2)
-    drain(w)
-    w.open("e1")
-    assert (w.grants.get("open-e0"), w.core.state.environments["e1"].node) == (None, "n1")
-    # When a third one is to open, which only the draining node has cores for
-    w.open("e2", finish=False)
-    w.exec("a", "e0", 2)
-    # Then it waits, while actions run in the pod that stands there
-    assert w.waiting == ["open-e2"]
-    assert w.grants["a"].node == "n0"
-    drain(w, draining=False)
-    assert w.grants["open-e2"].node == "n0"
 
 
 def test_a_node_that_was_kept_for_a_large_environment_is_kept_no_longer(world: Any) -> None:

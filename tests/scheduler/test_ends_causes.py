@@ -49,7 +49,7 @@ def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(w
     w = world()
     w.node()
     w.open("e")
-    w.exec("runs", "e", session="main")
+    w.exec("runs", "e", session="main", idempotent=True)
     w.exec("waits", "e", session="main")
     w.run("build")
     # When the node is lost
@@ -59,6 +59,9 @@ def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(w
     found = ends(w)
     assert {id: found[id] for id in ("runs", "waits", "later")} == dict.fromkeys(("runs", "waits", "later"), ("lost", "environment_lost"))
     assert found["build"] == ("lost", "node_lost")
+    assert w.ended("waits") == w.ended("later") == ("lost", "environment e is lost: node n0 was lost: it burned")
+    assert {w.ends[name].environment_lost_on for name in ("runs", "waits", "later")} == {"n0"}
+    assert w.of(commands.NoteEnvironment)[-1].state == "lost"
     # And a close of what is lost has the same cause, and is nobody's fault
     w.close("e")
     faults = {id: (w.ends[id].cause, fault_of_end(w.ends[id].kind, w.ends[id].cause)) for id in ("runs", "later", "close-e")}
@@ -108,8 +111,10 @@ def test_an_environment_takes_no_action_of_another_job_and_its_close_is_not_call
     w = world()
     w.node()
     w.open("e", job="owner")
-    w.exec("stranger", "e", job="other")
-    assert ends(w)["stranger"] == ("rejected", "bad_input")
+    for name, kind in (("runs", "cpu.exec"), ("reads", "cpu.read_file"), ("closes", "cpu.close")):
+        w.submit(name, kind, environment="e", job="other")
+        assert ends(w)[name] == ("rejected", "bad_input")
+        assert w.ended(name)[1] == "environment e is not one of job other"
     # And a close that is under way is not cancelled, which would leave the environment open
     w.close("e")
     w.handle(events.Cancelled(ids=("close-e",), job="owner"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.core.gone import REMEMBERED
-from scheduler.model import QuotaSpec, ServiceSpec, commands, events
+from scheduler.model import QuotaSpec, commands, events
 
 
 def states(w: Any, environment: str) -> list[str]:
@@ -38,19 +38,6 @@ def test_environments_go_where_there_is_memory(world: Any) -> None:
     assert sorted(w.grants[f"open-e{number}"].node for number in range(4)) == ["a", "b", "b", "b"]
 
 
-def test_memory_comes_back_when_an_environment_is_closed_and_the_next_one_opens(world: Any) -> None:
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("e0", memory_mb=800)
-    w.open("e1", memory_mb=800)
-    assert w.waiting == ["open-e1"]
-
-    w.close("e0")
-    w.finish("close-e0")
-
-    assert "open-e1" in w.grants
-
-
 def test_memory_of_an_action_comes_back_to_an_environment_that_waits_for_it(world: Any) -> None:
     w = world()
     w.node(memory_mb=1000)
@@ -61,32 +48,6 @@ def test_memory_of_an_action_comes_back_to_an_environment_that_waits_for_it(worl
     w.finish("a")
 
     assert "open-e0" in w.grants
-
-
-@pytest.mark.parametrize(("kind", "extra"), [("gpu.score", {"service": "rm"}), ("cpu.exec", {"environment": "e0"}), ("note", {})])
-def test_no_sort_of_action_gives_back_memory_that_it_did_not_take(world: Any, kind: str, extra: dict[str, str]) -> None:
-    w = world(services=[ServiceSpec(name="rm")])
-    w.node(memory_mb=1000, cells=1)
-    w.open("e0", memory_mb=100)
-    before = w.core.state.nodes["n0"].memory_free
-    cost = {"memory_mb": 50} | ({"cores": 1} if kind == "cpu.exec" else {})
-
-    w.submit("a", kind, cost=cost, **extra)
-    w.finish("a")
-
-    assert w.core.state.nodes["n0"].memory_free == before == 900
-
-
-def test_actions_wait_for_an_environment_that_is_not_open_yet(world: Any) -> None:
-    w = world()
-    w.open("e0")
-    w.exec("a", "e0")
-    w.node()
-    assert w.waiting == ["a"]
-
-    w.finish("open-e0")
-
-    assert "a" in w.grants
 
 
 def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ended(world: Any) -> None:
@@ -185,19 +146,6 @@ def test_actions_of_one_session_run_in_order_and_those_of_another_beside_them(wo
     assert "a3" in w.grants
 
 
-def test_a_session_goes_on_after_one_of_its_waiting_actions_was_cancelled(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e0")
-    for name in ("a", "b", "c"):
-        w.exec(name, "e0", session="main")
-
-    w.handle(events.Cancelled(ids=("b",)))
-    w.finish("a")
-
-    assert w.started[-1] == "c"
-
-
 def test_files_are_read_without_waiting_for_cores(world: Any) -> None:
     w = world()
     w.node(cores=1)
@@ -291,20 +239,6 @@ def test_an_unused_environment_is_closed_when_its_lease_is_over(world: Any) -> N
     assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
     w.open("e1", memory_mb=100, finish=False)
     assert w.waiting == ["open-e1"]
-
-
-def test_an_action_that_was_rejected_does_not_keep_its_environment_in_use(world: Any) -> None:
-    # Given an action too large for the node on which its environment came to stand
-    w = world(lease_s=60.0)
-    w.open("e0")
-    w.exec("large", "e0", 16)
-    w.node(cores=8)
-    w.finish("open-e0")
-    assert w.ends["large"].status == "rejected"
-
-    w.tick(61.0)
-
-    assert [c.id for c in w.of(commands.CloseEnvironment)] == ["e0"]
 
 
 @pytest.mark.parametrize("told", ["by a beat", "by an event"])
@@ -404,19 +338,6 @@ def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any)
 
     assert w.ends["command"].status == w.ends["read"].status == "cancelled"
     assert w.started == ["open-e0", "busy"]
-
-
-def test_at_most_so_many_environments_start_at_once(world: Any) -> None:
-    w = world(starting_limit=2)
-    w.node()
-    for number in range(4):
-        w.open(f"e{number}", finish=False)
-    assert w.started == ["open-e0", "open-e1"]
-
-    w.finish("open-e1")
-    assert w.started[2:] == ["open-e2"]
-    w.finish("open-e0", "failed")
-    assert w.started[3:] == ["open-e3"]
 
 
 def test_environments_start_evenly_spaced_under_a_cap_per_second(world: Any) -> None:

@@ -11,18 +11,6 @@ JUDGE = ServiceSpec(name="judge", restore_s=2.0)
 TEACHER = ServiceSpec(name="teacher", cells=(2,), restore_s=5.0)
 
 
-def test_a_service_is_restored_once_and_then_stays(world: Any) -> None:
-    w = world(services=[RM])
-    w.node(cells=1)
-    w.score("a", "rm")
-    assert (w.grants["a"].restore, w.grants["a"].cell_ids) == (True, (0,))
-    w.finish("a")
-
-    w.score("b", "rm")
-
-    assert (w.grants["b"].restore, w.grants["b"].evict) == (False, ())
-
-
 def test_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
     w = world(services=[RM, JUDGE, ServiceSpec(name="third")])
     w.node(cells=2)
@@ -50,18 +38,6 @@ def test_a_service_on_several_cells_evicts_as_many_as_it_must(world: Any) -> Non
     assert len(w.grants["t"].evict) == 1
 
 
-def test_a_busy_service_is_never_evicted(world: Any) -> None:
-    w = world(services=[RM, JUDGE])
-    w.node(cells=1)
-    w.score("a", "rm")
-
-    w.score("b", "judge")
-    assert w.waiting == ["b"]
-    w.finish("a")
-
-    assert w.evicted("b") == ["rm"]
-
-
 def test_an_instance_runs_as_many_actions_at_once_as_it_can_take(world: Any) -> None:
     w = world(services=[ServiceSpec(name="rm", max_concurrency=3)])
     w.node(cells=1)
@@ -82,15 +58,6 @@ def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobod
 
     assert w.waiting == ["b"]
     assert {w.grants["a"].cell_ids, w.grants["c"].cell_ids} == {(0,), (2,)}
-
-
-def test_without_that_bound_a_second_instance_is_brought(world: Any) -> None:
-    w = world(services=[RM])
-    w.node(cells=2)
-    w.score("a", "rm")
-    w.score("b", "rm")
-
-    assert {w.grants["a"].cell_ids, w.grants["b"].cell_ids} == {(0,), (1,)}
 
 
 def test_an_instance_that_is_taken_up_again_is_not_replaced_by_one_of_another_size(world: Any) -> None:
@@ -139,14 +106,6 @@ def test_a_service_goes_only_where_a_cell_has_room_for_it(world: Any) -> None:
     assert w.grants["c"].node == "small"
 
 
-def test_units_are_those_that_the_service_declares_where_the_action_names_none(world: Any) -> None:
-    w = world(services=[TEACHER])
-    w.node(cells=4)
-    w.score("t", "teacher")
-
-    assert w.grants["t"].units == 2
-
-
 def test_elastic_gives_the_cells_to_the_action_that_gains_most(world: Any) -> None:
     w = world(services=[ServiceSpec(name="a", cells=(1, 2)), ServiceSpec(name="b", cells=(1, 2))])
     w.score("flat", "a", [1, 2], work_s=10.0)
@@ -170,17 +129,6 @@ def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
     assert w.grants["s2"].restore is False
     w.score("j", "judge")
     assert w.grants["j"].cell_ids == (2,)
-
-
-def test_a_service_is_never_restored_under_static(world: Any) -> None:
-    w = world("static:1", services=[RM, JUDGE])
-    w.node(cells=2)
-    for round_ in range(3):
-        for service in ("rm", "judge"):
-            w.score(f"{service}{round_}", service)
-            assert w.grants[f"{service}{round_}"].evict == ()
-            assert w.grants[f"{service}{round_}"].restore is False
-            w.finish(f"{service}{round_}")
 
 
 def test_under_static_a_service_gets_the_cells_back_of_an_instance_that_failed(world: Any) -> None:
@@ -228,15 +176,3 @@ def test_under_static_a_service_owns_cells_elsewhere_as_soon_as_its_node_is_gone
 
     # Then it has others
     assert w.grants["c"].node == "n1"
-
-
-def test_resident_services_are_gone_with_their_node(world: Any) -> None:
-    w = world(services=[RM])
-    w.node(cells=1)
-    w.score("a", "rm")
-    w.finish("a")
-
-    w.node(cells=1)
-    w.score("b", "rm")
-
-    assert w.grants["b"].restore is True

@@ -43,17 +43,6 @@ def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) ->
     assert (w.grants["b"].node, w.grants["b"].restore) == ("n1", False)
 
 
-def test_an_idle_instance_goes_at_once_for_a_service_that_is_nowhere(world: Any) -> None:
-    w = world(services=[RM, JUDGE])
-    w.node(cells=1)
-    w.score("a", "rm")
-    w.finish("a")
-
-    w.score("j", "judge")
-
-    assert w.evicted("j") == ["rm"]
-
-
 def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
     # Given two idle instances, of which the one used last is seldom asked for
     w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)])

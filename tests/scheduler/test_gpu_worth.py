@@ -77,11 +77,6 @@ def test_several_services_on_a_gpu_are_worth_the_more_the_less_there_is_to_do(ba
     assert sum(one.restores for one in shared) <= 0.3 * sum(one.restores for one in alone)
 
 
-def test_an_instance_does_not_make_way_for_one_of_its_service_on_the_same_cells() -> None:
-    # Given load that rises and falls from round to round, so that the best sizes do; books that raise where a grant cannot be carried out
-    assert simulated("elastic", 1024, (1, 16), seed=5, memory_mb=16_000).restores > 0
-
-
 def test_the_part_is_what_makes_the_difference() -> None:
     whole, without = simulated("elastic", 2048, (1, 24)), simulated("elastic", 2048, (1, 24), without="services")
 

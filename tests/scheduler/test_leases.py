@@ -136,23 +136,3 @@ def test_a_restarted_scheduler_ends_a_lease_when_the_old_one_would_have(world: A
     new.wake()
     assert state_of(new, "e") == "closing"
     assert new.of(commands.NoteEnvironment)[-1].owner == "host:1"
-
-
-def test_an_action_on_an_environment_of_another_job_is_refused_in_one_line(world: Any) -> None:
-    # Given an environment of a job, with a command in it
-    w = world()
-    w.node()
-    w.open("e", job="mine")
-    w.exec("runs", "e", job="mine")
-    # When another job runs a command there, reads, and closes it
-    w.exec("steals", "e", job="theirs")
-    w.submit("reads", "cpu.read_file", environment="e", job="theirs")
-    w.submit("closes", "cpu.close", environment="e", job="theirs")
-    # Then each is refused, and the command goes on
-    for name in ("steals", "reads", "closes"):
-        assert (w.ends[name].status, w.ends[name].cause) == ("rejected", "bad_input")
-        assert w.ends[name].reason == "environment e is not one of job theirs"
-    assert "runs" in w.grants and state_of(w, "e") == "open"
-    w.finish("runs")
-    w.submit("closed", "cpu.close", environment="e", job="mine")
-    assert state_of(w, "e") == "closing"

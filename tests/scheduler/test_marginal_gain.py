@@ -16,7 +16,7 @@ from scheduler.cpu.tuning import TUNING
 from scheduler.model import events
 from scheduler.model.commands import Resize
 from tangram.action import Action, Cost
-from tangram.elasticity import FLAT, Amdahl, Curve, Table
+from tangram.elasticity import Amdahl, Curve, Table
 
 LONG_S = 1000.0
 
@@ -169,17 +169,6 @@ def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_s
 
     # Then it has them, although the first of them alone would not be worth a resize
     assert w.units == {"a0": 8}
-
-
-def test_cores_go_to_who_scales_well_before_who_scales_badly(world: Any) -> None:
-    # Given a long test that scales well on half of its cores, and a build that scales badly
-    w = world()
-    w.node(cores=18)
-    w.run("test", (1, 2, 4, 8, 16), parallel=0.97, work_s=LONG_S)
-    w.run("build", (1, 2, 4, 8), parallel=0.6, work_s=LONG_S)
-
-    # Then the build has only what costs it less than it costs the test
-    assert w.units == {"test": 16, "build": 2}
 
 
 @given(st.lists(BY_ONE, min_size=1, max_size=4), st.integers(0, 12))
@@ -347,15 +336,6 @@ def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
     assert w.waiting == ["s"]
     w.finish("x", "cancelled")
     assert "s" in w.grants
-
-
-def test_rungs_are_worth_ever_less_and_end_where_more_cores_do_nothing() -> None:
-    table = Table(((1, 1.0), (2, 0.5), (3, 0.9), (4, 0.6)))
-
-    assert [(step.units, step.extra_units) for step in steps_of((1, 2, 3, 4), table)] == [(3, 2)]
-    worths = [step.gain for step in steps_of((1, 2, 4, 8), Amdahl(0.9))]
-    assert worths == sorted(worths, reverse=True)
-    assert steps_of((1, 2, 4), FLAT) == steps_of((4,), Amdahl(0.9)) == steps_of((1, 2), Amdahl(0.0)) == ()
 
 
 def test_a_small_rung_does_not_tear_down_a_large_one(world: Any) -> None:

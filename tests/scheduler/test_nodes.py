@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from scheduler.model import QuotaSpec, ServiceSpec, commands, events
-from tangram.action import Action, Cost
 
 
 def test_an_idempotent_action_waits_again_when_its_node_is_lost(world: Any) -> None:
@@ -112,23 +111,6 @@ def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None
     w.lose()
 
     assert w.ends["a"].status == "lost"
-
-
-def test_environments_are_lost_with_their_node_and_so_are_their_actions(world: Any) -> None:
-    w = world(without=["preemption"])
-    w.node(cores=1)
-    w.open("e0")
-    w.exec("runs", "e0", idempotent=True)
-    w.exec("waits", "e0")
-
-    w.lose()
-    w.exec("late", "e0")
-
-    assert w.ends["runs"].status == "lost"
-    assert w.ended("waits") == ("lost", "environment e0 is lost: node n0 was lost: it burned")
-    assert w.ended("late") == w.ended("waits")
-    assert {end.environment_lost_on for end in w.ends.values() if end.status == "lost"} == {"n0"}
-    assert [n.state for n in w.of(commands.NoteEnvironment)][-1] == "lost"
 
 
 def test_an_environment_that_was_opening_opens_elsewhere(world: Any) -> None:
@@ -321,26 +303,3 @@ def test_an_idempotent_command_of_an_environment_that_is_gone_never_runs_outside
     new.node("n1")
 
     assert new.ends["a"].status == "lost"
-
-
-def test_cores_that_two_old_grants_name_are_free_only_once(world: Any) -> None:
-    # Given a grant that was shrunk after it was written down, and one that got the cores
-    w = world()
-    w.node(cores=4)
-    for name, core_ids in (("a", (0, 1, 2, 3)), ("b", (2, 3))):
-        w.handle(
-            events.Resumed(
-                id=name,
-                action=Action(kind="build", cost=Cost.of(cores=len(core_ids))),
-                submitted_at=0.0,
-                received_at=0.0,
-                granted_at=0.0,
-                grant=commands.Grant(node="n0", units=len(core_ids), core_ids=core_ids),
-            )
-        )
-        w.grants[name] = commands.Grant(node="n0", units=len(core_ids), core_ids=core_ids)
-
-    w.finish("a")
-    w.finish("b")
-
-    assert w.core.pools.cpu.groups["n0"].free_ids == [0, 1, 2, 3]

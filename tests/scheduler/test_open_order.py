@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,30 +27,6 @@ def opened(w: Any) -> list[str]:
 
 
 # Memory
-
-
-def test_an_open_that_fits_nowhere_lets_that_of_another_job_pass(world: Any) -> None:
-    # Given a job that has 600 of 1000 MB, and waits for 600 more
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("large0", job="large", memory_mb=600)
-    w.open("large1", job="large", memory_mb=600)
-
-    # When another job wants 10 MB, it has them at once
-    w.open("small", job="small", memory_mb=10)
-
-    assert opened(w) == ["large0", "small"]
-
-
-def test_a_smaller_open_of_the_same_job_passes_too(world: Any) -> None:
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("large0", memory_mb=600)
-    w.open("large1", memory_mb=600)
-
-    w.open("small", memory_mb=10)
-
-    assert opened(w) == ["large0", "small"]
 
 
 @pytest.mark.parametrize("policy", ["elastic", "fcfs"])
@@ -118,42 +93,6 @@ def test_without_shares_memory_goes_to_the_open_that_came_first(world: Any) -> N
 
 
 # The bound
-
-
-def stream(w: Any, job: str, until_s: float, done: Callable[[], bool]) -> None:
-    """Have a small environment come every second, each of which lives for ten seconds, until it is done."""
-    second = 0
-    while not done() and w.now < until_s:
-        w.open(f"small{second}", job=job, memory_mb=100, finish=False)
-        w.tick(1.0)
-        for name in opened(w):
-            if f"open-{name}" in w.grants:
-                w.finish(f"open-{name}")
-        for born in range(second):
-            environment = w.core.state.environments.get(f"small{born}")
-            if environment is not None and environment.state == "open" and w.now - environment.last_used >= 10.0:
-                close(w, environment.id)
-        second += 1
-
-
-@pytest.mark.parametrize("job", ["same", "other"])
-@pytest.mark.parametrize("policy", ["elastic", "fcfs"])
-def test_a_large_open_among_a_stream_of_small_ones_is_opened_within_the_bound(world: Any, policy: str, job: str) -> None:
-    # Given a node that small environments share, of which more come than there is room for
-    w = world(policy, lease_s=None)
-    w.node(memory_mb=1000)
-    stream(w, "same", 20.0, lambda: False)
-    assert w.core.state.nodes["n0"].memory_free == 0
-
-    # When one comes that needs nearly all of it
-    asked_at = w.now
-    w.open("large", job=job, memory_mb=900, finish=False)
-
-    # Then others pass it for a while, but it does not wait for longer than that and the longest of their lives
-    before = len(opened(w))
-    stream(w, "same", asked_at + 1000.0, lambda: "large" in opened(w))
-    assert KEPT_AFTER_S <= w.now - asked_at <= KEPT_AFTER_S + 12.0
-    assert len(opened(w)) > before + 10
 
 
 def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) -> None:

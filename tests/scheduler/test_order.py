@@ -26,17 +26,6 @@ def test_a_large_action_at_the_head_is_not_overtaken(world: Any, policy: str) ->
     assert w.started == ["first", "large"]
 
 
-def test_actions_start_in_the_order_of_their_arrival(world: Any) -> None:
-    w = world("fcfs")
-    w.node(cores=1)
-    for name in "abcd":
-        w.run(name)
-    for name in "abc":
-        w.finish(name)
-
-    assert w.started == ["a", "b", "c", "d"]
-
-
 def test_higher_priority_goes_first_under_elastic_and_not_under_fcfs(world: Any) -> None:
     for policy, order in (("elastic", ["a", "urgent", "b"]), ("fcfs", ["a", "b", "urgent"])):
         w = world(policy)
@@ -203,15 +192,6 @@ def test_what_could_never_run_is_rejected_at_once(world: Any, cost: dict[str, in
     assert w.ended("a") == ("rejected", reason)
 
 
-def test_the_units_granted_are_cores_even_where_another_resource_has_several_amounts(world: Any) -> None:
-    w = world()
-    w.node(cores=4, memory_mb=4096)
-
-    w.submit("a", "build", cost={"cores": 2, "memory_mb": [512, 1024]})
-
-    assert w.grants["a"].core_ids == (0, 1)
-
-
 def test_a_job_with_too_many_waiting_is_rejected_and_others_are_not(world: Any) -> None:
     w = world(queue_limit=2)
     w.node(cores=1)
@@ -259,14 +239,3 @@ def test_a_head_that_times_out_makes_way(world: Any) -> None:
     w.wake()
 
     assert "small" in w.grants
-
-
-def test_a_message_that_comes_twice_is_one_action(world: Any) -> None:
-    w = world()
-    w.node(cores=1)
-    for _ in range(2):
-        w.run("a")
-        w.run("b")
-    w.finish("a")
-
-    assert w.started == ["a", "b"]

@@ -5,114 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scheduler.model import commands, events
+from scheduler.model import commands
 from scheduler.policies import UnknownPolicy, make_policy
 
 UNITS = [1, 2, 4, 8]
-
-
-def test_elastic_runs_a_lone_action_on_its_best_units(world: Any) -> None:
-    w = world()
-    w.node(cores=16)
-    w.run("a", UNITS, parallel=0.9, work_s=10.0)
-
-    assert w.units == {"a": 8}
-
-
-def test_elastic_grows_what_runs_into_cores_that_fall_free(world: Any) -> None:
-    w = world()
-    w.node(cores=8)
-    w.run("short", 6, work_s=1.0)
-    w.run("long", UNITS, parallel=0.95, work_s=100.0)
-    assert w.units["long"] == 2
-
-    w.now = 1.0
-    w.finish("short")
-
-    assert w.units["long"] == 8
-    assert w.grants["long"].core_ids[:2] == (6, 7)
-
-
-def test_elastic_shrinks_what_runs_when_others_wait(world: Any) -> None:
-    w = world()
-    w.node(cores=8)
-    w.run("first", UNITS, parallel=0.95, work_s=100.0)
-    assert w.units["first"] == 8
-
-    w.now = 1.0
-    w.run("second", UNITS, parallel=0.95, work_s=100.0)
-
-    assert w.units == {"first": 4, "second": 4}
-    shrink, start = w.out[-2:]
-    assert isinstance(shrink, commands.Resize)
-    assert isinstance(start, commands.Start)
-    assert set(shrink.core_ids).isdisjoint(start.grant.core_ids)
-
-
-def test_elastic_lets_every_waiting_action_start_before_anyone_has_extra_cores(world: Any) -> None:
-    w = world()
-    w.node(cores=8)
-    for number in range(8):
-        w.run(f"a{number}", UNITS, parallel=0.95, work_s=100.0)
-
-    assert w.units == {f"a{number}": 1 for number in range(8)}
-
-
-def test_elastic_gives_spare_cores_to_whom_they_help_most(world: Any) -> None:
-    w = world()
-    w.run("flat", UNITS, parallel=0.1, work_s=10.0)
-    w.run("steep", UNITS, parallel=0.99, work_s=10.0)
-    w.node(cores=9)
-
-    assert w.units == {"flat": 1, "steep": 8}
-
-
-def test_elastic_does_not_resize_for_next_to_nothing(world: Any) -> None:
-    w = world()
-    w.node(cores=4)
-    w.run("other", 3, work_s=1.0)
-    w.run("tiny", [1, 4], parallel=0.9, work_s=0.05)
-
-    w.finish("other")
-
-    assert w.of(commands.Resize) == []
-
-
-def test_elastic_does_not_flap_when_short_actions_come_and_go(world: Any) -> None:
-    # Given a long elastic action beside a steady stream of short ones
-    w = world()
-    w.node(cores=8)
-    w.run("long", UNITS, parallel=0.95, work_s=500.0)
-    for number in range(50):
-        w.now += 1.0
-        w.run(f"s{number}", 4, work_s=0.5)
-        w.now += 0.5
-        w.finish(f"s{number}")
-
-    # Then it is resized at most once for each that comes and once for each that goes
-    assert len(w.of(commands.Resize)) <= 100
-    before = len(w.of(commands.Resize))
-
-    # And not at all while nothing comes or goes
-    for _ in range(20):
-        w.tick(1.0)
-    w.beat(running=("long",))
-    assert len(w.of(commands.Resize)) == before
-
-
-def test_elastic_leaves_an_action_that_is_being_stopped_as_it_is(world: Any) -> None:
-    w = world()
-    w.node(cores=8)
-    w.run("other", 4)
-    w.run("stopping", [1, 2, 4, 8], parallel=0.95, work_s=100.0)
-    w.handle(events.Cancelled(ids=("stopping",)))
-
-    w.finish("other")
-
-    assert w.of(commands.Resize) == []
 
 
 def test_paper_never_resizes_what_runs(world: Any) -> None:
@@ -244,20 +141,3 @@ def test_an_unknown_policy_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", ["elastic", "paper", "fcfs", "fixed:3", "static:3"])
 def test_a_policy_knows_its_name(name: str) -> None:
     assert make_policy(name).name == name
-
-
-@given(
-    free=st.integers(1, 12),
-    sizes=st.lists(st.sampled_from([(1,), (2,), (1, 2), (1, 4), (2, 3, 5)]), min_size=1, max_size=6),
-    policy=st.sampled_from(["elastic", "paper", "fcfs", "fixed:2", "static:2"]),
-)
-def test_no_policy_hands_out_more_than_there_is(world: Any, free: int, sizes: list[tuple[int, ...]], policy: str) -> None:
-    w = world(policy)
-    for number, units in enumerate(sizes):
-        w.run(f"a{number}", list(units), parallel=0.9, work_s=5.0)
-    w.node(cores=free)
-
-    assert sum(w.units.values()) <= free
-    assert all(w.units[name] in units for name, units in zip((f"a{n}" for n in range(9)), sizes, strict=False) if name in w.units)
-    first = sizes[0][0]
-    assert ("a0" in w.units) == (first <= free)

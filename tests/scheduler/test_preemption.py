@@ -46,20 +46,6 @@ def test_a_newcomer_takes_the_core_of_what_has_run_for_long(world: Any) -> None:
     assert queued(w) == []
 
 
-def test_who_loses_its_cores_is_told_before_who_gets_them(world: Any) -> None:
-    w = world()
-    node(w, cores=2)
-    w.exec("long", "e", 2)
-    w.tick(10.0)
-    before = len(w.out)
-
-    w.exec("newcomer", "f")
-
-    lost, got = w.out[before:][:2]
-    assert (lost.id, lost.core_ids, lost.units, lost.background) == ("long", (), 2, True)
-    assert got == commands.Start(id="newcomer", grant=w.grants["newcomer"])
-
-
 def test_of_several_the_one_whose_environment_has_had_most_goes(world: Any) -> None:
     # Given two actions that have run for as long, one of them in an environment that has had much before
     w = world()
@@ -284,24 +270,6 @@ def test_a_stop_reaches_the_background(world: Any) -> None:
     assert (w.ended("long")[0], queued(w), w.core.pools.cpu.groups["n0"].running) == ("cancelled", [], {})
 
 
-@pytest.mark.parametrize("end", ["node", "environment"])
-def test_what_is_in_the_background_ends_with_its_node_and_its_environment(world: Any, end: str) -> None:
-    w = world()
-    node(w)
-    w.exec("firm", "e", preemptible=False)
-    w.exec("behind", "f")
-
-    if end == "node":
-        w.lose()
-    else:
-        w.handle(events.EnvironmentClosed(id="f", reason="it is no more"))
-        w.finish("behind", "failed")
-        assert (queued(w), list(w.core.pools.cpu.groups["n0"].running)) == ([], ["firm"])
-
-    assert "behind" in w.ends
-    assert "behind" not in w.core.state.running
-
-
 def test_the_time_in_the_background_counts_as_queueing(world: Any) -> None:
     # Given a command that has run for ten seconds, and then been in the background for five, where it got two
     w = world()
@@ -331,15 +299,6 @@ def test_without_preemption_who_comes_waits(world: Any) -> None:
     w.tick(100.0)
 
     assert (w.waiting, w.background, w.grants["long"].core_ids) == (["newcomer"], [], (0,))
-
-
-def test_what_fits_needs_no_background(world: Any) -> None:
-    w = world()
-    node(w, cores=4)
-    for number in range(4):
-        w.exec(f"a{number}", "e")
-
-    assert (w.background, w.of(commands.Resize)) == ([], [])
 
 
 # Between jobs

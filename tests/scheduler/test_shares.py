@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.model import QuotaSpec, ServiceSpec
 from scheduler.model.shares import TOLERANCE, Shares
 
 # Who holds how much
@@ -54,40 +53,6 @@ def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
     assert shares.entitlement("b") == 0.5
 
 
-def test_units_that_come_make_everybodys_part_smaller() -> None:
-    shares = shares_of(a=1, b=1)
-    shares.hold("a", "cores", 80)
-    assert shares.over("a")
-
-    shares.offer("cores", 100)
-
-    assert shares.dominant("a") == 0.4
-    assert not shares.over("a")
-
-
-def test_a_job_that_is_idle_holds_nothing() -> None:
-    shares = shares_of(a=1, b=1)
-    shares.hold("a", "cores", 80)
-    shares.leave("a")
-    shares.enter("a")
-
-    assert shares.dominant("a") == 0.0
-
-
-def test_cores_cells_and_requests_count(world: Any) -> None:
-    w = world(services=[ServiceSpec(name="rm")], quotas=[QuotaSpec(name="web", concurrency=4)])
-    w.node(cores=8, cells=4)
-    w.run("build", 4, job="a")
-    w.score("score", "rm", 1, job="b")
-    w.call("call", "web", job="c")
-    shares = w.core.state.shares
-    assert [shares.dominant(job) for job in "abc"] == [0.5, 0.25, 0.25]
-
-    for name in ("build", "score", "call"):
-        w.finish(name)
-    assert [shares.dominant(job) for job in "abc"] == [0.0, 0.0, 0.0]
-
-
 # Who goes first
 
 
@@ -115,15 +80,6 @@ def test_without_shares_first_come_first_served_holds_between_jobs(world: Any) -
     w.finish("many0")
 
     assert w.started[-1] == "many4"
-
-
-def test_a_job_alone_may_have_everything(world: Any) -> None:
-    w = world()
-    w.node(cores=4)
-    for number in range(4):
-        w.run(f"a{number}", job="a")
-
-    assert len(w.grants) == 4
 
 
 def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_within_theirs(world: Any) -> None:

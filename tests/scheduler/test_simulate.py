@@ -250,22 +250,6 @@ def test_services_that_own_no_cell_under_static_fail_with_a_reason() -> None:
     assert [(record.status, record.reason) for record in run.actions] == [("rejected", reason)]
 
 
-def test_actions_without_any_work_take_no_time() -> None:
-    trace = trace_of(rollout("t", *[Step(actions=(cpu(0.0, (1, 2, 4), 0.9),), think_s=0.0)] * 20))
-
-    run = simulate(trace)
-
-    assert run.last_result_s == 0.0
-    assert {record.status for record in run.actions} == {"succeeded"}
-    assert summarise(run)["cpu_utilisation"] == 0.0
-
-
-def test_trajectories_without_steps_end_at_once() -> None:
-    run = simulate(trace_of(rollout("empty"), rollout("t", cpu(1.0))))
-
-    assert (run.trajectories, len(run.actions)) == (2, 1)
-
-
 def test_an_unused_sandbox_whose_lease_is_over_makes_room() -> None:
     # Given a trajectory that thinks for longer than its lease, and one that waits for its memory
     trace = trace_of(
@@ -314,17 +298,6 @@ def test_a_policy_knows_the_recorded_durations_or_learns_them(policy: str, known
     assert (run.prediction.factor_p90 == 1.0) == known
     again = simulate(trace, policy, Cluster(cores=16), known_durations=known)
     assert again.actions == run.actions
-
-
-def test_elastic_that_knows_durations_expects_what_comes() -> None:
-    trace = coding_trace(20, 10, seed=5)
-
-    known = simulate(trace, "elastic", Cluster(cores=16), known_durations=True).prediction
-    unknown = simulate(trace, "elastic", Cluster(cores=16), known_durations=False).prediction
-
-    assert known is not None and unknown is not None
-    assert (known.factor_p50, known.factor_p90) == (1.0, 1.0)
-    assert unknown.factor_p90 > unknown.factor_p50 > 1.0
 
 
 def coding_trace(trajectories: int, steps: int, seed: int) -> Trace:

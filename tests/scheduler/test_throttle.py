@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.model import QuotaSpec, events
+from scheduler.model import QuotaSpec
 from scheduler.model.commands import Requeue
 from scheduler.model.lifecycle import MOST_TRIES
 from scheduler.quotas.answers import MOST_REFUSALS
@@ -89,18 +89,6 @@ def test_which_answers_refuse(world: Any, status: int, retry_after_s: float | No
     assert (w.of(Requeue) != []) == pauses
 
 
-def test_one_overload_that_many_notice_halves_the_rate_once(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=100.0, burst=10)])
-    w.node()
-    for number in range(10):
-        w.call(f"c{number}", "web", idempotent=True)
-    for number in range(10):
-        w.answer(f"c{number}", 429, retry_after_s=1.0)
-
-    assert w.core.pools.quotas.accounts["web"].throttle.factor == 0.5
-    assert len(w.waiting) == 10
-
-
 def test_an_account_without_a_rate_is_left_fewer_places(world: Any) -> None:
     w = world(quotas=[QuotaSpec(name="web", concurrency=4)])
     w.node()
@@ -155,17 +143,6 @@ def test_refused_tries_do_not_count_as_lost_nodes(world: Any) -> None:
         w.lose(w.grants["a"].node)
     # Then only those count
     assert w.ended("a")[0] == "lost"
-
-
-def test_a_refused_action_that_was_given_up_is_cancelled(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=4)])
-    w.node()
-    w.call("a", "web", idempotent=True)
-    w.handle(events.Cancelled(ids=("a",)))
-    w.answer("a", 429, retry_after_s=1.0)
-
-    assert w.ended("a") == ("cancelled", "cancelled by the trainer")
-    assert not w.ends["a"].by_worker
 
 
 def test_a_refused_action_keeps_its_queue_deadline(world: Any) -> None:
