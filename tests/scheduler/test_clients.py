@@ -228,32 +228,24 @@ def test_what_a_client_that_is_gone_had_sent_before_ends_too() -> None:
     assert [client for client, _ in watch.gone] == ["b", "b"]
 
 
-def test_a_restarted_scheduler_lets_a_lease_go_on(world: Any) -> None:
-    # Given an environment that was used 50 s before the scheduler started
+def test_a_restarted_scheduler_lets_leases_go_on_and_leaves_time_for_what_was_sent_meanwhile(world: Any) -> None:
+    # Given environments of which one was used 50 s before the scheduler started, and two that long ago that their leases were over
     w = world(lease_s=100.0)
     w.now = 1000.0
     w.node()
-    w.handle(events.EnvironmentOpened(id="e", node="n0", job="j", trajectory="t", used_at=950.0))
-    # When nobody uses it
-    w.tick(50.0)
-    assert w.of(commands.CloseEnvironment) == []
-    # Then its lease is over after the other half, and the part for uses that were not written down
-    w.tick(10.0)
-
-
-def test_a_lease_that_ran_out_while_no_scheduler_ran_leaves_time_for_what_was_sent_meanwhile(world: Any) -> None:
-    w = world(lease_s=100.0)
-    w.now = 1000.0
-    w.node()
-    for environment in ("used", "unused"):
-        w.handle(events.EnvironmentOpened(id=environment, node="n0", job="j", trajectory="t", used_at=0.0))
+    for environment, used_at in (("lately", 950.0), ("used", 0.0), ("unused", 0.0)):
+        w.handle(events.EnvironmentOpened(id=environment, node="n0", job="j", trajectory="t", used_at=used_at))
     w.tick()
     w.exec("a", "used")
     w.finish("a")
-
+    assert w.of(commands.CloseEnvironment) == []
+    # When nobody uses them any more; then each is closed at its time, and the part for uses that were not written down
     w.tick(10.0)
-
     assert [close.id for close in w.of(commands.CloseEnvironment)] == ["unused"]
+    w.tick(40.0)
+    assert [close.id for close in w.of(commands.CloseEnvironment)] == ["unused"]
+    w.tick(10.0)
+    assert [close.id for close in w.of(commands.CloseEnvironment)] == ["unused", "lately"]
 
 
 def test_the_use_of_an_environment_is_written_down_now_and_then(world: Any) -> None:

@@ -45,24 +45,14 @@ def test_two_services_stay_on_one_cell_and_take_turns(world: Any) -> None:
     assert (w.grants["d"].restore, w.evicted("d")) == (False, [])
 
 
-def test_without_the_part_each_has_the_cell_for_itself(world: Any) -> None:
-    w = world(services=[RM, JUDGE], without=["sharing"])
+@pytest.mark.parametrize(("policy", "without"), [("elastic", ["sharing"]), ("paper", []), ("fcfs", []), ("fixed:1", [])])
+def test_without_the_part_and_under_other_policies_each_has_the_cell_for_itself(world: Any, policy: str, without: list[str]) -> None:
+    w = world(policy, services=[RM, JUDGE], without=without)
     w.node(cells=1, cell_memory_mb=80)
     w.score("a", "rm")
     w.finish("a")
     w.score("b", "judge")
     w.tick(3.0)
-
-    assert w.evicted("b") == ["rm"]
-
-
-@pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:1"])
-def test_other_policies_do_not_share_cells(world: Any, policy: str) -> None:
-    w = world(policy, services=[RM, JUDGE])
-    w.node(cells=1, cell_memory_mb=80)
-    w.score("a", "rm")
-    w.finish("a")
-    w.score("b", "judge")
 
     assert w.evicted("b") == ["rm"]
 

@@ -9,18 +9,6 @@ import pytest
 from scheduler.model import QuotaSpec, ServiceSpec, commands, events
 
 
-def test_an_idempotent_action_waits_again_when_its_node_is_lost(world: Any) -> None:
-    w = world()
-    w.node("n0")
-    w.run("a", 2, idempotent=True)
-
-    w.lose("n0")
-    assert [(r.id, r.reason) for r in w.of(commands.Requeue)] == [("a", "node n0 was lost: it burned")]
-    w.node("n1")
-
-    assert (w.grants["a"].node, w.grants["a"].attempt) == ("n1", 2)
-
-
 @pytest.mark.parametrize("woken", [True, False])
 def test_a_queue_deadline_holds_again_when_an_action_waits_again(world: Any, woken: bool) -> None:
     # Given an action that starts before its deadline, whether or not anyone asked the core for its next wake meanwhile
@@ -38,11 +26,15 @@ def test_a_queue_deadline_holds_again_when_an_action_waits_again(world: Any, wok
 
 
 def test_an_action_that_lost_two_nodes_is_not_tried_a_third_time(world: Any) -> None:
+    # Given an idempotent action, which waits again when its node is lost
     w = world()
     w.node("n0")
-    w.run("a", idempotent=True)
+    w.run("a", 2, idempotent=True)
     w.lose("n0")
+    assert [(r.id, r.reason) for r in w.of(commands.Requeue)] == [("a", "node n0 was lost: it burned")]
     w.node("n1")
+    assert (w.grants["a"].node, w.grants["a"].attempt) == ("n1", 2)
+    # When the next node is lost, too
     w.lose("n1")
 
     status, reason = w.ended("a")

@@ -89,17 +89,6 @@ def test_an_action_that_waits_for_memory_does_not_block_those_whose_end_would_fr
     assert "hungry" in w.grants
 
 
-def test_an_environment_too_large_for_all_nodes_does_not_hold_up_the_others(world: Any) -> None:
-    w = world()
-    w.open("huge", memory_mb=5000)
-    w.node(memory_mb=1000)
-
-    w.open("usual", memory_mb=500)
-
-    assert "open-huge" in w.waiting
-    assert w.ends["open-usual"].status == "succeeded"
-
-
 def test_an_environment_that_does_not_fit_now_lets_smaller_ones_pass(world: Any) -> None:
     w = world()
     w.node(memory_mb=1000)
@@ -129,7 +118,7 @@ def test_an_action_held_by_its_quota_does_not_block_the_cores_behind_it(world: A
 
 
 def test_labels_restrict_where_an_action_runs(world: Any) -> None:
-    w = world()
+    w = world(quotas=[QuotaSpec(name="web")])
     w.node("plain")
     w.node("special", labels=frozenset({"docker", "ssd"}))
 
@@ -139,29 +128,8 @@ def test_labels_restrict_where_an_action_runs(world: Any) -> None:
 
     assert w.grants["a"].node == w.grants["open-e0"].node == "special"
     assert w.ended("b") == ("rejected", "no node has the labels tpu")
-
-
-def test_labels_count_for_api_calls_too(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web")])
-    w.node("plain")
-
-    w.call("a", "web", requires=("proxy",))
-
-    assert w.ended("a") == ("rejected", "no node has the labels proxy")
-
-
-def test_what_waits_for_a_label_does_not_hold_up_the_rest(world: Any) -> None:
-    w = world()
-    w.open("e0", requires=("docker",))
-    w.run("a", requires=("docker",))
-    w.node("plain", cores=1)
-
-    w.open("e1")
-    w.run("b")
-
-    assert w.ends["open-e1"].status == "succeeded"
-    assert "b" in w.grants
-    assert w.waiting == ["open-e0", "a"]
+    w.call("c", "web", requires=("proxy",))
+    assert w.ended("c") == ("rejected", "no node has the labels proxy")
 
 
 def test_an_action_without_needs_starts_anywhere_and_waits_only_for_a_node(world: Any) -> None:
@@ -215,27 +183,18 @@ def test_a_full_queue_never_keeps_a_trainer_from_closing_its_environment(world: 
     assert "close-e0" in w.grants
 
 
-def test_a_queue_deadline_ends_what_still_waits_and_leaves_what_runs(world: Any) -> None:
-    w = world()
-    w.node(cores=1)
+def test_a_queue_deadline_ends_what_still_waits_makes_way_and_leaves_what_runs(world: Any) -> None:
+    # Given one that runs on a core of two, and one that needs both, each with a deadline, and another one behind
+    w = world("fcfs")
+    w.node(cores=2)
     w.run("runs", queue_timeout_s=5.0)
-    w.run("waits", queue_timeout_s=5.0)
+    w.run("waits", 2, queue_timeout_s=5.0)
+    w.run("behind")
+    assert w.waiting == ["waits", "behind"]
 
     w.wake()
 
     assert w.now == 5.0
     assert w.ended("waits") == ("timed_out", "waited longer than queue_timeout_s = 5.0")
     assert w.ends["waits"].queue_s == 5.0
-    assert "runs" in w.grants
-
-
-def test_a_head_that_times_out_makes_way(world: Any) -> None:
-    w = world()
-    w.node(cores=2)
-    w.run("busy", 1)
-    w.run("large", 2, queue_timeout_s=5.0)
-    w.run("small", 1)
-
-    w.wake()
-
-    assert "small" in w.grants
+    assert {"runs", "behind"} <= set(w.grants)

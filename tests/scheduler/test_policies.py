@@ -41,38 +41,27 @@ def test_paper_starts_both_where_they_do_not_scale(world: Any) -> None:
     assert w.units == {"a": 1, "b": 1}
 
 
-def test_fcfs_takes_the_smallest_amount(world: Any) -> None:
-    w = world("fcfs")
-    w.node(cores=8)
-    w.run("a", [2, 4], parallel=0.9)
+@pytest.mark.parametrize(
+    ("policy", "cores", "allowed", "granted"),
+    [
+        ("fcfs", 8, [2, 4], [2, 2, 2, 2]),
+        ("fixed:4", 8, [1, 2, 4, 8], [4, 4]),
+        ("fixed:4", 8, [1, 3, 5], [3, 3]),
+        ("fixed:4", 8, [1], [1] * 8),
+        ("fixed:4", 8, [6, 8], [6]),
+        ("fixed:4", 6, [1, 2, 4, 8], [4]),
+        ("fixed:8", 4, [1, 2, 4, 8], [4]),
+    ],
+)
+def test_fcfs_takes_the_smallest_amount_and_fixed_waits_for_n_or_the_nearest_allowed_below(
+    world: Any, policy: str, cores: int, allowed: list[int], granted: list[int]
+) -> None:
+    w = world(policy)
+    w.node(cores=cores)
+    for number in range(9):
+        w.run(f"a{number}", allowed, parallel=0.9)
 
-    assert w.units == {"a": 2}
-
-
-@pytest.mark.parametrize(("allowed", "granted"), [([1, 2, 4, 8], 4), ([1, 3, 5], 3), ([1], 1), ([6, 8], 6)])
-def test_fixed_takes_n_or_the_nearest_allowed_below(world: Any, allowed: list[int], granted: int) -> None:
-    w = world("fixed:4")
-    w.node(cores=8)
-    w.run("a", allowed, parallel=0.9)
-
-    assert w.units == {"a": granted}
-
-
-def test_fixed_waits_for_all_of_its_units(world: Any) -> None:
-    w = world("fixed:4")
-    w.node(cores=6)
-    w.run("a", UNITS, parallel=0.9)
-    w.run("b", UNITS, parallel=0.9)
-
-    assert w.waiting == ["b"]
-
-
-def test_fixed_takes_less_on_a_node_that_has_less(world: Any) -> None:
-    w = world("fixed:8")
-    w.node(cores=4)
-    w.run("a", UNITS, parallel=0.9)
-
-    assert w.units == {"a": 4}
+    assert list(w.units.values()) == granted
 
 
 def test_static_pods_hold_their_cores_for_life(world: Any) -> None:

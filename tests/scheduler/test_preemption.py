@@ -341,23 +341,6 @@ def test_who_may_not_take_from_another_job_takes_from_its_own(world: Any) -> Non
     assert w.background == ["mine"]
 
 
-def test_who_cannot_afford_to_grow_keeps_no_other_job_from_growing(world: Any) -> None:
-    # Given a job at its entitlement, many of whose commands could use more, and one far below its own
-    w = world(weights={"full": 1.0, "light": 3.0})
-    node(w, 40, [f"f{n}" for n in range(12)] + ["l"] + ["t"], l="light", t="third", **{f"f{n}": "full" for n in range(12)})
-    w.exec("third", "t", [1, 2, 4, 8, 16, 32], job="third", parallel=1.0)
-    for number in range(12):
-        w.exec(f"full{number}", f"f{number}", [1, 2, 4, 8], job="full", parallel=1.0)
-
-    # When that one brings a command that scales less well
-    w.exec("light", "l", [1, 2, 4, 8], job="light", parallel=0.9)
-    for _ in range(20):
-        w.tick(0.1)
-
-    # Then it grows
-    assert w.grants["light"].units > 1
-
-
 # What cannot be taken back
 
 

@@ -15,17 +15,6 @@ RM = ServiceSpec(name="rm", restore_s=0.5)
 JUDGE = ServiceSpec(name="judge", cells=(2,), restore_s=0.5)
 
 
-def test_what_is_resident_already_is_not_restored(world: Any) -> None:
-    # Given a scheduler that is new, and a node on which a service is resident
-    w = world(services=[RM])
-    w.node(cells=2)
-    w.report("rm", (1,), "resident")
-
-    w.score("a", "rm")
-
-    assert (w.grants["a"].cell_ids, w.grants["a"].restore) == ((1,), False)
-
-
 @pytest.mark.parametrize("state", ["absent", "host", "failed"])
 def test_what_is_gone_is_restored(world: Any, state: str) -> None:
     # Given a service that was resident and idle

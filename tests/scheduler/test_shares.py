@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from scheduler.model.shares import TOLERANCE, Shares
 
 # Who holds how much
@@ -56,9 +58,10 @@ def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
 # Who goes first
 
 
-def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world: Any) -> None:
+@pytest.mark.parametrize(("without", "first"), [([], "few"), (["shares"], "many4")], ids=["shares", "no shares"])
+def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world: Any, without: list[str], first: str) -> None:
     # Given a job that holds all cores and has more waiting
-    w = world()
+    w = world(without=without)
     w.node(cores=4)
     for number in range(6):
         w.run(f"many{number}", job="many")
@@ -68,18 +71,7 @@ def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world:
     w.finish("many0")
 
     # Then that one goes first; without shares it waits its turn
-    assert w.started[-1] == "few"
-
-
-def test_without_shares_first_come_first_served_holds_between_jobs(world: Any) -> None:
-    w = world(without=["shares"])
-    w.node(cores=4)
-    for number in range(6):
-        w.run(f"many{number}", job="many")
-    w.run("few", job="few")
-    w.finish("many0")
-
-    assert w.started[-1] == "many4"
+    assert w.started[-1] == first
 
 
 def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_within_theirs(world: Any) -> None:

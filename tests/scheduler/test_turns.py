@@ -167,22 +167,6 @@ def test_who_wants_many_cores_gets_them_when_those_ahead_have_had_their_turn_one
     assert all(waited_s <= bound_s(ahead, 1) for waited_s, ahead in node.all_waits())
 
 
-@pytest.mark.parametrize("priority", [5, 9])
-def test_a_long_command_beside_an_endless_stream_of_short_ones_ends_in_bounded_time(world: Any, priority: int) -> None:
-    # Given one core, short commands that keep it busy, and a long one of six seconds
-    node = Node(world(), 1)
-    node.submit("long", 6.0)
-    for number in range(1000):
-        node.submit(f"short{number}", 0.5, job="b", priority=priority)
-        node.run_until(node.world.now + 0.5)
-        if "long" in node.world.ends:
-            break
-
-    # Then it has its turns, of two seconds every twenty or so, until it is done
-    assert "long" in node.world.ends
-    assert node.world.now <= 3 * (bound_s(0, 1) + TUNING.turn_s)
-
-
 def test_a_turn_lasts_two_seconds_and_then_the_better_claim_counts_again(world: Any) -> None:
     # Given one core with a command of high priority, and one of low priority in the background
     node = Node(world(), 1)
