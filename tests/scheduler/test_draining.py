@@ -21,25 +21,6 @@ def drain(w: Any, node: str = "n0", draining: bool = True) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nothing_that_could_run_elsewhere_begins_on_a_draining_node(world: Any, policy: str) -> None:
-    # Given two nodes, of which the first one is drained
-    w = world(policy, services=[RM], quotas=[QuotaSpec(name="search")])
-    w.node("n0", cores=16, cells=2)
-    w.node("n1", cores=16, cells=2)
-    drain(w)
-    # When everything comes that is bound to no node
-    for number in range(3):
-        w.open(f"e{number}")
-        w.run(f"build{number}")
-        w.submit(f"nothing{number}", "build")
-        w.call(f"call{number}", "search")
-    w.score("score", "rm")
-    # Then all of it begins on the other one
-    assert w.waiting == []
-    assert {start.grant.node for start in w.of(commands.Start)} == {"n1"}
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_what_only_draining_nodes_could_run_waits_and_begins_when_that_is_undone(world: Any, policy: str) -> None:
     # Given the only node, which is drained
     w = world(policy, services=[RM], quotas=[QuotaSpec(name="search")])

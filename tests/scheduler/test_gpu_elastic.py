@@ -121,23 +121,6 @@ def test_a_line_waits_for_a_place_that_falls_free_soon(world: Any) -> None:
     assert w.waiting == ["c"]
 
 
-def test_an_instance_leaves_for_an_overdue_action_though_its_own_go_on_waiting(world: Any) -> None:
-    # Given a cell whose service always has somebody waiting, and an action for another one
-    w = world(services=[RM, JUDGE])
-    w.node(cells=1)
-    w.score("a0", "rm")
-    w.score("a1", "rm")
-    w.score("j", "judge")
-
-    # When it is starving, then the next of the stream starts no more
-    w.tick(TUNING.aged_s)
-    w.finish("a0")
-
-    # Then the starving one is brought in
-    assert w.evicted("j") == ["rm"]
-    assert w.waiting == ["a1"]
-
-
 def test_an_instance_need_not_leave_when_the_overdue_action_is_cancelled(world: Any) -> None:
     # Given an instance that is to leave for a starving action
     w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), JUDGE])

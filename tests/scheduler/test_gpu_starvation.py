@@ -102,21 +102,6 @@ def test_a_stream_that_never_ends_does_not_keep_another_service_out() -> None:
     assert 2.0 < watch.longest_s <= bound_s(1, 2.0)
 
 
-def test_services_that_are_all_overdue_have_their_turns() -> None:
-    # Given four services with far more work than one cell can do
-    names = ("hot", "warm", "cold", "rare")
-    asks = [Ask(0.1 * number, names[number % 4], (1,), 1.0) for number in range(200)]
-    watch = Watch()
-    run = CellsRun(SERVICES, (1,), watch)
-
-    # When they are run
-    run.run(asks)
-
-    # Then each is resident for a turn, again and again, and a restore serves several
-    assert watch.longest_s <= bound_s(4, 3.0)
-    assert run.restores <= len(asks) / TUNING.turn_s
-
-
 def test_an_action_for_a_model_asks_for_no_rounds_where_no_node_has_cells(world: Any) -> None:
     # Given an action for a model, and a node without cells
     w = world("elastic", services=(ServiceSpec(name="judge"),))

@@ -43,17 +43,6 @@ def test_the_words_of_a_table_are_those_of_its_type(life: Lifecycle[Any, Any], s
     assert set(life.ends) == (words(ends) if ends else set())
 
 
-@pytest.mark.parametrize("life", [ACTION, ENVIRONMENT, NODE, SERVICE])
-def test_what_a_table_has_may_follow_and_nothing_else(life: Lifecycle[Any, Any]) -> None:
-    for state in (None, *life.states):
-        for to in life.states:
-            if to in life.transitions.get(state, {}):
-                assert life.next(state, to) == to
-            else:
-                with pytest.raises(InvalidTransition, match=f"{life.thing}: {to} does not follow {state or 'the beginning'}"):
-                    life.next(state, to)
-
-
 def start(action: str) -> commands.Command:
     return commands.Start(id=action, grant=Grant(node="n", core_ids=(1,), units=1))
 

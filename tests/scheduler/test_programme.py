@@ -48,22 +48,7 @@ def chosen(wanted: list[Amounts], units: int) -> list[int]:
     return [demand.units[index] for demand, index in zip(wanted, Programme(wanted, spare).best(len(wanted)), strict=True)]
 
 
-def test_a_curve_that_is_flat_at_first_and_steep_later_is_seen_whole() -> None:
-    late = Amounts((1, 2, 3, 4), (10.0, 10.0, 10.0, 1.0))
-    early = Amounts((1, 2), (10.0, 8.0))
-
-    assert chosen([late, early], 5) == [4, 1]
-
-
 def test_savings_that_are_mere_rounding_buy_no_units() -> None:
     rounded = Amounts((1, 2, 3), (9.0, 8.9999999999999, 8.9999999999999))
 
     assert chosen([rounded], 3) == [1]
-
-
-def test_a_large_step_that_does_not_fit_is_given_up_only_where_that_is_best() -> None:
-    # Given one step of 3 that saves most of all, and two steps of 2 that save more together
-    steep = Amounts((1, 4), (10.0, 3.4))
-    others = [Amounts((1, 3), (10.0, 6.0)), Amounts((1, 3), (10.0, 6.0))]
-
-    assert chosen([steep, *others], 7) == [1, 3, 3]

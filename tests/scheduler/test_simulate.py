@@ -103,17 +103,6 @@ def check_capacity(run: ReplayRecord, cluster: Cluster) -> None:
             assert start >= starts[number - 1][0] + 0.5 - 1e-6
 
 
-@settings(max_examples=15, deadline=None)
-@given(drawn=TRAJECTORIES, policy=st.sampled_from(POLICIES))
-def test_the_same_trace_leads_to_the_same_document(drawn: Any, policy: str) -> None:
-    trace = trace_of(*(rollout(f"t{n}", *steps, arrival_s=at, memory_mb=mb) for n, (steps, at, mb) in enumerate(drawn)))
-
-    first, second = (simulate(trace, policy, Cluster(cores=4, gpus=2, memory_mb=1000)) for _ in range(2))
-
-    assert first.actions == second.actions
-    assert (first.decisions, first.resizes, first.restores) == (second.decisions, second.resizes, second.restores)
-
-
 @pytest.mark.parametrize("policy", ["paper", "fcfs"])
 def test_no_core_idles_while_an_action_waits_for_one(policy: str) -> None:
     # Given twelve actions of a core and ten seconds at once, on four cores
@@ -193,14 +182,6 @@ def test_a_service_of_its_own_cell_is_never_restored_under_static() -> None:
     assert (run.restores, run.last_result_s) == (0, 3.0)
 
 
-def test_requests_keep_to_their_quota() -> None:
-    trace = trace_of(*(rollout(f"t{n}", api(0.1)) for n in range(5)))
-
-    run = simulate(trace)
-
-    assert [record.queue_s for record in run.actions] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0])
-
-
 @pytest.mark.parametrize(("policy", "cluster"), [("elastic", Cluster(cores=8, memory_mb=1000)), ("static:4", Cluster(cores=4))])
 def test_waiting_for_a_sandbox_counts_as_queueing_of_the_first_action(policy: str, cluster: Cluster) -> None:
     # Given room for one trajectory at a time
@@ -241,13 +222,6 @@ def test_what_no_node_can_hold_ends_with_a_reason_and_does_not_hang(action: Trac
     assert {record.status for record in impossible} <= {"failed", "rejected"}
     assert summarise(run)["failed"] == 2
     assert next(r for r in run.actions if r.trajectory == "usual").status == "succeeded"
-
-
-def test_services_that_own_no_cell_under_static_fail_with_a_reason() -> None:
-    run = simulate(trace_of(rollout("t", gpu("rm", 1.0))), "static:1", Cluster(gpus=1))
-
-    reason = "needs 1 cells, equal parts of all cells are 0 for each of 2 services"
-    assert [(record.status, record.reason) for record in run.actions] == [("rejected", reason)]
 
 
 def test_an_unused_sandbox_whose_lease_is_over_makes_room() -> None:
