@@ -55,10 +55,11 @@ class World:
                 self.grants.pop(command.id, None)
         return out
 
-    def node(self, name: str = "n0", **spec: Any) -> None:
-        """Let a node join: of every pool and with 8 cores, unless told otherwise."""
+    def node(self, name: str = "n0", **spec: Any) -> World:
+        """Let a node join, of every pool and with 8 cores, unless told otherwise. Return this world."""
         given = {"pools": ("cpu", "gpu", "api"), "cores": 8, "labels": frozenset(), **spec}
         self.handle(events.NodeJoined(node=NodeSpec(name=name, **given)))
+        return self
 
     def submit(self, id: str, kind: str, *, cost: dict[str, Any] | None = None, parallel: float | None = None, **fields: Any) -> None:
         """Submit an action; `parallel` is the fraction of Amdahl's law."""
@@ -72,24 +73,29 @@ class World:
         """Submit an action that may run on any node."""
         self.submit(id, "build", cost={"cores": cores}, **fields)
 
-    def open(self, environment: str, *, finish: bool = True, **fields: Any) -> None:
-        """Submit `cpu.open` under the id `open-<environment>`, and have it succeed at once where it started."""
+    def open(self, environment: str, *, finish: bool = True, **fields: Any) -> World:
+        """Submit `cpu.open` under the id `open-<environment>`, and have it succeed at once where it started. Return this world."""
         cost: dict[str, Any] = {key: fields.pop(key) for key in ("memory_mb", "cores") if key in fields}
         self.submit(f"open-{environment}", "cpu.open", cost=cost, environment=environment, **fields)
         if finish and f"open-{environment}" in self.grants:
             self.finish(f"open-{environment}")
+        return self
 
     def exec(self, id: str, environment: str, cores: Any = 1, **fields: Any) -> None:
         """Submit a command to an environment."""
         self.submit(id, "cpu.exec", cost={"cores": cores}, environment=environment, **fields)
 
-    def close(self, environment: str) -> None:
-        """Submit `cpu.close` under the id `close-<environment>`."""
+    def close(self, environment: str, *, finish: bool = False) -> None:
+        """Submit `cpu.close` under the id `close-<environment>`, and have it succeed where that is wanted."""
         self.submit(f"close-{environment}", "cpu.close", environment=environment)
+        if finish:
+            self.finish(f"close-{environment}")
 
-    def score(self, id: str, service: str, cells: Any = None, **fields: Any) -> None:
-        """Submit an action for a model."""
+    def score(self, id: str, service: str, cells: Any = None, *, finish: bool = False, **fields: Any) -> None:
+        """Submit an action for a model, and have it succeed where that is wanted."""
         self.submit(id, "gpu.score", cost={} if cells is None else {"cells": cells}, service=service, **fields)
+        if finish:
+            self.finish(id)
 
     def call(self, id: str, *quotas: str, **fields: Any) -> None:
         """Submit a request to an outside API."""

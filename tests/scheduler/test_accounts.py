@@ -17,8 +17,7 @@ from tangram.errors import InvalidAction
 
 def test_an_action_waits_until_the_tokens_before_it_are_paid_off(world: Any) -> None:
     # Given 60 tokens a minute
-    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)]).node()
     # When one action of 10 tokens comes, then one of 5, then one of none
     w.call("ten", "llm", tokens=10)
     w.call("five", "llm", tokens=5)
@@ -34,8 +33,7 @@ def test_an_action_waits_until_the_tokens_before_it_are_paid_off(world: Any) -> 
 @pytest.mark.parametrize(("declared", "real"), [(0, 20), (30, 3)], ids=["more", "less"])
 def test_who_comes_after_an_answer_waits_for_the_tokens_that_it_really_cost(world: Any, declared: int, real: int) -> None:
     # Given an action whose answer, which comes at once, cost other tokens than it declared
-    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)]).node()
     w.call("first", "llm", tokens=declared)
     w.answer("first", 200, tokens=real)
     # When another one comes; then it waits for the real ones
@@ -56,8 +54,7 @@ def test_who_comes_after_an_answer_waits_for_the_tokens_that_it_really_cost(worl
     ids=["tokens", "requests", "at once", "a burst"],
 )
 def test_an_amount_beyond_what_the_quota_ever_allows_is_refused(world: Any, quota: Any, cost: Any, reason: str) -> None:
-    w = world(quotas=[QuotaSpec(name="web", **quota)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", **quota)]).node()
     w.submit("a", "batch", cost=cost)
     assert "a" in w.grants if not reason else w.ended("a") == ("rejected", reason)
 
@@ -87,8 +84,7 @@ def test_quotas_of_one_account_share_its_places_and_its_order(world: Any) -> Non
 
 
 def test_an_action_that_names_an_account_twice_takes_two_places(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="a", account="acme", concurrency=2), QuotaSpec(name="b", account="acme")])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="a", account="acme", concurrency=2), QuotaSpec(name="b", account="acme")]).node()
     w.call("both", "a", "b")
     w.call("one", "a")
 
@@ -108,8 +104,7 @@ def test_quotas_that_contradict_each_other_are_told_apart() -> None:
 
 def test_requests_are_granted_ahead_and_told_when_to_go(world: Any) -> None:
     # Given a quota of 10 a second that may be granted 50 ms ahead
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=10.0, lead_s=0.05)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=10.0, lead_s=0.05)]).node()
     for number in range(4):
         w.call(f"c{number}", "web")
     # When the core wakes a little late each time
@@ -166,8 +161,7 @@ def test_no_window_sees_more_however_late_requests_go_out(late: list[float], tol
 
 def test_a_stall_longer_than_the_window_is_not_forgotten(world: Any) -> None:
     # Given 4 requests a second, of which the first three go out together only when five seconds have passed, and are told of twice
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)]).node()
     for number in range(30):
         w.call(f"c{number}", "web")
     while w.now < 5.0:
@@ -186,8 +180,7 @@ def test_a_stall_longer_than_the_window_is_not_forgotten(world: Any) -> None:
 
 def test_a_request_that_went_out_late_keeps_back_those_a_window_later(world: Any) -> None:
     # Given 2 requests a second, the first of which goes out 0.3 s after its grant
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=2.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=2.0)]).node()
     for number in range(4):
         w.call(f"c{number}", "web")
     w.now = 0.3

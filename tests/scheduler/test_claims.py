@@ -18,8 +18,7 @@ def fill(w: Any, job: str, since: int, until: int) -> None:
 
 def test_nothing_is_kept_for_a_step_that_the_share_does_not_allow(world: Any) -> None:
     # Given a job with a half of eight cores, whose action runs on three and could use no fewer than eight next
-    w = world()
-    w.node(cores=8)
+    w = world().node(cores=8)
     fill(w, "many", 0, 5)
     build(w, "build", [3, 8], "few")
     fill(w, "many", 5, 9)
@@ -43,8 +42,7 @@ def looks(w: Any, times: int) -> list[dict[str, int]]:
 
 def test_what_is_claimed_does_not_go_to_and_fro(world: Any) -> None:
     # Given a job that has claimed its half of a node, where units are worth more to the other one
-    w = world()
-    w.node(cores=12)
+    w = world().node(cores=12)
     for number in range(3):
         build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
     build(w, "build", [1, 2, 3, 4, 5, 6], "few", parallel=0.6)
@@ -57,8 +55,7 @@ def test_what_is_claimed_does_not_go_to_and_fro(world: Any) -> None:
 
 def test_one_that_may_take_from_nobody_hides_nobody_who_may(world: Any) -> None:
     # Given four jobs on 24 cores, two of which have their share, while two lack a core each
-    w = world()
-    w.node(cores=24)
+    w = world().node(cores=24)
     w.run("first", 7, job="first")
     w.run("held", 6, job="many")
     w.run("own", 2, job="slow")
@@ -82,8 +79,7 @@ def test_one_that_may_take_from_nobody_hides_nobody_who_may(world: Any) -> None:
 
 def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its(world: Any) -> None:
     # Given a job that has grown over the whole node, with actions to which units are worth more than to anybody
-    w = world()
-    w.node(cores=12)
+    w = world().node(cores=12)
     for number in range(3):
         build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
     assert [w.units[f"wide{number}"] for number in range(3)] == [4, 4, 4]
@@ -94,8 +90,7 @@ def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its
     # Then it grows as far as its job is entitled to
     assert w.units["build"] == 4
     # but without shares it would have what it is worth
-    w = world(without=["shares"])
-    w.node(cores=12)
+    w = world(without=["shares"]).node(cores=12)
     for number in range(3):
         build(w, f"wide{number}", [1, 2, 3, 4], "many", parallel=0.999)
     build(w, "build", [1, 2, 4, 8], "few", parallel=0.6)
@@ -104,8 +99,7 @@ def test_a_job_within_its_share_has_a_claim_on_the_extra_units_of_one_beyond_its
 
 def test_a_job_that_has_its_share_takes_nothing_from_one_that_has_not(world: Any) -> None:
     # Given a job with less than its half of a full node, and one with a little more, which wants what that one has
-    w = world()
-    w.node(cores=8)
+    w = world().node(cores=8)
     build(w, "slow", [1, 2, 3], "few", parallel=0.3)
     w.run("fixed", 4, job="many")
     w.run("last", 1, job="many")
@@ -118,8 +112,7 @@ def test_a_job_that_has_its_share_takes_nothing_from_one_that_has_not(world: Any
     # Then it has what was free, and no more
     assert w.units == {"slow": 3, "fixed": 4, "fast": 1}
     # though between actions of one job it would be worth it
-    w = world()
-    w.node(cores=8)
+    w = world().node(cores=8)
     build(w, "slow", [1, 2, 3], "many", parallel=0.3)
     w.run("fixed", 4, job="many")
     build(w, "fast", [1, 2, 3, 4], "many", parallel=0.999)
@@ -128,8 +121,7 @@ def test_a_job_that_has_its_share_takes_nothing_from_one_that_has_not(world: Any
 
 def test_many_actions_that_may_not_grow_hide_nobody_who_may(world: Any) -> None:
     # Given a full node with a dozen actions of a job beyond its share that could use more, and one to which it is worth less
-    w = world()
-    w.node(cores=24)
+    w = world().node(cores=24)
     fill(w, "many", 0, 11)
     for number in range(12):
         build(w, f"wide{number}", [1, 2], "many", parallel=0.999)

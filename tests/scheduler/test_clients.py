@@ -26,8 +26,7 @@ def states(w: Any) -> dict[str, str]:
 
 def test_all_that_a_client_left_ends_and_nothing_of_others(world: Any) -> None:
     # Given two clients of one job, each with an environment, something that runs and something that waits, and messages of no client
-    w = world(without=["preemption"])
-    w.node(cores=3)
+    w = world(without=["preemption"]).node(cores=3)
     for client in ("dead", "alive"):
         w.open(f"e-{client}", client=client)
         w.exec(f"runs-{client}", f"e-{client}", client=client, session="main")
@@ -54,9 +53,7 @@ def test_all_that_a_client_left_ends_and_nothing_of_others(world: Any) -> None:
 
 def test_a_detached_environment_stays_until_its_lease_is_over(world: Any) -> None:
     # Given a detached environment in which its client runs a command
-    w = world(lease_s=100.0)
-    w.node()
-    w.open("e", client="dead", detached=True)
+    w = world(lease_s=100.0).node().open("e", client="dead", detached=True)
     w.exec("runs", "e", client="dead")
     # When the client is gone
     gone(w, "dead")
@@ -76,9 +73,7 @@ def test_a_detached_environment_stays_until_its_lease_is_over(world: Any) -> Non
 @pytest.mark.parametrize("detached", [True, False])
 def test_an_environment_that_opens_for_a_client_that_is_gone(world: Any, detached: bool) -> None:
     # Given a client that is gone while its environment opens
-    w = world()
-    w.node()
-    w.open("e", finish=False, client="dead", detached=detached)
+    w = world().node().open("e", finish=False, client="dead", detached=detached)
     gone(w, "dead")
     # When it stands
     w.finish("open-e")
@@ -87,8 +82,7 @@ def test_an_environment_that_opens_for_a_client_that_is_gone(world: Any, detache
 
 
 def test_a_detached_environment_that_waits_for_room_is_not_opened_for_a_client_that_is_gone(world: Any) -> None:
-    w = world()
-    w.open("e", finish=False, client="dead", detached=True)
+    w = world().open("e", finish=False, client="dead", detached=True)
 
     gone(w, "dead")
 
@@ -250,9 +244,7 @@ def test_a_restarted_scheduler_lets_leases_go_on_and_leaves_time_for_what_was_se
 
 def test_the_use_of_an_environment_is_written_down_now_and_then(world: Any) -> None:
     # Given an environment that is used once a second
-    w = world(lease_s=100.0)
-    w.node()
-    w.open("e")
+    w = world(lease_s=100.0).node().open("e")
     w.out.clear()
     for number in range(100):
         w.now += 1.0
@@ -263,8 +255,7 @@ def test_the_use_of_an_environment_is_written_down_now_and_then(world: Any) -> N
 
 
 def test_an_environment_that_was_being_closed_when_the_scheduler_ended_is_closed(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
 
     w.handle(events.EnvironmentOpened(id="e", node="n0", job="j", trajectory="t", closing=GONE))
     w.exec("late", "e")

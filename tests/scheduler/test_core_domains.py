@@ -183,8 +183,7 @@ def width(cores: tuple[int, ...]) -> int:
 
 def test_an_elastic_action_stays_in_its_domain_while_it_grows_and_shrinks(world: Any) -> None:
     # Given a node of two domains, and an action in each
-    w = world("elastic")
-    w.node(cores=8, domains=((0, 4, 1, 5), (2, 6, 3, 7)))
+    w = world("elastic").node(cores=8, domains=((0, 4, 1, 5), (2, 6, 3, 7)))
     for name in ("a", "b"):
         w.run(name, (2, 4), parallel=0.99, work_s=1000.0)
     assert [set(w.grants[name].core_ids) for name in ("a", "b")] == [{0, 4, 1, 5}, {2, 6, 3, 7}]
@@ -201,8 +200,7 @@ def test_an_elastic_action_stays_in_its_domain_while_it_grows_and_shrinks(world:
 
 def test_a_pod_lies_in_one_domain_and_grants_lie_in_it_as_on_the_node(world: Any) -> None:
     # Given a node of two domains under a policy with pods
-    w = world("static:4")
-    w.node(cores=10, domains=((0, 4, 1, 5, 2), (3, 7, 6, 9, 8)))
+    w = world("static:4").node(cores=10, domains=((0, 4, 1, 5, 2), (3, 7, 6, 9, 8)))
     # When environments open; then each holds cores of one domain
     for name in ("e0", "e1"):
         w.open(name)

@@ -23,8 +23,7 @@ def drain(w: Any, node: str = "n0", draining: bool = True) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_only_draining_nodes_could_run_waits_and_begins_when_that_is_undone(world: Any, policy: str) -> None:
     # Given the only node, which is drained
-    w = world(policy, services=[RM], quotas=[QuotaSpec(name="search")])
-    w.node(cells=1)
+    w = world(policy, services=[RM], quotas=[QuotaSpec(name="search")]).node(cells=1)
     drain(w)
     # When everything comes that needs it
     w.open("e", finish=False)
@@ -45,9 +44,7 @@ def test_what_only_draining_nodes_could_run_waits_and_begins_when_that_is_undone
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_stands_and_runs_on_a_draining_node_comes_to_its_end(world: Any, policy: str) -> None:
     # Given an environment and a running action of a node that is drained then
-    w = world(policy)
-    w.node()
-    w.open("e")
+    w = world(policy).node().open("e")
     w.run("runs")
     drain(w)
     # When the trajectory goes on
@@ -70,9 +67,7 @@ def test_what_stands_and_runs_on_a_draining_node_comes_to_its_end(world: Any, po
 
 def test_who_was_behind_an_action_that_may_not_begin_any_more_starts(world: Any) -> None:
     # Given a node of which one core is free, for which an action of two cores waits before a command
-    w = world("fcfs")
-    w.node(cores=2)
-    w.open("e")
+    w = world("fcfs").node(cores=2).open("e")
     w.exec("a", "e")
     w.run("large", 2)
     w.exec("b", "e")
@@ -85,10 +80,7 @@ def test_who_was_behind_an_action_that_may_not_begin_any_more_starts(world: Any)
 
 def test_a_node_that_was_kept_for_a_large_environment_is_kept_no_longer(world: Any) -> None:
     # Given a large environment that keeps the first node, on which another one stands
-    w = world()
-    w.node("n0", memory_mb=1000)
-    w.open("small", memory_mb=500, job="other")
-    w.node("n1", memory_mb=1000)
+    w = world().node("n0", memory_mb=1000).open("small", memory_mb=500, job="other").node("n1", memory_mb=1000)
     w.open("small1", memory_mb=600, job="other")
     w.open("large", memory_mb=1000, finish=False)
     w.tick(KEPT_AFTER_S + 1.0)
@@ -105,8 +97,7 @@ def test_a_node_that_was_kept_for_a_large_environment_is_kept_no_longer(world: A
 
 def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_for_others(world: Any) -> None:
     # Given a draining node with an action that may be repeated, and an environment that is being opened
-    w = world()
-    w.node("n0")
+    w = world().node("n0")
     w.run("again", idempotent=True)
     w.open("e", finish=False)
     drain(w)
@@ -122,8 +113,7 @@ def test_a_draining_node_that_is_lost_comes_back_draining_and_its_actions_wait_f
 
 
 def test_a_node_may_be_drained_and_put_back_while_it_is_away(world: Any) -> None:
-    w = world()
-    w.node("n0")
+    w = world().node("n0")
     w.lose()
     drain(w)
     w.node("n0")
@@ -136,8 +126,7 @@ def test_a_node_may_be_drained_and_put_back_while_it_is_away(world: Any) -> None
 
 
 def test_draining_twice_and_undoing_twice_change_nothing_more(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
     drain(w)
     w.run("a")
     drain(w)
@@ -149,8 +138,7 @@ def test_draining_twice_and_undoing_twice_change_nothing_more(world: Any) -> Non
 
 
 def test_what_no_node_could_ever_run_is_refused_though_all_are_draining(world: Any) -> None:
-    w = world()
-    w.node(cores=4)
+    w = world().node(cores=4)
     drain(w)
     w.run("large", 5)
     assert w.ended("large")[0] == "rejected"
@@ -185,8 +173,7 @@ def test_cores_that_were_reserved_on_a_node_are_so_on_another_one_once_that_drai
 @pytest.mark.parametrize("without", [[], *([part] for part in PARTS)])
 def test_a_service_that_is_resident_on_a_draining_node_alone_is_brought_to_another_one(world: Any, without: list[str]) -> None:
     # Given a service that is resident on a node that is drained, where one of its actions runs
-    w = world(services=[RM], without=without)
-    w.node("n0", cells=1)
+    w = world(services=[RM], without=without).node("n0", cells=1)
     w.score("a", "rm")
     w.node("n1", cells=1)
     w.score("b", "rm") if "services" in without else None
@@ -205,8 +192,7 @@ def test_a_service_that_is_resident_on_a_draining_node_alone_is_brought_to_anoth
 
 def test_a_line_that_waited_for_a_busy_instance_is_brought_one_elsewhere_as_soon_as_its_node_is_drained(world: Any) -> None:
     # Given an action that waits for a busy instance, since that falls idle sooner than another one could be brought
-    w = world(services=[ServiceSpec(name="rm", restore_s=60.0)])
-    w.node("n0", cells=1)
+    w = world(services=[ServiceSpec(name="rm", restore_s=60.0)]).node("n0", cells=1)
     w.score("a", "rm", work_s=1.0)
     w.tick(60.5)
     w.node("n1", cells=1)
@@ -221,9 +207,7 @@ def test_a_line_that_waited_for_a_busy_instance_is_brought_one_elsewhere_as_soon
 def test_a_node_that_was_reserved_for_a_starving_line_is_so_no_longer(world: Any) -> None:
     # Given two nodes that `rm` keeps busy, while `judge` waits until it has one reserved
     judge = ServiceSpec(name="judge", restore_s=0.5)
-    w = world(services=[RM, judge])
-    w.node("n0", cells=1)
-    w.node("n1", cells=1)
+    w = world(services=[RM, judge]).node("n0", cells=1).node("n1", cells=1)
     w.score("a0", "rm")
     w.score("a1", "rm")
     w.score("j", "judge")
@@ -239,10 +223,8 @@ def test_a_node_that_was_reserved_for_a_starving_line_is_so_no_longer(world: Any
 
 def test_idle_cells_are_kept_for_a_service_that_is_resident_on_a_draining_node_alone(world: Any) -> None:
     # Given a draining node with a service, and a job that has more than its share of the others
-    w = world(services=[ServiceSpec(name="rm"), ServiceSpec(name="judge")])
-    w.node("n0", cells=1)
-    w.score("first", "judge", job="small")
-    w.finish("first")
+    w = world(services=[ServiceSpec(name="rm"), ServiceSpec(name="judge")]).node("n0", cells=1)
+    w.score("first", "judge", job="small", finish=True)
     drain(w)
     w.node("n1", cells=4)
     for number in range(5):
@@ -257,8 +239,7 @@ def test_idle_cells_are_kept_for_a_service_that_is_resident_on_a_draining_node_a
 
 def test_the_cells_of_a_draining_node_do_not_count_where_sizes_are_chosen(world: Any) -> None:
     def size(cells_that_drain: int) -> int:
-        w = world(services=[ServiceSpec(name="rm", cells=(1, 2), restore_s=0.1)])
-        w.node("n0", cells=cells_that_drain)
+        w = world(services=[ServiceSpec(name="rm", cells=(1, 2), restore_s=0.1)]).node("n0", cells=cells_that_drain)
         drain(w)
         w.node("n1", cells=2)
         for number in range(5):

@@ -31,8 +31,7 @@ def test_every_cause_has_a_fault_and_every_end_a_usual_cause() -> None:
 
 
 def test_what_a_worker_says_is_the_cause_where_it_is_one(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
     for number, (status, said) in enumerate((("succeeded", "exit"), ("timed_out", ""), ("failed", "disk_limit"), ("failed", "nonsense"))):
         w.run(f"a{number}")
         w.finish(f"a{number}", status, cause=said)
@@ -46,9 +45,7 @@ def test_what_a_worker_says_is_the_cause_where_it_is_one(world: Any) -> None:
 
 def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(world: Any) -> None:
     # Given a command that runs, one that waits for it, and an action outside of any environment
-    w = world()
-    w.node()
-    w.open("e")
+    w = world().node().open("e")
     w.exec("runs", "e", session="main", idempotent=True)
     w.exec("waits", "e", session="main")
     w.run("build")
@@ -79,9 +76,7 @@ def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(w
 )
 def test_who_ends_an_environment_is_the_cause_of_what_ran_and_waited_in_it(world: Any, happens: Callable[[Any], None], cause: str) -> None:
     # Given a running command and one that waits
-    w = world()
-    w.node()
-    w.open("e", client="c")
+    w = world().node().open("e", client="c")
     w.exec("runs", "e", session="main", client="c")
     w.exec("waits", "e", session="main", client="c")
     # When the environment ends, and the worker says that it has stopped the command
@@ -95,8 +90,7 @@ def test_who_ends_an_environment_is_the_cause_of_what_ran_and_waited_in_it(world
 
 
 def test_an_action_on_an_environment_that_could_not_be_opened_has_the_cause_of_that(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
     for number, cause in enumerate(("image_missing", "sandbox_failed")):
         w.open(f"e{number}", finish=False)
         w.exec(f"parked{number}", f"e{number}")
@@ -108,9 +102,7 @@ def test_an_action_on_an_environment_that_could_not_be_opened_has_the_cause_of_t
 
 def test_an_environment_takes_no_action_of_another_job_and_its_close_is_not_called_off(world: Any) -> None:
     # Given an environment of one job; when another job sends it a command; then that is the caller's mistake
-    w = world()
-    w.node()
-    w.open("e", job="owner")
+    w = world().node().open("e", job="owner")
     for name, kind in (("runs", "cpu.exec"), ("reads", "cpu.read_file"), ("closes", "cpu.close")):
         w.submit(name, kind, environment="e", job="other")
         assert ends(w)[name] == ("rejected", "bad_input")
@@ -124,9 +116,7 @@ def test_an_environment_takes_no_action_of_another_job_and_its_close_is_not_call
 
 
 def test_a_lease_that_ends_is_the_cause_for_what_comes_later(world: Any) -> None:
-    w = world(lease_s=10.0)
-    w.node()
-    w.open("e")
+    w = world(lease_s=10.0).node().open("e")
     w.tick(11.0)
     w.exec("during", "e")
     w.beat()
@@ -135,8 +125,7 @@ def test_a_lease_that_ends_is_the_cause_for_what_comes_later(world: Any) -> None
 
 
 def test_a_full_queue_an_impossible_demand_and_a_late_action_are_told_apart(world: Any) -> None:
-    w = world(queue_limit=2)
-    w.node(cores=1)
+    w = world(queue_limit=2).node(cores=1)
     w.run("runs")
     w.run("waits", queue_timeout_s=5.0)
     w.run("waits too")
@@ -152,9 +141,7 @@ def test_a_full_queue_an_impossible_demand_and_a_late_action_are_told_apart(worl
 
 def test_a_program_that_ends_its_environment_is_the_cause_for_all_that_is_lost_with_it(world: Any) -> None:
     # Given a command that runs, and one that waits for it
-    w = world()
-    w.node()
-    w.open("e")
+    w = world().node().open("e")
     w.exec("fills", "e", session="main")
     w.exec("beside", "e", session="other")
     w.exec("waits", "e", session="other")
@@ -184,9 +171,7 @@ def test_an_environment_that_ends_while_nothing_runs_in_it_is_lost_by_the_cause_
     world: Any, said: str, cause: str, fault: str
 ) -> None:
     # Given an environment in which a command waits for the cores that another one holds
-    w = world("fcfs")
-    w.node(cores=1)
-    w.open("other")
+    w = world("fcfs").node(cores=1).open("other")
     w.exec("holds", "other", cores=1)
     w.open("e")
     w.exec("waits", "e", cores=1)
@@ -206,9 +191,7 @@ def test_an_environment_that_ends_while_nothing_runs_in_it_is_lost_by_the_cause_
 
 
 def test_an_environment_that_was_being_closed_when_its_node_died_is_lost(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e")
+    w = world().node().open("e")
     w.exec("runs", "e")
     w.handle(events.Cancelled(job="default"))
     w.lose()

@@ -15,9 +15,7 @@ def states(w: Any, environment: str) -> list[str]:
 
 
 def test_environments_go_where_few_stand_per_core(world: Any) -> None:
-    w = world()
-    w.node("small", cores=4)
-    w.node("large", cores=8)
+    w = world().node("small", cores=4).node("large", cores=8)
 
     for number in range(6):
         w.open(f"e{number}", finish=False)
@@ -28,9 +26,7 @@ def test_environments_go_where_few_stand_per_core(world: Any) -> None:
 
 
 def test_environments_go_where_there_is_memory(world: Any) -> None:
-    w = world()
-    w.node("a", memory_mb=1000)
-    w.node("b", memory_mb=3000)
+    w = world().node("a", memory_mb=1000).node("b", memory_mb=3000)
 
     for number in range(4):
         w.open(f"e{number}", memory_mb=1000, finish=False)
@@ -39,8 +35,7 @@ def test_environments_go_where_there_is_memory(world: Any) -> None:
 
 
 def test_memory_of_an_action_comes_back_to_an_environment_that_waits_for_it(world: Any) -> None:
-    w = world()
-    w.node(memory_mb=1000)
+    w = world().node(memory_mb=1000)
     w.submit("a", "build", cost={"cores": 1, "memory_mb": 800})
     w.open("e0", memory_mb=800, finish=False)
     assert w.waiting == ["open-e0"]
@@ -52,15 +47,12 @@ def test_memory_of_an_action_comes_back_to_an_environment_that_waits_for_it(worl
 
 def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ended(world: Any) -> None:
     # Given environments that were closed when their lease was over, closed by their trainer, cancelled, and never opened
-    w = world(lease_s=60.0)
-    w.node()
-    w.open("unused")
+    w = world(lease_s=60.0).node().open("unused")
     w.tick(60.0)
     w.beat()
     w.open("closed")
     w.open("cancelled", trajectory="t")
-    w.close("closed")
-    w.finish("close-closed")
+    w.close("closed", finish=True)
     w.handle(events.Cancelled(job="default", trajectory="t"))
     w.beat()
     # When actions on them come later
@@ -77,8 +69,7 @@ def test_actions_for_an_environment_that_is_no_longer_there_are_told_how_it_ende
 
 def test_lost_environments_are_remembered_however_many_are_closed(world: Any) -> None:
     # Given an environment that is lost, under an earlier scheduler
-    w = world()
-    w.node()
+    w = world().node()
     w.handle(events.EnvironmentGone(id="lost", state="lost", node="n9", reason="node n9 was lost: it burned", at=0.0))
     # When more are closed than can be remembered
     for number in range(REMEMBERED + 1):
@@ -93,9 +84,7 @@ def test_lost_environments_are_remembered_however_many_are_closed(world: Any) ->
 
 
 def test_an_environment_cannot_be_opened_twice(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e0")
+    w = world().node().open("e0")
 
     w.submit("again", "cpu.open", environment="e0")
 
@@ -103,9 +92,7 @@ def test_an_environment_cannot_be_opened_twice(world: Any) -> None:
 
 
 def test_what_was_parked_for_an_environment_that_cannot_open_fails(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e0", finish=False)
+    w = world().node().open("e0", finish=False)
     w.exec("a", "e0")
 
     w.finish("open-e0", "failed", reason="no such image")
@@ -116,8 +103,7 @@ def test_what_was_parked_for_an_environment_that_cannot_open_fails(world: Any) -
 
 def test_an_action_too_large_for_the_node_of_its_environment_is_rejected_and_blocks_nobody(world: Any) -> None:
     # Given an action that came before anyone knew where its environment would stand
-    w = world()
-    w.open("e0")
+    w = world().open("e0")
     w.exec("large", "e0", 16, session="main")
     w.exec("next", "e0", 1, session="main")
     w.node(cores=8)
@@ -129,9 +115,7 @@ def test_an_action_too_large_for_the_node_of_its_environment_is_rejected_and_blo
 
 
 def test_actions_of_one_session_run_in_order_and_those_of_another_beside_them(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e0")
+    w = world().node().open("e0")
     w.exec("a1", "e0", session="main")
     w.exec("a2", "e0", session="main")
     w.exec("a3", "e0", session="main")
@@ -147,9 +131,7 @@ def test_actions_of_one_session_run_in_order_and_those_of_another_beside_them(wo
 
 
 def test_files_are_read_without_waiting_for_cores(world: Any) -> None:
-    w = world()
-    w.node(cores=1)
-    w.open("e0")
+    w = world().node(cores=1).open("e0")
     w.exec("busy", "e0")
 
     w.submit("read", "cpu.read_file", environment="e0")
@@ -159,9 +141,7 @@ def test_files_are_read_without_waiting_for_cores(world: Any) -> None:
 
 def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:
     # Given a pod whose environment is closed while an action still runs in it
-    w = world("static:4")
-    w.node(cores=4)
-    w.open("e0")
+    w = world("static:4").node(cores=4).open("e0")
     w.exec("runs", "e0", 4)
     w.close("e0")
     w.open("e1", finish=False)
@@ -177,9 +157,7 @@ def test_room_comes_back_only_when_the_last_process_is_gone(world: Any) -> None:
 
 
 def test_an_environment_closed_while_it_opens_is_closed_once_it_stands(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e0", finish=False)
+    w = world().node().open("e0", finish=False)
     w.exec("a", "e0")
     w.close("e0")
     w.submit("again", "cpu.close", environment="e0")
@@ -195,8 +173,7 @@ def test_an_environment_closed_while_it_opens_is_closed_once_it_stands(world: An
 
 
 def test_an_environment_closed_before_it_was_placed_never_opens(world: Any) -> None:
-    w = world()
-    w.open("e0")
+    w = world().open("e0")
     w.exec("a", "e0")
 
     w.close("e0")
@@ -208,9 +185,7 @@ def test_an_environment_closed_before_it_was_placed_never_opens(world: Any) -> N
 
 
 def test_an_unused_environment_is_closed_when_its_lease_is_over(world: Any) -> None:
-    w = world(lease_s=60.0)
-    w.node(memory_mb=100)
-    w.open("e0", memory_mb=100)
+    w = world(lease_s=60.0).node(memory_mb=100).open("e0", memory_mb=100)
     w.exec("a", "e0")
     w.tick(100.0)
     assert w.of(commands.CloseEnvironment) == []
@@ -227,9 +202,7 @@ def test_an_unused_environment_is_closed_when_its_lease_is_over(world: Any) -> N
 
 @pytest.mark.parametrize("told", ["by a beat", "by an event"])
 def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_node_has_it_no_more(world: Any, told: str) -> None:
-    w = world(lease_s=60.0)
-    w.node(memory_mb=100)
-    w.open("e0", memory_mb=100)
+    w = world(lease_s=60.0).node(memory_mb=100).open("e0", memory_mb=100)
     w.tick(61.0)
     w.open("e1", memory_mb=100, finish=False)
     w.beat(environments=("e0",))
@@ -245,9 +218,7 @@ def test_the_room_of_an_environment_closed_by_the_system_comes_back_once_its_nod
 
 
 def test_an_environment_that_ends_on_its_own_takes_its_actions_along(world: Any) -> None:
-    w = world(without=["preemption"])
-    w.node(cores=1)
-    w.open("e0")
+    w = world(without=["preemption"]).node(cores=1).open("e0")
     w.exec("runs", "e0")
     w.exec("waits", "e0")
 
@@ -260,8 +231,7 @@ def test_an_environment_that_ends_on_its_own_takes_its_actions_along(world: Any)
 
 
 def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world: Any) -> None:
-    w = world(without=["preemption"])
-    w.node(cores=1)
+    w = world(without=["preemption"]).node(cores=1)
     for name in ("e0", "e1"):
         w.open(name, trajectory="t", finish=name == "e0")
     w.exec("runs", "e0", trajectory="t", session="main")
@@ -284,9 +254,7 @@ def test_a_cancelled_trajectory_ends_with_all_its_actions_and_environments(world
 
 def test_an_environment_that_opens_in_spite_of_a_cancel_is_closed(world: Any) -> None:
     # Given an open that is cancelled when the node is about done with it
-    w = world()
-    w.node()
-    w.open("e0", finish=False)
+    w = world().node().open("e0", finish=False)
     w.handle(events.Cancelled(ids=("open-e0",), reason="enough"))
     assert [(stop.id, stop.reason) for stop in w.of(commands.Stop)] == [("open-e0", "enough")]
     # When it succeeds; then its environment is closed
@@ -296,9 +264,7 @@ def test_an_environment_that_opens_in_spite_of_a_cancel_is_closed(world: Any) ->
 
 def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any) -> None:
     # Given a read that waits only for the command before it in its session
-    w = world(without=["preemption"])
-    w.node(cores=1)
-    w.open("e0", trajectory="t")
+    w = world(without=["preemption"]).node(cores=1).open("e0", trajectory="t")
     w.run("busy")
     w.exec("command", "e0", trajectory="t", session="main")
     w.submit("read", "cpu.read_file", environment="e0", trajectory="t", session="main")
@@ -310,8 +276,7 @@ def test_cancelling_starts_nothing_that_waited_for_what_is_cancelled(world: Any)
 
 
 def test_environments_start_evenly_spaced_under_a_cap_per_second(world: Any) -> None:
-    w = world(starts_per_s=4.0)
-    w.node()
+    w = world(starts_per_s=4.0).node()
     for number in range(3):
         w.open(f"e{number}", finish=False)
     assert w.started == ["open-e0"]
@@ -325,11 +290,7 @@ def test_environments_start_evenly_spaced_under_a_cap_per_second(world: Any) -> 
 
 def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_back(world: Any) -> None:
     # Given two environments on a node that has no memory for a third
-    w = world()
-    w.node(memory_mb=2)
-    w.open("e1", memory_mb=1)
-    w.open("e2", memory_mb=1)
-    w.open("e3", memory_mb=1)
+    w = world().node(memory_mb=2).open("e1", memory_mb=1).open("e2", memory_mb=1).open("e3", memory_mb=1)
     # When the node beats without the first
     w.beat(environments=("e2",))
     # Then that is lost, later actions on it fail at once, and the third gets its room
@@ -342,9 +303,7 @@ def test_an_environment_that_has_ended_on_its_node_is_lost_and_its_room_comes_ba
 
 def test_what_runs_in_an_environment_that_has_ended_ends_by_its_worker(world: Any) -> None:
     # Given a command that runs and one that waits behind it
-    w = world()
-    w.node(memory_mb=1)
-    w.open("e1", memory_mb=1)
+    w = world().node(memory_mb=1).open("e1", memory_mb=1)
     w.exec("running", "e1", session="main")
     w.exec("behind", "e1", session="main")
     # When the node beats without the environment
@@ -361,17 +320,14 @@ def test_what_runs_in_an_environment_that_has_ended_ends_by_its_worker(world: An
 
 def test_nobody_waits_for_a_quota_on_the_cores_of_an_environment_that_is_gone(world: Any) -> None:
     # Given an environment with cores of its own, on which a command waits for a quota
-    w = world("static:2", quotas=[QuotaSpec(name="web", rate_per_s=0.1)])
-    w.node()
-    w.open("e1")
+    w = world("static:2", quotas=[QuotaSpec(name="web", rate_per_s=0.1)]).node().open("e1")
     for name in ("runs", "waits"):
         w.submit(name, "cpu.exec", cost={"cores": 1, "quota:web": 1}, environment="e1")
     w.finish("runs")
     assert (w.waiting, w.core.next_wake(w.now)) == (["waits"], 10.0)
 
     # When the environment is closed
-    w.close("e1")
-    w.finish("close-e1")
+    w.close("e1", finish=True)
 
     # Then the core has no reason to be woken when the quota opens
     assert w.core.next_wake(w.now) is None

@@ -12,12 +12,10 @@ TEACHER = ServiceSpec(name="teacher", cells=(2,), restore_s=5.0)
 
 
 def test_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
-    w = world(services=[RM, JUDGE, ServiceSpec(name="third")])
-    w.node(cells=2)
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third")]).node(cells=2)
     for at, (name, service) in enumerate([("a", "rm"), ("b", "judge"), ("c", "rm")]):
         w.now = float(at)
-        w.score(name, service)
-        w.finish(name)
+        w.score(name, service, finish=True)
 
     w.score("d", "third")
 
@@ -26,11 +24,9 @@ def test_the_service_that_was_used_longest_ago_is_evicted(world: Any) -> None:
 
 
 def test_a_service_on_several_cells_evicts_as_many_as_it_must(world: Any) -> None:
-    w = world(services=[RM, JUDGE, TEACHER])
-    w.node(cells=3)
+    w = world(services=[RM, JUDGE, TEACHER]).node(cells=3)
     for name, service in (("a", "rm"), ("b", "judge")):
-        w.score(name, service)
-        w.finish(name)
+        w.score(name, service, finish=True)
 
     w.score("t", "teacher")
 
@@ -39,8 +35,7 @@ def test_a_service_on_several_cells_evicts_as_many_as_it_must(world: Any) -> Non
 
 
 def test_an_instance_runs_as_many_actions_at_once_as_it_can_take(world: Any) -> None:
-    w = world(services=[ServiceSpec(name="rm", max_concurrency=3)])
-    w.node(cells=1)
+    w = world(services=[ServiceSpec(name="rm", max_concurrency=3)]).node(cells=1)
     for number in range(4):
         w.score(f"s{number}", "rm")
 
@@ -50,8 +45,7 @@ def test_an_instance_runs_as_many_actions_at_once_as_it_can_take(world: Any) -> 
 
 
 def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobody(world: Any) -> None:
-    w = world(services=[ServiceSpec(name="rm", instances_per_node=1), JUDGE])
-    w.node(cells=3)
+    w = world(services=[ServiceSpec(name="rm", instances_per_node=1), JUDGE]).node(cells=3)
     w.score("a", "rm")
     w.score("b", "rm")
     w.score("c", "judge")
@@ -62,8 +56,7 @@ def test_a_service_that_a_node_holds_once_waits_for_its_place_and_holds_up_nobod
 
 def test_an_instance_that_is_taken_up_again_is_not_replaced_by_one_of_another_size(world: Any) -> None:
     # Given the one instance that a node may hold of a service, busy on one cell, and two that wait for it
-    w = world(services=[ServiceSpec(name="rm", cells=(1, 2), instances_per_node=1)])
-    w.node(cells=4)
+    w = world(services=[ServiceSpec(name="rm", cells=(1, 2), instances_per_node=1)]).node(cells=4)
     w.score("a", "rm", 1)
     w.score("wide", "rm", 2)
     w.score("narrow", "rm", 1)
@@ -79,8 +72,7 @@ def test_an_instance_that_is_taken_up_again_is_not_replaced_by_one_of_another_si
 
 
 def test_under_paper_a_large_service_is_not_starved_by_small_ones_behind_it(world: Any) -> None:
-    w = world("paper", services=[RM, JUDGE, TEACHER])
-    w.node(cells=2)
+    w = world("paper", services=[RM, JUDGE, TEACHER]).node(cells=2)
     w.score("a", "rm")
     w.score("t", "teacher")
     w.score("b", "judge")
@@ -92,8 +84,7 @@ def test_under_paper_a_large_service_is_not_starved_by_small_ones_behind_it(worl
 
 
 def test_a_service_goes_only_where_a_cell_has_room_for_it(world: Any) -> None:
-    w = world(services=[ServiceSpec(name="large", memory_mb=40_000), RM])
-    w.node("small", cells=1, cell_memory_mb=24_000)
+    w = world(services=[ServiceSpec(name="large", memory_mb=40_000), RM]).node("small", cells=1, cell_memory_mb=24_000)
     w.score("early", "large")
     assert w.ended("early")[0] == "rejected"
     w.node("big", cells=1, cell_memory_mb=80_000)
@@ -117,8 +108,7 @@ def test_elastic_gives_the_cells_to_the_action_that_gains_most(world: Any) -> No
 
 def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
     # Given two services on four cells: two each
-    w = world("static:1", services=[RM, JUDGE])
-    w.node(cells=4)
+    w = world("static:1", services=[RM, JUDGE]).node(cells=4)
     for number in range(3):
         w.score(f"s{number}", "rm")
     assert w.waiting == ["s2"]
@@ -133,10 +123,8 @@ def test_under_static_each_service_owns_its_share_for_good(world: Any) -> None:
 
 def test_under_static_a_service_gets_the_cells_back_of_an_instance_that_failed(world: Any) -> None:
     # Given two services on two cells, and an instance that has failed after its action
-    w = world("static:1", services=[RM, JUDGE])
-    w.node(cells=2)
-    w.score("a", "rm")
-    w.finish("a")
+    w = world("static:1", services=[RM, JUDGE]).node(cells=2)
+    w.score("a", "rm", finish=True)
     w.report("rm", (0,), "failed")
 
     # When there is another action for it
@@ -148,8 +136,7 @@ def test_under_static_a_service_gets_the_cells_back_of_an_instance_that_failed(w
 
 def test_under_static_a_service_owns_more_as_soon_as_a_node_has_joined(world: Any) -> None:
     # Given an action that waits, on a node with a free cell, as its service owns only the other one
-    w = world("static:1", services=[RM, JUDGE])
-    w.node(cells=2, labels=frozenset({"fast"}))
+    w = world("static:1", services=[RM, JUDGE]).node(cells=2, labels=frozenset({"fast"}))
     w.score("a", "rm", requires=("fast",))
     w.score("b", "rm", requires=("fast",))
     assert w.waiting == ["b"]
@@ -163,8 +150,7 @@ def test_under_static_a_service_owns_more_as_soon_as_a_node_has_joined(world: An
 
 def test_under_static_a_service_owns_cells_elsewhere_as_soon_as_its_node_is_gone(world: Any) -> None:
     # Given a service that owns two cells of one node, and an action that only the other node could run
-    w = world("static:1", services=[RM, JUDGE])
-    w.node("n0", cells=2)
+    w = world("static:1", services=[RM, JUDGE]).node("n0", cells=2)
     w.score("a", "rm", idempotent=False)
     w.score("b", "rm", idempotent=False)
     w.node("n1", cells=2, labels=frozenset({"fast"}))

@@ -19,8 +19,7 @@ JUDGE = ServiceSpec(name="judge", restore_s=0.5)
 
 @pytest.mark.parametrize("policy", ["elastic", "paper", "static:1"])
 def test_an_action_goes_where_its_service_is_declared(world: Any, policy: str) -> None:
-    w = world(policy, services=[RM, JUDGE])
-    w.node("a", cells=2, services=frozenset({"rm"}))
+    w = world(policy, services=[RM, JUDGE]).node("a", cells=2, services=frozenset({"rm"}))
     w.node("b", cells=2, services=frozenset({"judge"}))
 
     for one in ("j1", "j2"):
@@ -33,8 +32,7 @@ def test_an_action_goes_where_its_service_is_declared(world: Any, policy: str) -
 
 
 def test_what_no_node_that_is_up_declares_is_rejected_at_once(world: Any) -> None:
-    w = world(services=[RM, JUDGE])
-    w.node(cells=1, services=frozenset({"rm"}))
+    w = world(services=[RM, JUDGE]).node(cells=1, services=frozenset({"rm"}))
 
     w.score("j", "judge")
 
@@ -43,8 +41,7 @@ def test_what_no_node_that_is_up_declares_is_rejected_at_once(world: Any) -> Non
 
 def test_who_waits_for_a_service_that_is_declared_no_longer_is_told(world: Any) -> None:
     # Given one action on the only cell and two that wait
-    w = world(services=[RM, JUDGE])
-    w.node(cells=1, services=frozenset({"rm", "judge"}))
+    w = world(services=[RM, JUDGE]).node(cells=1, services=frozenset({"rm", "judge"}))
     w.score("r", "rm")
     w.score("r2", "rm", idempotent=True)
     w.score("j", "judge")
@@ -65,8 +62,7 @@ def test_who_waits_for_a_service_that_is_declared_no_longer_is_told(world: Any) 
 
 def test_a_worker_that_comes_back_without_a_service_ends_who_waited_for_it(world: Any) -> None:
     # Given two nodes that are away, and actions that wait for them
-    w = world(services=[RM, JUDGE])
-    w.node("a", cells=1, services=frozenset({"rm"}))
+    w = world(services=[RM, JUDGE]).node("a", cells=1, services=frozenset({"rm"}))
     w.node("b", cells=1, services=frozenset({"judge"}))
     for node in ("a", "b"):
         w.handle(events.NodeLost(name=node, reason="its worker was stopped", left=True))
@@ -93,9 +89,7 @@ def test_an_instance_of_a_service_that_is_gone_gives_its_cells_back(world: Any) 
 
 
 def test_a_service_stays_known_while_another_node_declares_it(world: Any) -> None:
-    w = world(services=[RM])
-    w.node("a", cells=1, services=frozenset({"rm"}))
-    w.node("b", cells=1, services=frozenset({"rm"}))
+    w = world(services=[RM]).node("a", cells=1, services=frozenset({"rm"})).node("b", cells=1, services=frozenset({"rm"}))
 
     w.handle(events.ServicesDeclared(node="a"))
     w.score("r", "rm")
@@ -104,8 +98,7 @@ def test_a_service_stays_known_while_another_node_declares_it(world: Any) -> Non
 
 
 def test_a_service_that_becomes_warm_is_brought(world: Any) -> None:
-    w = world(services=[RM])
-    w.node(cells=2, services=frozenset({"rm"}))
+    w = world(services=[RM]).node(cells=2, services=frozenset({"rm"}))
     w.core.state.services["hot"] = ServiceSpec(name="hot", restore_s=0.5, warm=True)
 
     w.handle(events.ServicesDeclared(node="n0", services=frozenset({"rm", "hot"})))
@@ -116,8 +109,7 @@ def test_a_service_that_becomes_warm_is_brought(world: Any) -> None:
 
 def test_an_instance_is_as_its_service_is_declared_now(world: Any) -> None:
     # Given an instance at work on the only cell, of a service that runs one action at a time
-    w = world(services=[RM])
-    w.node(cells=1, services=frozenset({"rm"}))
+    w = world(services=[RM]).node(cells=1, services=frozenset({"rm"}))
     w.score("a", "rm")
     w.score("b", "rm")
     assert w.waiting == ["b"]

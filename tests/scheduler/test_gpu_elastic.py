@@ -14,8 +14,7 @@ PAIR = ServiceSpec(name="pair", cells=(2,), restore_s=0.5)
 
 def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
     # Given a busy cell, and three that wait for another service with room for all of them
-    w = world(services=[RM, ServiceSpec(name="many", restore_s=0.5, max_concurrency=3)])
-    w.node(cells=1)
+    w = world(services=[RM, ServiceSpec(name="many", restore_s=0.5, max_concurrency=3)]).node(cells=1)
     w.score("a", "rm")
     for number in range(3):
         w.score(f"m{number}", "many")
@@ -31,11 +30,8 @@ def test_one_restore_serves_all_that_wait_for_a_service(world: Any) -> None:
 
 def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) -> None:
     # Given a service that is resident and idle on the second node only
-    w = world(services=[RM])
-    w.node("n0", cells=0)
-    w.node("n1", cells=1)
-    w.score("a", "rm")
-    w.finish("a")
+    w = world(services=[RM]).node("n0", cells=0).node("n1", cells=1)
+    w.score("a", "rm", finish=True)
     w.node("n2", cells=1)
 
     w.score("b", "rm")
@@ -45,11 +41,9 @@ def test_an_action_goes_where_its_service_is_even_on_another_node(world: Any) ->
 
 def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
     # Given two idle instances, of which the one used last is seldom asked for
-    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)])
-    w.node(cells=2)
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)]).node(cells=2)
     for name, service in (("a", "rm"), ("b", "rm"), ("c", "rm"), ("j", "judge")):
-        w.score(name, service)
-        w.finish(name)
+        w.score(name, service, finish=True)
 
     w.score("t", "third")
 
@@ -59,11 +53,9 @@ def test_the_instance_that_is_least_asked_for_goes(world: Any) -> None:
 def test_what_is_often_asked_for_stays_where_a_better_victim_is_done_soon(world: Any) -> None:
     # Given an idle instance for which many have come, and a busy one of a service that is seldom asked for
     services = [ServiceSpec(name=name, restore_s=5.0) for name in ("hot", "rare", "third")]
-    w = world(services=services)
-    w.node(cells=2)
+    w = world(services=services).node(cells=2)
     for number in range(20):
-        w.score(f"h{number}", "hot", work_s=0.1)
-        w.finish(f"h{number}")
+        w.score(f"h{number}", "hot", work_s=0.1, finish=True)
     w.score("r", "rare", work_s=0.1)
 
     # When one comes for a third service, then it has the cell of the seldom one
@@ -76,11 +68,9 @@ def test_what_is_often_asked_for_stays_where_a_better_victim_is_done_soon(world:
 
 def test_what_is_often_asked_for_goes_once_an_action_has_waited_for_long(world: Any) -> None:
     services = [ServiceSpec(name=name, restore_s=2.0) for name in ("hot", "rare", "third")]
-    w = world(services=services)
-    w.node(cells=2)
+    w = world(services=services).node(cells=2)
     for number in range(80):
-        w.score(f"h{number}", "hot", work_s=0.1)
-        w.finish(f"h{number}")
+        w.score(f"h{number}", "hot", work_s=0.1, finish=True)
     w.score("r", "rare", work_s=0.1)
     w.score("t", "third", work_s=0.1)
     assert w.waiting == ["t"]
@@ -92,8 +82,7 @@ def test_what_is_often_asked_for_goes_once_an_action_has_waited_for_long(world: 
 
 def test_of_two_services_that_need_an_instance_the_one_with_more_waiting_goes_first(world: Any) -> None:
     # Given a busy cell, for which one action came early and two for another service later
-    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)])
-    w.node(cells=1)
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)]).node(cells=1)
     w.score("a", "rm")
     w.score("j", "judge")
     w.score("t0", "third")
@@ -106,8 +95,7 @@ def test_of_two_services_that_need_an_instance_the_one_with_more_waiting_goes_fi
 
 def test_a_line_waits_for_a_place_that_falls_free_soon(world: Any) -> None:
     # Given an instance that is busy for half a second more, and an idle one of another service
-    w = world(services=[RM, JUDGE])
-    w.node(cells=2)
+    w = world(services=[RM, JUDGE]).node(cells=2)
     w.score("j", "judge", work_s=0.5)
     w.score("a", "rm", work_s=0.5)
     w.finish("j")
@@ -123,8 +111,7 @@ def test_a_line_waits_for_a_place_that_falls_free_soon(world: Any) -> None:
 
 def test_an_instance_need_not_leave_when_the_overdue_action_is_cancelled(world: Any) -> None:
     # Given an instance that is to leave for a starving action
-    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), JUDGE])
-    w.node(cells=1)
+    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), JUDGE]).node(cells=1)
     w.score("a0", "rm")
     w.score("j", "judge", trajectory="t")
     w.tick(TUNING.aged_s)
@@ -141,8 +128,7 @@ def test_an_instance_need_not_leave_when_the_overdue_action_is_cancelled(world: 
 
 def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> None:
     # Given two cells that are both busy, with more to do
-    w = world(services=[RM, JUDGE, PAIR])
-    w.node(cells=2)
+    w = world(services=[RM, JUDGE, PAIR]).node(cells=2)
     for name, service in (("a", "rm"), ("b", "judge"), ("p", "pair"), ("a1", "rm"), ("b1", "judge")):
         w.score(name, service)
 
@@ -159,8 +145,7 @@ def test_a_service_on_two_cells_has_its_turn_among_small_ones(world: Any) -> Non
 
 def test_nothing_wakes_the_core_when_the_last_node_with_cells_is_lost(world: Any) -> None:
     # Given an action that waits for a cell
-    w = world(services=[RM])
-    w.node(cells=1)
+    w = world(services=[RM]).node(cells=1)
     w.score("a", "rm")
     w.score("b", "rm")
 
@@ -176,8 +161,7 @@ def test_nothing_wakes_the_core_when_the_last_node_with_cells_is_lost(world: Any
 
 def test_of_one_service_the_job_within_its_share_goes_first(world: Any) -> None:
     # Given a job that holds all cells and has more waiting than another one, which came later
-    w = world(services=[RM])
-    w.node(cells=4)
+    w = world(services=[RM]).node(cells=4)
     for number in range(6):
         w.score(f"a{number}", "rm", job="greedy")
     w.score("b", "rm", job="modest")
@@ -189,8 +173,7 @@ def test_of_one_service_the_job_within_its_share_goes_first(world: Any) -> None:
 
 
 def test_priority_decides_which_service_has_the_cell(world: Any) -> None:
-    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)])
-    w.node(cells=1)
+    w = world(services=[RM, JUDGE, ServiceSpec(name="third", restore_s=0.5)]).node(cells=1)
     w.score("a", "rm")
     w.score("low", "judge")
     w.score("high", "third", priority=9)

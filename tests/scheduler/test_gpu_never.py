@@ -31,9 +31,7 @@ def test_what_no_node_could_hold_is_refused_at_once(
     world: Any, policy: str, service: ServiceSpec, fields: dict[str, Any], reason: str
 ) -> None:
     # Given a node with many small cells, another with one large cell, and one without GPUs
-    w = world(policy, services=[service])
-    w.node("n0", cells=4, cell_memory_mb=10)
-    w.node("n1", cells=1, cell_memory_mb=100)
+    w = world(policy, services=[service]).node("n0", cells=4, cell_memory_mb=10).node("n1", cells=1, cell_memory_mb=100)
     w.node("n2", pools=("cpu",), labels=frozenset({"nvlink"}))
 
     w.score("a", "s", **fields)
@@ -42,8 +40,7 @@ def test_what_no_node_could_hold_is_refused_at_once(
 
 
 def test_a_service_whose_equal_part_is_too_small_is_refused_at_once(world: Any) -> None:
-    w = world("static:2", services=[RM, JUDGE, WIDE])
-    w.node(cells=4)
+    w = world("static:2", services=[RM, JUDGE, WIDE]).node(cells=4)
 
     w.score("a", "wide")
 
@@ -53,10 +50,8 @@ def test_a_service_whose_equal_part_is_too_small_is_refused_at_once(world: Any) 
 @pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:2"])
 def test_what_pinned_services_leave_no_room_for_keeps_nobody_waiting(world: Any, policy: str) -> None:
     # Given a pinned service on one of two cells
-    w = world(policy, services=[PINNED, RM, WIDE])
-    w.node(cells=2)
-    w.score("p0", "pinned")
-    w.finish("p0")
+    w = world(policy, services=[PINNED, RM, WIDE]).node(cells=2)
+    w.score("p0", "pinned", finish=True)
 
     # When an action for both cells comes, and others after it
     w.score("w", "wide")
@@ -68,8 +63,7 @@ def test_what_pinned_services_leave_no_room_for_keeps_nobody_waiting(world: Any,
 
 
 def test_a_fixed_number_of_cells_is_the_nearest_below_beside_pinned_services(world: Any) -> None:
-    w = world("fixed:2", services=[PINNED, ServiceSpec(name="either", cells=(1, 2))])
-    w.node(cells=2)
+    w = world("fixed:2", services=[PINNED, ServiceSpec(name="either", cells=(1, 2))]).node(cells=2)
     w.score("p", "pinned")
 
     w.score("a", "either")
@@ -79,10 +73,8 @@ def test_a_fixed_number_of_cells_is_the_nearest_below_beside_pinned_services(wor
 
 def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node(world: Any) -> None:
     # Given a pinned service on one of two cells, and a starving action for both
-    w = world(services=[PINNED, RM, JUDGE, WIDE])
-    w.node(cells=2)
-    w.score("p", "pinned")
-    w.finish("p")
+    w = world(services=[PINNED, RM, JUDGE, WIDE]).node(cells=2)
+    w.score("p", "pinned", finish=True)
     w.score("w", "wide")
     w.tick(TUNING.aged_s)
 
@@ -97,8 +89,7 @@ def test_an_overdue_action_that_pinned_services_leave_no_room_for_claims_no_node
 
 def test_instances_are_open_again_when_pinned_ones_leave_no_room_for_whom_they_were_to_leave(world: Any) -> None:
     # Given an instance that is to leave for a starving action, which needs both cells
-    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), PINNED, WIDE])
-    w.node(cells=2)
+    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2), PINNED, WIDE]).node(cells=2)
     w.score("a", "rm")
     w.score("w", "wide")
     w.tick(TUNING.aged_s)
@@ -113,8 +104,7 @@ def test_instances_are_open_again_when_pinned_ones_leave_no_room_for_whom_they_w
 
 def test_an_instance_that_makes_way_for_a_larger_one_is_not_brought_back_meanwhile(world: Any) -> None:
     # Given a service that may have one instance, on one cell, which is to make way for one on two
-    w = world(services=[ServiceSpec(name="one", cells=(1, 2), restore_s=0.5, instances_per_node=1), RM, JUDGE])
-    w.node(cells=2)
+    w = world(services=[ServiceSpec(name="one", cells=(1, 2), restore_s=0.5, instances_per_node=1), RM, JUDGE]).node(cells=2)
     w.score("a", "one", cells=[1])
     w.score("b", "rm")
     w.finish("a")

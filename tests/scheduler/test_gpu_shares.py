@@ -21,8 +21,7 @@ def flood(w: Any, count: int) -> None:
 
 def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> None:
     # Given cells that are all busy with a job that has more waiting, and an action of another job for a service that is nowhere
-    w = world(services=[FLOODED, RARE])
-    w.node(cells=4)
+    w = world(services=[FLOODED, RARE]).node(cells=4)
     flood(w, 10)
     w.score("r", "rare", job="modest")
 
@@ -37,8 +36,7 @@ def test_an_instance_that_falls_idle_goes_to_whom_cells_are_owed(world: Any) -> 
 
 def test_within_one_job_cells_are_kept_busy(world: Any) -> None:
     # Given the same, but all of one job
-    w = world(services=[FLOODED, RARE])
-    w.node(cells=4)
+    w = world(services=[FLOODED, RARE]).node(cells=4)
     flood(w, 10)
     w.score("r", "rare", job="flood")
 
@@ -49,10 +47,8 @@ def test_within_one_job_cells_are_kept_busy(world: Any) -> None:
 
 def test_what_pinned_services_leave_no_room_for_is_owed_nothing(world: Any) -> None:
     # Given a pinned service, beside which another one can never be
-    w = world(services=[FLOODED, ServiceSpec(name="pinned", pinned=True), WIDE])
-    w.node(cells=4)
-    w.score("p", "pinned", job="modest")
-    w.finish("p")
+    w = world(services=[FLOODED, ServiceSpec(name="pinned", pinned=True), WIDE]).node(cells=4)
+    w.score("p", "pinned", job="modest", finish=True)
     flood(w, 10)
     w.score("w", "wide", job="modest")
 
@@ -65,8 +61,7 @@ def test_what_pinned_services_leave_no_room_for_is_owed_nothing(world: Any) -> N
 @pytest.mark.parametrize("without", [[], ["shares"]])
 def test_cells_that_are_kept_for_somebody_are_used_again_when_it_is_cancelled(world: Any, without: list[str]) -> None:
     # Given an instance that is kept idle for an action which needs more cells than are idle
-    w = world(services=[FLOODED, WIDE], without=without)
-    w.node(cells=4)
+    w = world(services=[FLOODED, WIDE], without=without).node(cells=4)
     flood(w, 10)
     w.score("w", "wide", job="modest", trajectory="t")
     w.tick(1.0)

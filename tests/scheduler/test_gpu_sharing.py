@@ -29,11 +29,9 @@ MANY = ServiceSpec(name="many", memory_mb=30, restore_s=0.5, max_concurrency=2)
 
 def test_two_services_stay_on_one_cell_and_take_turns(world: Any) -> None:
     # Given a cell with memory for both, on which each has run
-    w = world(services=[RM, JUDGE])
-    w.node(cells=1, cell_memory_mb=80)
+    w = world(services=[RM, JUDGE]).node(cells=1, cell_memory_mb=80)
     for name, service in (("a", "rm"), ("b", "judge")):
-        w.score(name, service)
-        w.finish(name)
+        w.score(name, service, finish=True)
     w.score("c", "rm")
     assert w.grants["c"].restore is False
 
@@ -47,10 +45,8 @@ def test_two_services_stay_on_one_cell_and_take_turns(world: Any) -> None:
 
 @pytest.mark.parametrize(("policy", "without"), [("elastic", ["sharing"]), ("paper", []), ("fcfs", []), ("fixed:1", [])])
 def test_without_the_part_and_under_other_policies_each_has_the_cell_for_itself(world: Any, policy: str, without: list[str]) -> None:
-    w = world(policy, services=[RM, JUDGE], without=without)
-    w.node(cells=1, cell_memory_mb=80)
-    w.score("a", "rm")
-    w.finish("a")
+    w = world(policy, services=[RM, JUDGE], without=without).node(cells=1, cell_memory_mb=80)
+    w.score("a", "rm", finish=True)
     w.score("b", "judge")
     w.tick(3.0)
 
@@ -59,12 +55,10 @@ def test_without_the_part_and_under_other_policies_each_has_the_cell_for_itself(
 
 def test_no_more_is_evicted_than_the_memory_requires(world: Any) -> None:
     # Given a cell that is full with two services, the first of which was used last
-    w = world(services=[RM, JUDGE, THIRD])
-    w.node(cells=1, cell_memory_mb=80)
+    w = world(services=[RM, JUDGE, THIRD]).node(cells=1, cell_memory_mb=80)
     for at, (name, service) in enumerate((("a", "rm"), ("b", "judge"), ("c", "rm"))):
         w.now = float(at)
-        w.score(name, service)
-        w.finish(name)
+        w.score(name, service, finish=True)
 
     # When a third one needs room
     w.score("t", "third")
@@ -77,10 +71,8 @@ def test_no_more_is_evicted_than_the_memory_requires(world: Any) -> None:
 @pytest.mark.parametrize(("spec", "cell_memory_mb"), [(SILENT, 80), (RM, None)])
 def test_what_is_not_known_is_not_shared(world: Any, spec: ServiceSpec, cell_memory_mb: int | None) -> None:
     # Given a service that says nothing of its memory, or a cell of which nobody knows how much it has
-    w = world(services=[spec, JUDGE])
-    w.node(cells=1, **({} if cell_memory_mb is None else {"cell_memory_mb": cell_memory_mb}))
-    w.score("a", spec.name)
-    w.finish("a")
+    w = world(services=[spec, JUDGE]).node(cells=1, **({} if cell_memory_mb is None else {"cell_memory_mb": cell_memory_mb}))
+    w.score("a", spec.name, finish=True)
 
     w.score("b", "judge")
     w.tick(3.0)
@@ -89,8 +81,7 @@ def test_what_is_not_known_is_not_shared(world: Any, spec: ServiceSpec, cell_mem
 
 
 def test_a_service_is_not_on_a_cell_twice(world: Any) -> None:
-    w = world(services=[RM])
-    w.node(cells=2, cell_memory_mb=80)
+    w = world(services=[RM]).node(cells=2, cell_memory_mb=80)
     for number in range(3):
         w.score(f"a{number}", "rm")
 
@@ -99,10 +90,8 @@ def test_a_service_is_not_on_a_cell_twice(world: Any) -> None:
 
 def test_an_instance_that_always_computes_lets_another_one_have_its_turn(world: Any) -> None:
     # Given a cell on which a service with two places is never idle, and another one that is resident there
-    w = world(services=[MANY, JUDGE])
-    w.node(cells=1, cell_memory_mb=80)
-    w.score("j0", "judge")
-    w.finish("j0")
+    w = world(services=[MANY, JUDGE]).node(cells=1, cell_memory_mb=80)
+    w.score("j0", "judge", finish=True)
     w.score("m0", "many")
     w.score("m1", "many")
     w.score("j1", "judge")

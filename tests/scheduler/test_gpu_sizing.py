@@ -119,8 +119,7 @@ def test_what_waits_counts_for_the_cells_that_it_could_use() -> None:
 
 def test_one_that_comes_after_a_crowd_has_the_largest_instance_that_is_idle(world: Any) -> None:
     # Given instances of four cells and of one, both busy, and a crowd for which the large one was to make way until it is cancelled
-    w = world(services=[ServiceSpec(name="rm", cells=(1, 2, 4))])
-    w.node(cells=5)
+    w = world(services=[ServiceSpec(name="rm", cells=(1, 2, 4))]).node(cells=5)
     for name in ("a", "b", *(f"c{number}" for number in range(40))):
         w.score(name, "rm", cells=[1, 2, 4], parallel=0.9, work_s=1.0)
     assert (w.grants["a"].units, w.grants["b"].units) == (4, 1)

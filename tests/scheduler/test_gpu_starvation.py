@@ -104,8 +104,7 @@ def test_a_stream_that_never_ends_does_not_keep_another_service_out() -> None:
 
 def test_an_action_for_a_model_asks_for_no_rounds_where_no_node_has_cells(world: Any) -> None:
     # Given an action for a model, and a node without cells
-    w = world("elastic", services=(ServiceSpec(name="judge"),))
-    w.node(cells=0)
+    w = world("elastic", services=(ServiceSpec(name="judge"),)).node(cells=0)
     w.handle(events.Submitted(id="a", action=Action(kind="gpu.score", service="judge"), submitted_at=w.now))
     # Then the core asks for no more wakes than it can answer
     for _ in range(5):

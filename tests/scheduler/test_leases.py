@@ -15,9 +15,7 @@ def state_of(world: Any, environment: str) -> str:
 
 
 def test_an_environment_with_a_lease_of_its_own_is_closed_when_that_is_over_though_it_is_in_use(world: Any) -> None:
-    w = world(lease_s=5.0)
-    w.node()
-    w.open("e", lease_s=10.0)
+    w = world(lease_s=5.0).node().open("e", lease_s=10.0)
     w.exec("runs", "e")
     w.tick(9.0)
     assert state_of(w, "e") == "open"
@@ -29,17 +27,13 @@ def test_an_environment_with_a_lease_of_its_own_is_closed_when_that_is_over_thou
 
 
 def test_its_own_lease_holds_where_the_systems_is_shorter(world: Any) -> None:
-    w = world(lease_s=5.0)
-    w.node()
-    w.open("own", lease_s=60.0)
-    w.open("other")
+    w = world(lease_s=5.0).node().open("own", lease_s=60.0).open("other")
     w.tick(59.0)
     assert (state_of(w, "own"), state_of(w, "other")) == ("open", "closing")
 
 
 def test_a_lease_begins_when_the_environment_stands(world: Any) -> None:
-    w = world()
-    w.open("e", lease_s=10.0)
+    w = world().open("e", lease_s=10.0)
     w.tick(50.0)
     w.node()
     w.finish("open-e")
@@ -50,8 +44,7 @@ def test_a_lease_begins_when_the_environment_stands(world: Any) -> None:
 
 
 def test_a_renewed_lease_ends_sooner_or_later_than_before(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
     for name in ("sooner", "later", "first"):
         w.open(name, lease_s=100.0)
     w.handle(events.LeaseRenewed(id="sooner", job="default", lease_s=10.0))
@@ -68,9 +61,7 @@ def test_a_renewed_lease_ends_sooner_or_later_than_before(world: Any) -> None:
 
 
 def test_nobody_renews_the_lease_of_another_jobs_environment_or_of_one_that_is_gone(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e", lease_s=10.0, job="mine")
+    w = world().node().open("e", lease_s=10.0, job="mine")
     w.handle(events.LeaseRenewed(id="e", job="theirs", lease_s=1000.0))
     w.handle(events.LeaseRenewed(id="never", job="mine", lease_s=1000.0))
     w.tick(10.0)
@@ -95,9 +86,7 @@ def test_renewals_that_waited_for_a_scheduler_arrive_before_it_ends_a_lease(worl
 
 
 def test_a_lease_that_is_renewed_shorter_and_longer_in_turn_costs_no_more_each_time(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e", lease_s=100.0)
+    w = world().node().open("e", lease_s=100.0)
     for number in range(1000):
         w.now += 0.1
         w.handle(events.LeaseRenewed(id="e", job="default", lease_s=(50.0, 5000.0)[number % 2]))
@@ -108,11 +97,8 @@ def test_a_lease_that_is_renewed_shorter_and_longer_in_turn_costs_no_more_each_t
 
 
 def test_an_environment_of_an_id_that_is_used_again_has_a_lease_of_its_own(world: Any) -> None:
-    w = world()
-    w.node()
-    w.open("e", lease_s=10.0)
-    w.close("e")
-    w.finish("close-e")
+    w = world().node().open("e", lease_s=10.0)
+    w.close("e", finish=True)
     w.open("e", lease_s=50.0)
     w.tick(20.0)
     assert state_of(w, "e") == "open"

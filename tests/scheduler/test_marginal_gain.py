@@ -123,8 +123,7 @@ def test_whoever_has_a_node_to_itself_gets_the_fastest_amount_that_fits(world: A
 def test_beside_what_keeps_its_cores_an_action_is_about_as_fast_as_what_is_left_allows(world: Any, wish: Wish, spare: int) -> None:
     # Given a node of which a part is taken for good
     room = wish.units[0] + spare
-    w = world()
-    w.node(cores=room + 8)
+    w = world().node(cores=room + 8)
     w.run("other", 8)
 
     wish.submit(w, "a0")
@@ -141,8 +140,7 @@ def test_what_has_no_room_for_its_best_amount_climbs_part_of_the_way(world: Any,
     # Then a smaller one is granted where there is no room for it: on a small node, beside what is taken, and to the second of two
     for cores in (4, 6):
         assert all_at_once(world, [wish], cores).units == {"a0": 4}
-    w = world()
-    w.node(cores=9)
+    w = world().node(cores=9)
     w.run("other", 4)
     wish.submit(w, "a0")
     assert w.units == {"other": 4, "a0": 4}
@@ -158,8 +156,7 @@ def test_what_costs_less_core_time_is_not_passed_by_for_something_slower() -> No
 
 def test_a_step_that_saves_little_does_not_keep_a_running_action_from_one_that_saves_much(world: Any) -> None:
     # Given an action that two cores do next to nothing for, and eight a lot, on the one core that is left
-    w = world()
-    w.node(cores=8)
+    w = world().node(cores=8)
     w.run("other", 7)
     Wish((1, 2, 8), Table(((2, 0.505), (8, 0.9)))).submit(w, "a0", work_s=4.0)
     assert w.units["a0"] == 1
@@ -194,8 +191,7 @@ def test_in_larger_steps_the_worth_is_short_of_the_largest_by_less_than_one_rung
 @given(st.lists(BY_ONE, min_size=2, max_size=5), st.integers(0, 12))
 def test_whoever_comes_later_takes_what_is_worth_clearly_more_to_it(world: Any, wishes: list[Wish], spare: int) -> None:
     # Given actions that come one after the other, with room for all
-    w = world()
-    w.node(cores=least(wishes) + spare)
+    w = world().node(cores=least(wishes) + spare)
     for number, wish in enumerate(wishes):
         wish.submit(w, f"a{number}")
 
@@ -229,8 +225,7 @@ ARRIVALS = st.lists(st.tuples(ANY, WORK, st.sampled_from([0.0, 0.3, 2.0])), min_
 @settings(max_examples=60)
 @given(ARRIVALS, st.sampled_from([8, 12]), st.randoms(use_true_random=False))
 def test_a_resize_is_worth_its_while_and_no_core_is_taken_for_nobody(world: Any, arrivals: Any, cores: int, draw: Any) -> None:
-    w = world()
-    w.node(cores=cores)
+    w = world().node(cores=cores)
     for number, (wish, work_s, pause_s) in enumerate(arrivals):
         w.now += pause_s
         check_look(w, lambda n=number, a=wish, s=work_s: a.submit(w, f"a{n}", s))
@@ -256,8 +251,7 @@ def check_look(w: Any, happen: Any) -> None:
 
 
 def long_ones_beside_short_ones(world: Any) -> Any:
-    w = world()
-    w.node(cores=8)
+    w = world().node(cores=8)
     for name in ("x", "y"):
         w.run(name, [1, 2, 4, 8], parallel=0.95, work_s=LONG_S)
     assert w.units == {"x": 4, "y": 4}
@@ -300,8 +294,7 @@ def test_a_short_action_now_and_then_costs_two_resizes_and_no_more(world: Any) -
 
 
 def test_without_shrinking_whoever_has_cores_keeps_them(world: Any) -> None:
-    w = world(without=["shrinking"])
-    w.node(cores=8)
+    w = world(without=["shrinking"]).node(cores=8)
     w.run("x", [1, 8], parallel=0.95, work_s=LONG_S)
 
     w.run("s", 1)
@@ -310,8 +303,7 @@ def test_without_shrinking_whoever_has_cores_keeps_them(world: Any) -> None:
 
 
 def test_without_resizing_what_runs_stays_as_it_began(world: Any) -> None:
-    w = world(without=["resizing"])
-    w.node(cores=8)
+    w = world(without=["resizing"]).node(cores=8)
     w.run("s", 4)
     w.run("x", [1, 2, 4, 8], parallel=0.95, work_s=LONG_S)
     assert w.units == {"s": 4, "x": 4}
@@ -324,8 +316,7 @@ def test_without_resizing_what_runs_stays_as_it_began(world: Any) -> None:
 
 def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
     # Given an action that fills the node and is cancelled, but has not ended yet
-    w = world()
-    w.node(cores=4)
+    w = world().node(cores=4)
     w.run("x", [1, 4], parallel=0.95, work_s=LONG_S)
     w.handle(events.Cancelled(ids=("x",)))
 
@@ -340,8 +331,7 @@ def test_an_action_that_is_being_stopped_is_not_resized(world: Any) -> None:
 
 def test_a_small_rung_does_not_tear_down_a_large_one(world: Any) -> None:
     # Given an action that has one core or eight, and a core beside it
-    w = world()
-    w.node(cores=9)
+    w = world().node(cores=9)
     w.run("large", [1, 8], parallel=0.99, work_s=800.0)
 
     # When one comes that has a little more from a second core than an eighth of what the large one loses

@@ -12,8 +12,7 @@ from scheduler.model import QuotaSpec, ServiceSpec, commands, events
 @pytest.mark.parametrize("woken", [True, False])
 def test_a_queue_deadline_holds_again_when_an_action_waits_again(world: Any, woken: bool) -> None:
     # Given an action that starts before its deadline, whether or not anyone asked the core for its next wake meanwhile
-    w = world()
-    w.node("n0")
+    w = world().node("n0")
     w.run("a", idempotent=True, queue_timeout_s=5.0)
     if woken:
         assert w.core.next_wake(w.now) is None
@@ -27,8 +26,7 @@ def test_a_queue_deadline_holds_again_when_an_action_waits_again(world: Any, wok
 
 def test_an_action_that_lost_two_nodes_is_not_tried_a_third_time(world: Any) -> None:
     # Given an idempotent action, which waits again when its node is lost
-    w = world()
-    w.node("n0")
+    w = world().node("n0")
     w.run("a", 2, idempotent=True)
     w.lose("n0")
     assert [(r.id, r.reason) for r in w.of(commands.Requeue)] == [("a", "node n0 was lost: it burned")]
@@ -44,8 +42,7 @@ def test_an_action_that_lost_two_nodes_is_not_tried_a_third_time(world: Any) -> 
 
 
 def test_an_action_that_is_not_idempotent_is_lost_with_its_node(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
     w.run("a")
 
     w.lose()
@@ -56,9 +53,7 @@ def test_an_action_that_is_not_idempotent_is_lost_with_its_node(world: Any) -> N
 
 def test_an_action_whose_result_its_lost_node_had_stored_has_ended_as_that_says(world: Any) -> None:
     # Given two commands of an environment, one after the other, and an action that may be repeated
-    w = world()
-    w.node(cores=2)
-    w.open("e")
+    w = world().node(cores=2).open("e")
     w.exec("first", "e", session="s")
     w.exec("second", "e", session="s")
     w.run("again", idempotent=True)
@@ -80,9 +75,7 @@ def test_an_action_whose_result_its_lost_node_had_stored_has_ended_as_that_says(
 
 def test_an_environment_that_its_lost_node_could_not_open_is_not_opened_elsewhere(world: Any) -> None:
     # Given an environment that is being opened, as the only one that may be so, with an action in it and another one behind it
-    w = world(starting_limit=1)
-    w.node("n0")
-    w.open("e", finish=False)
+    w = world(starting_limit=1).node("n0").open("e", finish=False)
     w.exec("a", "e")
     w.open("other", finish=False)
     # When its node is lost, and the result says that it failed
@@ -95,8 +88,7 @@ def test_an_environment_that_its_lost_node_could_not_open_is_not_opened_elsewher
 
 
 def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
     w.run("a", idempotent=True)
     w.handle(events.Cancelled(ids=("a",)))
 
@@ -106,9 +98,7 @@ def test_an_action_that_was_being_stopped_is_not_tried_again(world: Any) -> None
 
 
 def test_an_environment_that_was_opening_opens_elsewhere(world: Any) -> None:
-    w = world(starting_limit=1)
-    w.node("n0")
-    w.open("e0", finish=False)
+    w = world(starting_limit=1).node("n0").open("e0", finish=False)
     w.exec("a", "e0")
     w.lose("n0")
     w.node("n1")
@@ -119,10 +109,7 @@ def test_an_environment_that_was_opening_opens_elsewhere(world: Any) -> None:
 
 
 def test_an_opening_environment_that_nobody_wants_any_more_is_not_opened_again(world: Any) -> None:
-    w = world()
-    w.node("n0")
-    w.node("n1")
-    w.open("e0", finish=False, trajectory="t")
+    w = world().node("n0").node("n1").open("e0", finish=False, trajectory="t")
     w.handle(events.Cancelled(job="default", trajectory="t"))
 
     w.lose(w.grants["open-e0"].node)
@@ -132,8 +119,7 @@ def test_an_opening_environment_that_nobody_wants_any_more_is_not_opened_again(w
 
 
 def test_a_node_that_joins_again_has_restarted(world: Any) -> None:
-    w = world()
-    w.node(cores=2)
+    w = world().node(cores=2)
     w.run("a", 2)
     w.run("b", 2)
 
@@ -144,8 +130,7 @@ def test_a_node_that_joins_again_has_restarted(world: Any) -> None:
 
 
 def test_a_node_that_left_says_so(world: Any) -> None:
-    w = world()
-    w.node()
+    w = world().node()
 
     w.handle(events.NodeLost(name="n0", reason="its worker was stopped", left=True))
 
@@ -153,8 +138,7 @@ def test_a_node_that_left_says_so(world: Any) -> None:
 
 
 def test_a_report_about_an_earlier_try_is_ignored(world: Any) -> None:
-    w = world()
-    w.node("n0")
+    w = world().node("n0")
     w.run("a", idempotent=True)
     w.lose("n0")
     w.node("n1")
@@ -165,8 +149,7 @@ def test_a_report_about_an_earlier_try_is_ignored(world: Any) -> None:
 
 
 def test_the_parts_of_an_act_add_up(world: Any) -> None:
-    w = world()
-    w.node(cores=1)
+    w = world().node(cores=1)
     w.run("first")
     w.now = 1.0
     w.run("a")
@@ -188,8 +171,7 @@ QUOTAS = (QuotaSpec(name="web", concurrency=1),)
 
 def busy_world(world: Any, policy: str) -> Any:
     """Build a world with something of each sort running, and something of each sort waiting."""
-    w = world(policy, services=SERVICES, quotas=QUOTAS)
-    w.node("n0", cores=8, cells=2, memory_mb=4000)
+    w = world(policy, services=SERVICES, quotas=QUOTAS).node("n0", cores=8, cells=2, memory_mb=4000)
     w.node("n1", cores=4, cells=0, memory_mb=4000)
     w.open("e0", memory_mb=1000)
     w.open("e1", memory_mb=3500)

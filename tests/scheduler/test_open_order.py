@@ -15,12 +15,6 @@ from scheduler.model import events
 from tests.scheduler.opens_run import OpensRun, Setting, Step
 
 
-def close(w: Any, environment: str) -> None:
-    """Close an environment, and have its worker say that it is done."""
-    w.close(environment)
-    w.finish(f"close-{environment}")
-
-
 def opened(w: Any) -> list[str]:
     """Return the environments whose opening has begun, in order."""
     return [action_id.removeprefix("open-") for action_id in w.started if action_id.startswith("open-")]
@@ -31,8 +25,7 @@ def opened(w: Any) -> list[str]:
 
 @pytest.mark.parametrize("policy", ["elastic", "fcfs"])
 def test_opens_of_a_job_alone_that_all_fit_begin_in_the_order_in_which_they_came(world: Any, policy: str) -> None:
-    w = world(policy, starting_limit=1)
-    w.node(memory_mb=1000)
+    w = world(policy, starting_limit=1).node(memory_mb=1000)
     for number, memory_mb in enumerate((300, 10, 200, 50)):
         w.open(f"e{number}", memory_mb=memory_mb, finish=False)
 
@@ -44,8 +37,7 @@ def test_opens_of_a_job_alone_that_all_fit_begin_in_the_order_in_which_they_came
 @pytest.mark.parametrize("declared", [{"memory_mb": 10}, {}])
 def test_a_thousand_opens_of_one_job_do_not_keep_that_of_another_waiting(world: Any, declared: dict[str, int]) -> None:
     # Given a job with more opens than there is memory for, or are start slots
-    w = world(starting_limit=2)
-    w.node(memory_mb=1000)
+    w = world(starting_limit=2).node(memory_mb=1000)
     for number in range(1000):
         w.open(f"flood{number}", job="flood", finish=False, **declared)
     assert opened(w) == ["flood0", "flood1"]
@@ -65,8 +57,7 @@ def test_a_thousand_opens_of_one_job_do_not_keep_that_of_another_waiting(world: 
 
 def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlement(world: Any) -> None:
     # Given jobs of which one has three times the weight of the other, and memory for eight environments
-    w = world(weights={"heavy": 3.0})
-    w.node(memory_mb=800)
+    w = world(weights={"heavy": 3.0}).node(memory_mb=800)
     for number in range(8):
         w.open(f"first{number}", job="gone", memory_mb=100)
     for number in range(8):
@@ -75,19 +66,18 @@ def test_memory_that_falls_free_goes_to_the_job_that_holds_least_of_its_entitlem
 
     # When it falls free
     for number in range(8):
-        close(w, f"first{number}")
+        w.close(f"first{number}", finish=True)
 
     # Then it is shared out by weight
     assert Counter(name[:5] for name in opened(w)[8:]) == {"heavy": 6, "light": 2}
 
 
 def test_without_shares_memory_goes_to_the_open_that_came_first(world: Any) -> None:
-    w = world("fcfs")
-    w.node(memory_mb=100)
+    w = world("fcfs").node(memory_mb=100)
     for name in ("many0", "many1", "few0"):
         w.open(name, job=name[:-1], memory_mb=100)
 
-    close(w, "many0")
+    w.close("many0", finish=True)
 
     assert opened(w) == ["many0", "many1"]
 
@@ -97,10 +87,7 @@ def test_without_shares_memory_goes_to_the_open_that_came_first(world: Any) -> N
 
 def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) -> None:
     # Given a node that is kept for a large open
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("there", memory_mb=500)
-    w.open("large", memory_mb=900)
+    w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
     w.tick(KEPT_AFTER_S)
     w.open("small", memory_mb=200)
     assert "small" not in opened(w)
@@ -114,21 +101,18 @@ def test_a_kept_node_is_open_to_all_again_when_the_open_is_given_up(world: Any) 
 
 def test_others_may_have_what_a_large_open_will_not_need(world: Any) -> None:
     # Given a node of which 500 MB are free, kept for an open of 600
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("there", memory_mb=500)
-    w.open("large", memory_mb=600)
+    w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=600)
     w.tick(KEPT_AFTER_S)
 
     # When small ones come, they have the 400 that it leaves over, and what falls free of those again
     for number in range(5):
         w.open(f"small{number}", job="other", memory_mb=100)
     assert opened(w) == ["there", *(f"small{number}" for number in range(4))]
-    close(w, "small2")
+    w.close("small2", finish=True)
     assert opened(w)[-1] == "small4"
 
     # Then it has its own as soon as what was there before is gone
-    close(w, "there")
+    w.close("there", finish=True)
     assert opened(w)[-1] == "large"
 
 
@@ -147,15 +131,13 @@ def test_one_node_is_kept_and_others_go_on(world: Any) -> None:
     assert w.grants["open-small"].node == "n0"
 
     # And when the other one is empty, the one that came first has it
-    close(w, "on-n1")
+    w.close("on-n1", finish=True)
     assert opened(w)[-1] == "large" and w.core.state.environments["large"].node == "n1"
 
 
 def test_a_job_keeps_no_node_to_go_beyond_its_part_and_its_other_opens_wait_until_it_may(world: Any) -> None:
     # Given a job that holds half of the memory in small environments, and wants nearly all of it for a large one, as another does
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("other0", job="other", memory_mb=100)
+    w = world().node(memory_mb=1000).open("other0", job="other", memory_mb=100)
     for number in range(5):
         w.open(f"part{number}", job="large", memory_mb=100)
     w.open("large", job="large", memory_mb=900)
@@ -170,19 +152,16 @@ def test_a_job_keeps_no_node_to_go_beyond_its_part_and_its_other_opens_wait_unti
 
     # Then the node is kept as soon as the job holds nothing
     for number in range(5):
-        close(w, f"part{number}")
+        w.close(f"part{number}", finish=True)
         assert ("more" in opened(w)) == (number == 4)
     for name in ("other0", "other1"):
         assert "large" not in opened(w)
-        close(w, name)
+        w.close(name, finish=True)
     assert opened(w)[-1] == "large"
 
 
 def test_an_action_that_needs_memory_while_it_runs_has_it_on_a_kept_node(world: Any) -> None:
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("there", memory_mb=500)
-    w.open("large", memory_mb=900)
+    w = world().node(memory_mb=1000).open("there", memory_mb=500).open("large", memory_mb=900)
     w.tick(KEPT_AFTER_S)
 
     w.submit("build", "build", cost={"cores": 1, "memory_mb": 100})
@@ -192,8 +171,7 @@ def test_an_action_that_needs_memory_while_it_runs_has_it_on_a_kept_node(world: 
 
 def test_a_pod_that_needs_more_cores_than_fall_free_at_once_is_waited_for_no_longer_than_the_bound(world: Any) -> None:
     # Given pods on all cores of a node, and a trajectory that needs all of them
-    w = world("static:2")
-    w.node(cores=8)
+    w = world("static:2").node(cores=8)
     for number in range(4):
         w.open(f"e{number}")
     w.open("wide", cores=8)
@@ -202,7 +180,7 @@ def test_a_pod_that_needs_more_cores_than_fall_free_at_once_is_waited_for_no_lon
     # When pods end and others come, those wait
     for number in range(4):
         w.open(f"next{number}", finish=False)
-        close(w, f"e{number}")
+        w.close(f"e{number}", finish=True)
 
     assert opened(w)[-1] == "wide"
 
@@ -285,9 +263,7 @@ def test_slow_turnover_leaves_the_memory_shared_by_weight(world: Any) -> None:
 @pytest.mark.parametrize("waited_s", [0.0, KEPT_AFTER_S])
 def test_a_decision_takes_no_more_calls_with_ten_thousand_waiting_opens_than_with_a_hundred(world: Any, waited_s: float) -> None:
     def crowded(count: int) -> Any:
-        w = world()
-        w.node(memory_mb=20_000)
-        w.open("there", memory_mb=19_000)
+        w = world().node(memory_mb=20_000).open("there", memory_mb=19_000)
         for number in range(count):
             w.open(f"e{number}", job=f"j{number % 10}", memory_mb=1001 + number, finish=False)
         w.tick(waited_s)

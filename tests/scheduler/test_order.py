@@ -12,8 +12,7 @@ from scheduler.model import QuotaSpec
 @pytest.mark.parametrize("policy", ["paper", "fcfs", "fixed:1"])
 def test_a_large_action_at_the_head_is_not_overtaken(world: Any, policy: str) -> None:
     # Given one free core of two, and an action that needs both
-    w = world(policy)
-    w.node(cores=2)
+    w = world(policy).node(cores=2)
     w.run("first")
     w.run("large", 2)
 
@@ -28,8 +27,7 @@ def test_a_large_action_at_the_head_is_not_overtaken(world: Any, policy: str) ->
 
 def test_higher_priority_goes_first_under_elastic_and_not_under_fcfs(world: Any) -> None:
     for policy, order in (("elastic", ["a", "urgent", "b"]), ("fcfs", ["a", "b", "urgent"])):
-        w = world(policy)
-        w.node(cores=1)
+        w = world(policy).node(cores=1)
         w.run("a")
         w.run("b")
         w.run("urgent", priority=9)
@@ -41,11 +39,7 @@ def test_higher_priority_goes_first_under_elastic_and_not_under_fcfs(world: Any)
 
 def test_the_head_of_one_node_does_not_block_another(world: Any) -> None:
     # Given two environments on two nodes, the first one's node full
-    w = world(without=["preemption"])
-    w.node("n0", cores=2)
-    w.node("n1", cores=2)
-    w.open("e0")
-    w.open("e1")
+    w = world(without=["preemption"]).node("n0", cores=2).node("n1", cores=2).open("e0").open("e1")
     w.exec("busy", "e0", 2)
     w.exec("stuck", "e0", 2)
 
@@ -59,8 +53,7 @@ def test_the_head_of_one_node_does_not_block_another(world: Any) -> None:
 
 def test_what_only_a_larger_node_can_run_does_not_block_a_smaller_one(world: Any) -> None:
     # Given a small node and a busy large one
-    w = world()
-    w.node("large", cores=8)
+    w = world().node("large", cores=8)
     w.run("busy", 8)
     w.node("small", cores=2)
     w.run("needs-large", 4)
@@ -73,40 +66,31 @@ def test_what_only_a_larger_node_can_run_does_not_block_a_smaller_one(world: Any
 
 def test_an_action_that_waits_for_memory_does_not_block_those_whose_end_would_free_it(world: Any) -> None:
     # Given an environment that holds most of the memory, and an action that wants as much
-    w = world()
-    w.node(cores=4, memory_mb=1000)
-    w.open("e0", memory_mb=800)
+    w = world().node(cores=4, memory_mb=1000).open("e0", memory_mb=800)
     w.submit("hungry", "build", cost={"cores": 1, "memory_mb": 500})
 
     # When the environment goes on working, and is closed
     w.exec("step", "e0")
     assert "step" in w.grants
     w.finish("step")
-    w.close("e0")
-    w.finish("close-e0")
+    w.close("e0", finish=True)
 
     # Then the hungry one starts
     assert "hungry" in w.grants
 
 
 def test_an_environment_that_does_not_fit_now_lets_smaller_ones_pass(world: Any) -> None:
-    w = world()
-    w.node(memory_mb=1000)
-    w.open("e0", memory_mb=600)
-    w.open("e1", memory_mb=600)
-    w.open("e2", memory_mb=100)
+    w = world().node(memory_mb=1000).open("e0", memory_mb=600).open("e1", memory_mb=600).open("e2", memory_mb=100)
     assert w.waiting == ["open-e1"]
 
-    w.close("e0")
-    w.finish("close-e0")
+    w.close("e0", finish=True)
 
     assert w.started[-1] == "open-e1"
 
 
 @pytest.mark.parametrize("policy", ["elastic", "fcfs"])
 def test_an_action_held_by_its_quota_does_not_block_the_cores_behind_it(world: Any, policy: str) -> None:
-    w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)])
-    w.node(cores=4)
+    w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)]).node(cores=4)
     w.call("call", "web")
     w.submit("held", "fetch", cost={"cores": 1, "quota:web": 1})
     w.run("free")
@@ -118,9 +102,7 @@ def test_an_action_held_by_its_quota_does_not_block_the_cores_behind_it(world: A
 
 
 def test_labels_restrict_where_an_action_runs(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web")])
-    w.node("plain")
-    w.node("special", labels=frozenset({"docker", "ssd"}))
+    w = world(quotas=[QuotaSpec(name="web")]).node("plain").node("special", labels=frozenset({"docker", "ssd"}))
 
     w.run("a", requires=("docker",))
     w.open("e0", requires=("docker", "ssd"), finish=False)
@@ -152,8 +134,7 @@ def test_an_action_without_needs_starts_anywhere_and_waits_only_for_a_node(world
     ],
 )
 def test_what_could_never_run_is_rejected_at_once(world: Any, cost: dict[str, int], reason: str) -> None:
-    w = world()
-    w.node(memory_mb=1000)
+    w = world().node(memory_mb=1000)
 
     w.submit("a", "build", cost=cost)
 
@@ -161,8 +142,7 @@ def test_what_could_never_run_is_rejected_at_once(world: Any, cost: dict[str, in
 
 
 def test_a_job_with_too_many_waiting_is_rejected_and_others_are_not(world: Any) -> None:
-    w = world(queue_limit=2)
-    w.node(cores=1)
+    w = world(queue_limit=2).node(cores=1)
     for number in range(4):
         w.run(f"a{number}", job="greedy")
     w.run("b", job="modest")
@@ -172,9 +152,7 @@ def test_a_job_with_too_many_waiting_is_rejected_and_others_are_not(world: Any) 
 
 
 def test_a_full_queue_never_keeps_a_trainer_from_closing_its_environment(world: Any) -> None:
-    w = world(queue_limit=1)
-    w.node(cores=1)
-    w.open("e0")
+    w = world(queue_limit=1).node(cores=1).open("e0")
     w.run("busy")
     w.run("waits")
 
@@ -185,8 +163,7 @@ def test_a_full_queue_never_keeps_a_trainer_from_closing_its_environment(world: 
 
 def test_a_queue_deadline_ends_what_still_waits_makes_way_and_leaves_what_runs(world: Any) -> None:
     # Given one that runs on a core of two, and one that needs both, each with a deadline, and another one behind
-    w = world("fcfs")
-    w.node(cores=2)
+    w = world("fcfs").node(cores=2)
     w.run("runs", queue_timeout_s=5.0)
     w.run("waits", 2, queue_timeout_s=5.0)
     w.run("behind")

@@ -13,8 +13,7 @@ UNITS = [1, 2, 4, 8]
 
 
 def test_paper_never_resizes_what_runs(world: Any) -> None:
-    w = world("paper")
-    w.node(cores=8)
+    w = world("paper").node(cores=8)
     w.run("first", UNITS, parallel=0.95, work_s=100.0)
     w.run("second", UNITS, parallel=0.95, work_s=100.0)
 
@@ -56,8 +55,7 @@ def test_paper_starts_both_where_they_do_not_scale(world: Any) -> None:
 def test_fcfs_takes_the_smallest_amount_and_fixed_waits_for_n_or_the_nearest_allowed_below(
     world: Any, policy: str, cores: int, allowed: list[int], granted: list[int]
 ) -> None:
-    w = world(policy)
-    w.node(cores=cores)
+    w = world(policy).node(cores=cores)
     for number in range(9):
         w.run(f"a{number}", allowed, parallel=0.9)
 
@@ -65,22 +63,19 @@ def test_fcfs_takes_the_smallest_amount_and_fixed_waits_for_n_or_the_nearest_all
 
 
 def test_static_pods_hold_their_cores_for_life(world: Any) -> None:
-    w = world("static:4")
-    w.node(cores=8)
+    w = world("static:4").node(cores=8)
     for name in ("e0", "e1", "e2"):
         w.open(name)
     assert w.waiting == ["open-e2"]
     assert w.core.pools.cpu.groups["n0"].free == 0
 
-    w.close("e0")
-    w.finish("close-e0")
+    w.close("e0", finish=True)
 
     assert w.grants["open-e2"].core_ids == (0, 1, 2, 3)
 
 
 def test_a_pod_waits_for_the_cores_of_actions_outside_of_any_pod(world: Any) -> None:
-    w = world("static:4")
-    w.node(cores=4)
+    w = world("static:4").node(cores=4)
     w.run("a")
     w.open("e0", finish=False)
     assert w.waiting == ["open-e0"]
@@ -91,9 +86,7 @@ def test_a_pod_waits_for_the_cores_of_actions_outside_of_any_pod(world: Any) -> 
 
 
 def test_static_actions_run_at_their_best_within_the_pod(world: Any) -> None:
-    w = world("static:4")
-    w.node(cores=8)
-    w.open("e0")
+    w = world("static:4").node(cores=8).open("e0")
     w.exec("a", "e0", UNITS, parallel=0.9)
 
     assert w.grants["a"].core_ids == (0, 1, 2, 3)
@@ -102,9 +95,7 @@ def test_static_actions_run_at_their_best_within_the_pod(world: Any) -> None:
 
 
 def test_static_shares_the_pod_between_actions_of_one_moment(world: Any) -> None:
-    w = world("static:4")
-    w.node(cores=4)
-    w.open("e0", finish=False)
+    w = world("static:4").node(cores=4).open("e0", finish=False)
     w.exec("a", "e0", [1, 2, 3], parallel=0.9)
     w.exec("b", "e0", [1, 2, 3], parallel=0.9)
 
@@ -114,9 +105,7 @@ def test_static_shares_the_pod_between_actions_of_one_moment(world: Any) -> None
 
 
 def test_a_pod_is_as_large_as_the_most_demanding_action_of_its_trajectory(world: Any) -> None:
-    w = world("static:2")
-    w.node(cores=8)
-    w.open("e0", cores=6, finish=False)
+    w = world("static:2").node(cores=8).open("e0", cores=6, finish=False)
 
     assert len(w.grants["open-e0"].core_ids) == 6
 

@@ -11,8 +11,7 @@ from scheduler.model import QuotaSpec, ServiceSpec
 
 @pytest.mark.parametrize(("burst", "times"), [(None, [0.0, 0.25, 0.5, 0.75]), (3, [0.0, 0.0, 0.0, 0.25])])
 def test_requests_are_evenly_spaced_but_for_a_burst_that_goes_at_once(world: Any, burst: int | None, times: list[float]) -> None:
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0, burst=burst)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0, burst=burst)]).node()
     for number in range(4):
         w.call(f"c{number}", "web")
     seen = [w.now] * len(w.started)
@@ -26,9 +25,7 @@ def test_requests_are_evenly_spaced_but_for_a_burst_that_goes_at_once(world: Any
 
 
 def test_concurrency_is_kept_for_all_jobs_and_nodes_and_the_next_starts_when_one_ends(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=2)])
-    w.node("n0")
-    w.node("n1")
+    w = world(quotas=[QuotaSpec(name="web", concurrency=2)]).node("n0").node("n1")
     for number in range(4):
         w.call(f"c{number}", "web", job=f"j{number}")
     assert w.started == ["c0", "c1"]
@@ -40,8 +37,7 @@ def test_concurrency_is_kept_for_all_jobs_and_nodes_and_the_next_starts_when_one
 
 
 def test_a_lost_node_gives_its_places_back(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=1)])
-    w.node("n0")
+    w = world(quotas=[QuotaSpec(name="web", concurrency=1)]).node("n0")
     w.call("a", "web")
     w.call("b", "web")
     w.node("n1")
@@ -52,10 +48,7 @@ def test_a_lost_node_gives_its_places_back(world: Any) -> None:
 
 
 def test_requests_go_to_the_node_that_runs_the_fewest_actions(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web")])
-    w.node("n0")
-    w.node("n1")
-    w.node("n2", pools=("cpu",))
+    w = world(quotas=[QuotaSpec(name="web")]).node("n0").node("n1").node("n2", pools=("cpu",))
     for number in range(4):
         w.call(f"c{number}", "web")
 
@@ -63,8 +56,7 @@ def test_requests_go_to_the_node_that_runs_the_fewest_actions(world: Any) -> Non
 
 
 def test_an_action_that_draws_on_two_quotas_waits_for_both(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="a", concurrency=1), QuotaSpec(name="b", concurrency=1)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="a", concurrency=1), QuotaSpec(name="b", concurrency=1)]).node()
     w.call("first", "b")
     w.call("both", "a", "b")
     w.call("other", "a")
@@ -77,8 +69,7 @@ def test_an_action_that_draws_on_two_quotas_waits_for_both(world: Any) -> None:
 
 
 def test_an_amount_of_requests_counts_as_so_many(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=3)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", concurrency=3)]).node()
     w.submit("two", "batch", cost={"quota:web": 2})
     w.submit("again", "batch", cost={"quota:web": 2})
 
@@ -88,8 +79,7 @@ def test_an_amount_of_requests_counts_as_so_many(world: Any) -> None:
 
 
 def test_cores_and_a_rate_are_waited_for_together(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=1.0)])
-    w.node(cores=1)
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=1.0)]).node(cores=1)
     for name in ("a", "b"):
         w.submit(name, "fetch", cost={"cores": 1, "quota:web": 1})
     w.finish("a")
@@ -115,8 +105,7 @@ def test_a_model_can_draw_on_a_quota_too(world: Any) -> None:
 
 def test_what_has_less_lead_than_others_does_not_have_the_core_woken_for_ever(world: Any) -> None:
     # Given an action on cores that waits for one request, and a call, which may be granted ahead of its time, that waits for five
-    w = world("fcfs", quotas=[QuotaSpec(name="web", rate_per_s=1.0, burst=5, lead_s=2.0)])
-    w.node()
+    w = world("fcfs", quotas=[QuotaSpec(name="web", rate_per_s=1.0, burst=5, lead_s=2.0)]).node()
     for number in range(5):
         w.call(f"c{number}", "web")
     w.submit("build", "build", cost={"cores": 1, "quota:web": 1})
@@ -136,8 +125,7 @@ def test_what_has_less_lead_than_others_does_not_have_the_core_woken_for_ever(wo
 @pytest.mark.parametrize("policy", ["fcfs", "paper", "fixed:1"])
 def test_cores_are_not_kept_for_an_action_whose_quota_one_before_it_has_taken(world: Any, policy: str) -> None:
     # Given two free cores
-    w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)])
-    w.node(cores=2)
+    w = world(policy, quotas=[QuotaSpec(name="web", concurrency=1)]).node(cores=2)
     w.run("whole", cores=2)
     for name in ("first", "second"):
         w.submit(name, "build", cost={"cores": 1, "quota:web": 1})
@@ -151,8 +139,7 @@ def test_cores_are_not_kept_for_an_action_whose_quota_one_before_it_has_taken(wo
 
 def test_an_action_for_a_model_may_draw_on_a_quota_whatever_nodes_for_calls_there_are(world: Any) -> None:
     # Given a node for calls without the label that the action asks for
-    w = world(quotas=[QuotaSpec(name="web", concurrency=1)], services=[ServiceSpec(name="rm")])
-    w.node("calls", pools=("api",))
+    w = world(quotas=[QuotaSpec(name="web", concurrency=1)], services=[ServiceSpec(name="rm")]).node("calls", pools=("api",))
     w.node("gpus", pools=("gpu",), cells=1, labels=frozenset({"fast"}))
 
     # When it needs no other amounts than its service has

@@ -18,10 +18,8 @@ JUDGE = ServiceSpec(name="judge", cells=(2,), restore_s=0.5)
 @pytest.mark.parametrize("state", ["absent", "host", "failed"])
 def test_what_is_gone_is_restored(world: Any, state: str) -> None:
     # Given a service that was resident and idle
-    w = world(services=[RM])
-    w.node(cells=1)
-    w.score("a", "rm")
-    w.finish("a")
+    w = world(services=[RM]).node(cells=1)
+    w.score("a", "rm", finish=True)
 
     # When its worker says that it is not there any more
     w.report("rm", (0,), state)
@@ -32,8 +30,7 @@ def test_what_is_gone_is_restored(world: Any, state: str) -> None:
 
 
 def test_a_late_report_of_what_has_actions_changes_nothing(world: Any) -> None:
-    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2)])
-    w.node(cells=1)
+    w = world(services=[ServiceSpec(name="rm", restore_s=0.5, max_concurrency=2)]).node(cells=1)
     w.score("a", "rm")
 
     w.report("rm", (0,), "host")
@@ -44,8 +41,7 @@ def test_a_late_report_of_what_has_actions_changes_nothing(world: Any) -> None:
 
 def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> None:
     # Given a service that a node is still bringing onto its only cell
-    w = world(services=[RM])
-    w.node(cells=1)
+    w = world(services=[RM]).node(cells=1)
     w.report("rm", (0,), "restoring")
     w.score("a", "rm")
     assert w.waiting == ["a"]
@@ -59,8 +55,7 @@ def test_what_is_being_restored_takes_actions_once_it_is_there(world: Any) -> No
 
 
 def test_a_restore_that_failed_is_tried_again_by_who_waits_for_it(world: Any) -> None:
-    w = world(services=[RM])
-    w.node(cells=1)
+    w = world(services=[RM]).node(cells=1)
     w.report("rm", (0,), "starting")
     w.score("a", "rm")
 
@@ -71,8 +66,7 @@ def test_a_restore_that_failed_is_tried_again_by_who_waits_for_it(world: Any) ->
 
 def test_what_would_be_in_the_way_of_others_is_not_adopted(world: Any) -> None:
     # Given a cell that was given to an action of another service
-    w = world(services=[RM, JUDGE])
-    w.node(cells=2)
+    w = world(services=[RM, JUDGE]).node(cells=2)
     w.score("a", "rm")
 
     # When the node says, as it was a moment ago, what is being evicted from there
@@ -85,8 +79,7 @@ def test_what_would_be_in_the_way_of_others_is_not_adopted(world: Any) -> None:
 
 def test_a_warm_service_is_brought_before_it_is_asked_for(world: Any) -> None:
     # Given a node with one warm service among others
-    w = world(services=[RM, ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)])
-    w.node(cells=4)
+    w = world(services=[RM, ServiceSpec(name="hot", cells=(2, 4), restore_s=0.5, warm=True)]).node(cells=4)
     w.wake()
     assert w.of(Restore) == [Restore(node="n0", service="hot", cell_ids=(0, 1))]
 
@@ -112,8 +105,7 @@ def test_a_warm_service_that_is_there_already_or_has_no_room_is_not_brought(worl
 
 
 def test_services_are_not_warmed_up_where_they_own_their_cells(world: Any) -> None:
-    w = world("static:1", services=[ServiceSpec(name="hot", warm=True)])
-    w.node(cells=1)
+    w = world("static:1", services=[ServiceSpec(name="hot", warm=True)]).node(cells=1)
     w.tick(0.0)
 
     assert w.of(Restore) == []
@@ -126,8 +118,7 @@ def test_a_pinned_service_is_never_evicted(world: Any, policy: str) -> None:
     w.node(cells=2)
     for at, service in enumerate(("stays", "rm")):
         w.now = float(at)
-        w.score(service, service)
-        w.finish(service)
+        w.score(service, service, finish=True)
 
     # When a third one needs a cell, then the other goes, though it was used later
     w.now = 20.0
@@ -146,8 +137,7 @@ def test_a_pinned_service_is_never_evicted(world: Any, policy: str) -> None:
 
 
 def test_reports_that_mean_nothing_here_are_dropped(world: Any) -> None:
-    w = world(services=[RM])
-    w.node(cells=1)
+    w = world(services=[RM]).node(cells=1)
 
     w.report("rm", (0,), "resident", node="elsewhere")
     w.report("unknown", (0,), "resident")

@@ -61,8 +61,7 @@ def test_entitlements_go_by_weight_among_those_that_are_active() -> None:
 @pytest.mark.parametrize(("without", "first"), [([], "few"), (["shares"], "many4")], ids=["shares", "no shares"])
 def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world: Any, without: list[str], first: str) -> None:
     # Given a job that holds all cores and has more waiting
-    w = world(without=without)
-    w.node(cores=4)
+    w = world(without=without).node(cores=4)
     for number in range(6):
         w.run(f"many{number}", job="many")
 
@@ -76,8 +75,7 @@ def test_a_job_within_its_share_goes_before_one_beyond_it_that_came_first(world:
 
 def test_a_job_beyond_its_share_takes_extra_units_of_its_own_and_of_nobody_within_theirs(world: Any) -> None:
     # Given a full node, on which a job beyond its share and one within each have an extra unit
-    w = world()
-    w.node(cores=8)
+    w = world().node(cores=8)
     w.run("light", [1, 2], parallel=0.5, work_s=100.0, job="light")
     w.run("own", [1, 2], parallel=0.99, work_s=100.0, job="heavy")
     w.run("fixed", 4, job="heavy")
@@ -111,8 +109,7 @@ def test_a_job_beyond_its_share_may_hold_its_part_of_any_node(world: Any) -> Non
 
 def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: Any) -> None:
     # Given a node on which one job has a core and wants all of them
-    w = world(window_s=30.0)
-    w.node(cores=8)
+    w = world(window_s=30.0).node(cores=8)
     w.run("long", 1, job="wide")
     w.run("all", 8, job="wide")
 
@@ -130,9 +127,7 @@ def test_a_job_that_waits_for_a_whole_node_holds_up_nobody_else_at_first(world: 
 
 def test_nothing_comes_last_for_ever(world: Any) -> None:
     # Given a core, a job beyond its share and one that always has something waiting
-    w = world(window_s=6.0)
-    w.node("n0", cores=8, labels=frozenset({"a"}))
-    w.node("n1", cores=1, labels=frozenset({"b"}))
+    w = world(window_s=6.0).node("n0", cores=8, labels=frozenset({"a"})).node("n1", cores=1, labels=frozenset({"b"}))
     w.run("heavy", 8, job="heavy", requires=("a",))
     w.run("first", 1, job="light", requires=("b",), work_s=1.0)
     w.run("wants", 1, job="heavy", requires=("b",), work_s=1.0)

@@ -58,8 +58,7 @@ def test_the_factor_stays_between_the_floor_and_one(story: list[tuple[bool, floa
 
 def test_nothing_starts_before_retry_after_is_over_then_at_half_the_rate(world: Any) -> None:
     # Given a rate of 4 a second, and a refusal that asks for 3 seconds
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0, burst=3)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0, burst=3)]).node()
     w.call("a", "web", idempotent=True)
     w.tick(1.0)
     w.answer("a", 429, retry_after_s=3.0)
@@ -79,8 +78,7 @@ def test_nothing_starts_before_retry_after_is_over_then_at_half_the_rate(world: 
     ("status", "retry_after_s", "pauses"), [(429, None, True), (503, 5.0, True), (503, None, False), (500, 5.0, False)]
 )
 def test_which_answers_refuse(world: Any, status: int, retry_after_s: float | None, pauses: bool) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=5)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", concurrency=5)]).node()
     w.call("a", "web", idempotent=True)
     w.answer("a", status, retry_after_s=retry_after_s)
     w.call("b", "web")
@@ -90,8 +88,7 @@ def test_which_answers_refuse(world: Any, status: int, retry_after_s: float | No
 
 
 def test_an_account_without_a_rate_is_left_fewer_places(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=4)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", concurrency=4)]).node()
     for number in range(8):
         w.call(f"c{number}", "web", idempotent=True)
     w.answer("c0", 429, retry_after_s=1.0)
@@ -103,8 +100,7 @@ def test_an_account_without_a_rate_is_left_fewer_places(world: Any) -> None:
 
 
 def test_an_action_that_may_not_be_repeated_gets_the_refusal_as_its_answer(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)]).node()
     w.call("post", "web")
     w.answer("post", 429, retry_after_s=1.0)
 
@@ -114,8 +110,7 @@ def test_an_action_that_may_not_be_repeated_gets_the_refusal_as_its_answer(world
 
 def test_after_so_many_refusals_the_trainer_gets_the_answer(world: Any) -> None:
     # Given an API that always refuses
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=4.0)]).node()
     w.call("a", "web", idempotent=True)
     # When the action is tried until it has an end
     tries = 0
@@ -130,8 +125,7 @@ def test_after_so_many_refusals_the_trainer_gets_the_answer(world: Any) -> None:
 
 
 def test_refused_tries_do_not_count_as_lost_nodes(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=4)])
-    w.node("n0")
+    w = world(quotas=[QuotaSpec(name="web", concurrency=4)]).node("n0")
     w.call("a", "web", idempotent=True)
     for _ in range(2):
         w.answer("a", 429, retry_after_s=1.0)
@@ -146,8 +140,7 @@ def test_refused_tries_do_not_count_as_lost_nodes(world: Any) -> None:
 
 
 def test_a_refused_action_keeps_its_queue_deadline(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", concurrency=4)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", concurrency=4)]).node()
     w.call("a", "web", idempotent=True, queue_timeout_s=2.0)
     w.answer("a", 429, retry_after_s=60.0)
     w.tick(2.0)
@@ -156,8 +149,7 @@ def test_a_refused_action_keeps_its_queue_deadline(world: Any) -> None:
 
 
 def test_accounts_do_not_disturb_each_other(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="a", rate_per_s=4.0), QuotaSpec(name="b", rate_per_s=4.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="a", rate_per_s=4.0), QuotaSpec(name="b", rate_per_s=4.0)]).node()
     w.call("a0", "a", idempotent=True)
     w.answer("a0", 429, retry_after_s=100.0)
     for number in range(4):
@@ -170,8 +162,7 @@ def test_accounts_do_not_disturb_each_other(world: Any) -> None:
 
 
 def test_repeats_of_a_worker_are_charged_to_the_account(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=1.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=1.0)]).node()
     w.call("a", "web")
     w.answer("a", 502, requests=3)
     w.call("b", "web")
@@ -181,8 +172,7 @@ def test_repeats_of_a_worker_are_charged_to_the_account(world: Any) -> None:
 
 
 def test_a_refused_request_costs_no_tokens(world: Any) -> None:
-    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="llm", tokens_per_min=60.0)]).node()
     w.call("a", "llm", tokens=30, idempotent=True)
     w.answer("a", 429, retry_after_s=2.0)
     w.wake()
@@ -208,8 +198,7 @@ class SlidingServer:
 
 def test_the_fleet_follows_a_server_that_lowers_its_limit_and_raises_it_again(world: Any) -> None:
     # Given a full queue at 50 a second, answers after 100 ms, and a server that allows 15 from 5 s to 25 s
-    w = world(quotas=[QuotaSpec(name="web", rate_per_s=50.0, margin=0.03)])
-    w.node()
+    w = world(quotas=[QuotaSpec(name="web", rate_per_s=50.0, margin=0.03)]).node()
     server = SlidingServer(50)
     for number in range(2600):
         w.call(f"c{number}", "web", idempotent=True)
