@@ -124,6 +124,7 @@ def test_a_header_without_a_job_belongs_to_the_default_job_and_none_is_empty() -
     ("header", "problem"),
     [
         ({"kind": "build", "colour": "red"}, "colour: no such field"),
+        ({"kind": "build", "efficiency": 1}, "efficiency: must be an object"),
         ({"kind": "build", "detached": True}, "detached: is only for an environment, when it is opened"),
         *(({"kind": kind}, "environment: ") for kind in CPU_KINDS),
         *(({"kind": kind}, "service: ") for kind in GPU_KINDS),
@@ -133,7 +134,7 @@ def test_a_header_without_a_job_belongs_to_the_default_job_and_none_is_empty() -
     ],
     ids=shown,
 )
-def test_fields_that_do_not_go_together_are_refused(header: dict[str, Any], problem: str) -> None:
+def test_fields_that_are_unknown_or_do_not_go_together_are_refused(header: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidAction, match=f"^{problem}"):
         Action.from_header(header)
 
