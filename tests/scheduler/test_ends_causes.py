@@ -44,20 +44,23 @@ def test_what_a_worker_says_is_the_cause_where_it_is_one(world: Any) -> None:
 
 
 def test_a_lost_node_is_the_infrastructures_fault_for_all_that_it_ran_and_held(world: Any) -> None:
-    # Given a command that runs, one that waits for it, and an action outside of any environment
+    # Given a command that runs, one that waits for it, one that waits for cores, and an action outside of any environment
     w = world().node().open("e")
     w.exec("runs", "e", session="main", idempotent=True)
     w.exec("waits", "e", session="main")
+    w.exec("queued", "e", cores=8, preemptible=False)
     w.run("build")
     # When the node is lost
     w.lose()
     w.exec("later", "e")
     # Then each says so
     found = ends(w)
-    assert {id: found[id] for id in ("runs", "waits", "later")} == dict.fromkeys(("runs", "waits", "later"), ("lost", "environment_lost"))
+    assert {id: found[id] for id in ("runs", "waits", "queued", "later")} == dict.fromkeys(
+        ("runs", "waits", "queued", "later"), ("lost", "environment_lost")
+    )
     assert found["build"] == ("lost", "node_lost")
-    assert w.ended("waits") == w.ended("later") == ("lost", "environment e is lost: node n0 was lost: it burned")
-    assert {w.ends[name].environment_lost_on for name in ("runs", "waits", "later")} == {"n0"}
+    assert w.ended("waits") == w.ended("queued") == w.ended("later") == ("lost", "environment e is lost: node n0 was lost: it burned")
+    assert {w.ends[name].environment_lost_on for name in ("runs", "waits", "queued", "later")} == {"n0"}
     assert w.of(commands.NoteEnvironment)[-1].state == "lost"
     # And a close of what is lost has the same cause, and is nobody's fault
     w.close("e")
