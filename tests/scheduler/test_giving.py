@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from base64 import b64decode
 
 import pytest
 
 from scheduler.live import giving
-from scheduler.live.transport import Received
+from tangram.wire import GRANT_HEADER, node_queue
 
 from .test_reports import Live, finished
 
@@ -15,16 +16,24 @@ from .test_reports import Live, finished
 class Given(Live):
     """A service with a node of one core; `sent` are the task, id and number of what goes to the node, in order."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent: list[tuple[str, str, int]] = []
-        line: Any = self.line
-        line.send_action = lambda node, message, header: self.sent.append(("action", message, 0))
-        line.send_control = lambda node, task, arguments: self.sent.append((task, arguments["id"], arguments["number"]))
+    @property
+    def sent(self) -> list[tuple[str, str, int]]:
+        """Return what has gone to the node; an action has the number 0."""
+        found = []
+        for one in map(json.loads, self.broker.waiting(node_queue("n"))):
+            headers, (_, given, _) = one["headers"], json.loads(b64decode(one["body"]))
+            found.append(("action", headers["id"], 0) if GRANT_HEADER in headers else (headers["task"], given["id"], given["number"]))
+        return found
+
+    def clear(self) -> None:
+        """Have the node take all that has gone to it."""
+        self.broker.purge(node_queue("n"))
 
     def give(self, action_id: str, *numbers: int, data: str = "YQ==", **more: str) -> None:
         words = {"id": action_id, "client": "c1", "job": "j1", "sender": "s", **more}
-        self.takes(*(Received(sort="control", body={"give": {**words, "number": n, "what": ["data", data]}}) for n in numbers))
+        for number in numbers:
+            self.broker.request({"give": {**words, "number": number, "what": ["data", data]}})
+        self.service.step()
 
     def gives(self, action_id: str, *numbers: int) -> list[tuple[str, str, int]]:
         return [("tangram.give", action_id, number) for number in numbers]
@@ -36,7 +45,7 @@ def live() -> Given:
     live = Given()
     live.submit("runs", "waits", client="c1", job="j1")
     assert live.running == ["runs"]
-    live.sent.clear()
+    live.clear()
     return live
 
 
@@ -56,14 +65,14 @@ def test_what_is_given_to_a_waiting_command_follows_it_to_its_node(live: Given) 
 def test_what_overtakes_the_submission_finds_the_command_all_the_same() -> None:
     live = Given()
     words = {"id": "a", "client": "c1", "job": "j1", "sender": "s", "number": 1, "what": ["end"]}
-    live.line.inbox.append(Received(sort="control", body={"give": words}))
+    live.broker.request({"give": words})
     live.submit("a", client="c1", job="j1")
     assert live.sent == [("action", "a", 0), *live.gives("a", 1)]
 
 
 def test_nothing_reaches_a_command_that_has_ended_or_never_was(live: Given) -> None:
     live.told(finished("runs"))
-    live.sent.clear()
+    live.clear()
     live.give("runs", 1)
     live.give("never", 1)
     assert not live.sent
@@ -87,7 +96,7 @@ def test_what_is_kept_is_bounded_and_has_no_gap(live: Given, monkeypatch: pytest
 
 def test_what_is_kept_goes_with_a_command_that_is_cancelled(live: Given) -> None:
     live.give("waits", 1)
-    live.takes(Received(sort="control", body={"cancel": {"ids": ["waits"]}}))
+    live.asked({"cancel": {"ids": ["waits"]}})
     assert not live.service._executor.giving._kept and live.service._executor.giving._size == 0
 
 
@@ -97,5 +106,5 @@ WRONG: list[dict[str, object]] = [{"what": []}, {"what": ["data", "x" * 200_000]
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_makes_no_sense_is_dropped(live: Given, wrong: dict[str, object]) -> None:
     words: dict[str, object] = {"id": "runs", "client": "c1", "job": "j1", "sender": "s", "number": 1, "what": ["end"]}
-    live.takes(Received(sort="control", body={"give": words | wrong}))
+    live.asked({"give": words | wrong})
     assert not live.sent
