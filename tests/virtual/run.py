@@ -60,8 +60,8 @@ class Run:
     schedulers: list[Process] = field(default_factory=list)
     leader: Process | None = None
     broken: list[str] = field(default_factory=list)
-    shared: set[tuple[str, str, str]] = field(default_factory=set)
-    """The commands that held a core together when the laws were looked at last."""
+    shared: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    """The commands that hold a core together, and since when."""
     log: list[str] = field(default_factory=list)
 
     def note(self, what: str) -> None:
