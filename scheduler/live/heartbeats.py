@@ -83,7 +83,8 @@ class Heartbeats:
         self._beat_at: dict[str, float] = {}
         self._unexpected: dict[str, dict[tuple[str, str], int]] = {}
         """How many beats in a row have shown what a node should not hold, by node."""
-        self._resent: dict[str, int] = {}
+        self._resent: dict[str, tuple[int, float]] = {}
+        """How often an action was sent again to a node that does not know it, and when last."""
         self._looked_at = now
         self._lost_connections = 0
         self._excused_until = 0.0
@@ -259,7 +260,10 @@ class Heartbeats:
                 self._transport.send_control(name, "tangram.tell", {"id": action_id, "attempt": running.grant.attempt})
 
     def answer_unknown(self, action_id: str, attempt: int, now: float) -> None:
-        """Send a grant again that has not arrived. Give up an action that cannot be delivered, unless its result is stored."""
+        """Send a grant again that has not arrived. Give up an action that cannot be delivered, unless its result is stored.
+
+        A report may come several times. Within a beat, the grant that was sent again is still under way.
+        """
         running = self._core.state.running.get(action_id)
         if running is None or running.grant.attempt != attempt:
             return
@@ -267,7 +271,11 @@ class Heartbeats:
             self._handle(end.finished(attempt), now)
             return
         node = running.grant.node
-        resent = self._resent[action_id] = self._resent.get(action_id, 0) + 1
+        resent, last = self._resent.get(action_id, (0, float("-inf")))
+        if now - last < (self._core.state.limits.beat_s or 0.0):
+            return
+        resent += 1
+        self._resent[action_id] = (resent, now)
         if running.started_at is None and resent <= MOST_RESENT:
             log.warning("node %s never got action %s; it is sent again", node, action_id)
             self._handle(events.NeverArrived(id=action_id, attempt=attempt), now)

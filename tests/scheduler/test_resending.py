@@ -163,3 +163,18 @@ def test_what_cannot_be_delivered_is_given_up_at_last_and_old_tries_do_not_count
     # Then that has an end
     assert [end.status for end in scheduler.out if isinstance(end, Finish)] == ["lost"]
     assert len(scheduler.wires.sent) == MOST_RESENT
+
+
+def test_a_report_that_comes_several_times_uses_up_one_try_of_its_grant() -> None:
+    # Given a granted action on a node that beats every second
+    driver = Driver(now=NOW, beat_s=1.0)
+    driver.handle(events.NodeJoined(node=NodeSpec(name="n", pools=("cpu",), cores=1)), NOW)
+    driver.executor.keep("a", "a", NOW)
+    driver.handle(events.Submitted(id="a", action=Action(kind="build", cost=Cost.of(cores=1)), submitted_at=NOW), NOW)
+    sent = len(driver.wires.sent)
+    # When the node says five times at once that it does not know it, since the answers of the broker were lost
+    for _ in range(5):
+        driver.heartbeats.answer_unknown("a", 1, NOW)
+    # Then its grant is sent once more, and it is not given up
+    assert len(driver.wires.sent) == sent + 1
+    assert "a" in driver.core.state.running
