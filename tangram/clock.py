@@ -1,7 +1,8 @@
 """The time, and all that waits for it: threads, queues, events.
 
 A client's session, the scheduler, the broker and a node take the time from here. So all of them can run in one thread on a virtual clock
-(`tests/virtual`). In production each function is the standard library's. Code that the simulation does not run uses `time` and
+(`tests/virtual`). In production each function is the standard library's. Call them as `clock.time()`: a name that was imported by itself
+stays with the clock that was in force. Code that the simulation does not run uses `time` and
 `threading` directly: streams of output, Redis' intake, retention, metrics.
 """
 
@@ -70,60 +71,20 @@ class Clock:
         return ThreadPoolExecutor(most, thread_name_prefix=name)
 
 
-_clock = Clock()
+_system = Clock()
+time, monotonic, sleep = _system.time, _system.monotonic, _system.sleep
+event, fifo, thread = _system.event, _system.fifo, _system.thread
+runs_in, wait, pool = _system.runs_in, _system.wait, _system.pool
+
+_FUNCTIONS = ("time", "monotonic", "sleep", "event", "fifo", "thread", "runs_in", "wait", "pool")
 
 
 @contextmanager
 def installed(clock: Clock) -> Iterator[None]:
     """Let everything in this process go by `clock`. Only for tests: what waits already goes by the clock before."""
-    global _clock
-    before, _clock = _clock, clock
+    before = {name: globals()[name] for name in _FUNCTIONS}
+    globals().update({name: getattr(clock, name) for name in _FUNCTIONS})
     try:
         yield
     finally:
-        _clock = before
-
-
-def time() -> float:
-    """Return the seconds since the epoch."""
-    return _clock.time()
-
-
-def monotonic() -> float:
-    """Return seconds that no operator sets back."""
-    return _clock.monotonic()
-
-
-def sleep(seconds: float) -> None:
-    """Do nothing for some seconds."""
-    _clock.sleep(seconds)
-
-
-def event() -> threading.Event:
-    """Return an event that is not set."""
-    return _clock.event()
-
-
-def fifo() -> queue.SimpleQueue[Any]:
-    """Return an empty queue."""
-    return _clock.fifo()
-
-
-def thread(run: Callable[[], object], name: str) -> Task:
-    """Return a daemon thread that has not begun."""
-    return _clock.thread(run, name)
-
-
-def runs_in(task: Task) -> bool:
-    """Whether the caller runs in this thread."""
-    return _clock.runs_in(task)
-
-
-def wait(futures: Sequence[Future[Any]], timeout_s: float | None = None) -> bool:
-    """Wait until one of some futures is done, at most `timeout_s` seconds; return whether one is."""
-    return _clock.wait(futures, timeout_s)
-
-
-def pool(most: int, name: str) -> Executor:
-    """Return a pool of at most `most` threads, none of them started."""
-    return _clock.pool(most, name)
+        globals().update(before)

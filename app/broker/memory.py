@@ -1,7 +1,7 @@
 """Broker and result store in the memory of one process: the stub that stands for Redis.
 
 A client, a scheduler and nodes of one process use it through kombu, Celery and redis-py's words, as they use Redis. It keeps the promises
-that `tests/broker` checks for memory, Redis and RabbitMQ alike. What it has not: streams of output, priorities, chords.
+that `tests/broker` checks for memory, Redis and RabbitMQ alike. It has no streams of output, no priorities and no chords.
 
 | part | stands for |
 |---|---|

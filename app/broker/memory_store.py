@@ -75,7 +75,8 @@ class MemoryBroker:
     def take(self, holder: str, queue: str, most: int) -> list[bytes]:
         """Move the oldest messages of a queue to `holder`; return them."""
         with self._lock:
-            found = [message for message in (self.pop(queue) for _ in range(min(most, len(self._queues.get(queue, ()))))) if message]
+            waiting = self._queues.get(queue, deque())
+            found = [waiting.popleft() for _ in range(min(most, len(waiting)))]
             self._taken.setdefault(holder, {}).setdefault(queue, deque()).extend(found)
             return found
 

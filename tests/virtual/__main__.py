@@ -18,6 +18,7 @@ from tests.virtual.scenario import Scenario, scenario
 from tests.virtual.shrink import shortest
 
 AT_ONCE = 10
+"""Seeds that one process runs in a row."""
 SHOWN = 3
 """How many failing seeds are made short; of all others the first broken law is printed."""
 

@@ -28,7 +28,7 @@ from tangram.errors import StackUnreachable
 from tangram.settings import Settings
 from tests.virtual import laws
 from tests.virtual.clock import Process, World
-from tests.virtual.network import Network, VirtualJournal, VirtualLease, open_journal
+from tests.virtual.network import SLOW_S, Network, VirtualJournal, VirtualLease, open_journal
 from tests.virtual.node import APP, VirtualNode
 from tests.virtual.sandbox import Ledger
 from tests.virtual.scenario import Fault, Scenario
@@ -157,7 +157,7 @@ class Run:
             "broker away": lambda: setattr(network, "broker_away", False),
             "journal away": lambda: setattr(network, "journal_away", False),
             "answers lost": lambda: setattr(network, "loses_answers", 0.0),
-            "slow network": lambda: setattr(network, "slow_s", 0.004),
+            "slow network": lambda: setattr(network, "slow_s", SLOW_S),
         }.get(fault.kind)
         match fault.kind:
             case "broker away":

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.virtual.__main__ import told
+from tests.virtual.__main__ import AT_ONCE, told
 from tests.virtual.run import broken_laws
 from tests.virtual.scenario import scenario
 
 SEEDS = 200
-AT_ONCE = 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
