@@ -193,7 +193,8 @@ def _trace(settings: Settings, pool: Pool) -> None:
         trace_tasks(tracer)
 
 
-def _describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
+def describe(pool: Pool, settings: Settings, **offers: Any) -> WireNode:
+    """Return how a worker of a pool presents itself, with what it `offers`."""
     name = settings.node_name or f"{socket.gethostname()}-{pool}"
     description: WireNode = {
         "name": name,
@@ -246,7 +247,7 @@ def _set_up_cpu(settings: Settings, blobs: Blobs) -> Prepared:
     domains = _offered_cores(settings, machine)
     core_map = CoreMap(tuple(sorted(machine.without(settings.reserved_cores).cores)))
     memory_mb = settings.memory_mb or psutil.virtual_memory().total // MIB
-    description = _describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory_mb)
+    description = describe("cpu", settings, cores=sum(map(len, domains)), domains=domains, memory_mb=memory_mb)
     base = settings.state_dir / "environments" / description["name"]
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
     if settings.sandbox == "process":
@@ -388,7 +389,7 @@ def _set_up_gpu(settings: Settings, blobs: Blobs) -> Prepared:
 
     cell_memory_mb = min(device.memory_mb for device in devices)
     services = described(host)
-    description = _describe("gpu", settings, cells=len(devices), cell_memory_mb=cell_memory_mb, services=services)
+    description = describe("gpu", settings, cells=len(devices), cell_memory_mb=cell_memory_mb, services=services)
     return Prepared(description=description, now=now, attach=attach, close=close)
 
 
@@ -397,7 +398,7 @@ def _set_up_api(settings: Settings, blobs: Blobs) -> Prepared:
 
     requests = Requests()
     provide(ApiContext(settings=settings, blobs=blobs, requests=requests))
-    return Prepared(description=_describe("api", settings), close=requests.close)
+    return Prepared(description=describe("api", settings), close=requests.close)
 
 
 _SET_UP: dict[Pool, Callable[[Settings, Blobs], Prepared]] = {"cpu": _set_up_cpu, "gpu": _set_up_gpu, "api": _set_up_api}

@@ -46,15 +46,15 @@ def burn_second_core() -> float:
 def burn_moved() -> float:
     """Return CPU time of burning 0.5 s while the work is moved 25 times between one core and two, beyond that."""
     _needs_two_cores()
-    before = _children_s()
-    with _burning("0.5") as shell:
+    before = children_s()
+    with burning(ONE, "0.5", "1", "1", "2") as shell:
         for move in range(MOVES):
             if shell.poll() is not None:
                 break
-            _pin(shell.pid, ONE if move % 2 else TWO)
+            pin(shell.pid, ONE if move % 2 else TWO)
             time.sleep(0.02)
         _ended(shell)
-    return 1e3 * (_children_s() - before - 0.5)
+    return 1e3 * (children_s() - before - 0.5)
 
 
 def _needs_two_cores() -> None:
@@ -64,17 +64,17 @@ def _needs_two_cores() -> None:
 
 def _burnt(work_s: str, then: set[int]) -> None:
     """Burn work that starts on one core and is moved to `then`."""
-    with _burning(work_s) as shell:
+    with burning(ONE, work_s, "1", "1", "2") as shell:
         until(lambda: tree.descendants(shell.pid))
-        _pin(shell.pid, then)
+        pin(shell.pid, then)
         _ended(shell)
 
 
 @contextmanager
-def _burning(work_s: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Give a shell, held to one core, whose only child is the program, which may use two."""
-    words = " ".join([*_command(work_s, "1", "1", "2")])
-    shell = subprocess.Popen(["taskset", "-c", str(HERE[0]), "/bin/sh", "-c", f"{words}; exit $?"])
+def burning(cores: set[int], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Give a shell, held to `cores`, whose only child is the program."""
+    words = " ".join(_command(*arguments))
+    shell = subprocess.Popen(["/bin/sh", "-c", f"{words}; exit $?"], preexec_fn=lambda: os.sched_setaffinity(0, cores))
     try:
         yield shell
     finally:
@@ -84,7 +84,7 @@ def _burning(work_s: str) -> Iterator[subprocess.Popen[bytes]]:
         shell.wait()
 
 
-def _pin(shell: int, cores: set[int]) -> None:
+def pin(shell: int, cores: set[int]) -> None:
     """Hold every thread below a shell to `cores`."""
 
     def scan() -> tuple[list[int], bool]:
@@ -104,12 +104,12 @@ def _command(*arguments: str) -> list[str]:
 
 
 def _used_s(*arguments: str) -> float:
-    before = _children_s()
+    before = children_s()
     subprocess.run(_command(*arguments), check=True)
-    return _children_s() - before
+    return children_s() - before
 
 
-def _children_s() -> float:
+def children_s() -> float:
     """Return the CPU time of the children that this process has waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-import app.replay.burn as burn_module
+from bench.figures.burning import HERE, ONE, TWO, burning, children_s, pin
 from tests.workers_cpu.support import until
 from workers.cpu.process import tree
 
-HERE = sorted(os.sched_getaffinity(0))
-ONE, TWO = {HERE[0]}, set(HERE[:2])
 needs_two_cores = pytest.mark.skipif(len(HERE) < 2, reason="growing takes two cores")
 
 
 MOVES = 25
 """Most moves of work between cores."""
-
-
-@contextmanager
-def burning(cores: set[int], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Give a shell, held to `cores`, whose only child is the program."""
-    words = " ".join((sys.executable, "-S", "-E", str(Path(burn_module.__file__)), *arguments))
-    shell = subprocess.Popen(["/bin/sh", "-c", f"{words}; exit $?"], preexec_fn=lambda: os.sched_setaffinity(0, cores))
-    try:
-        yield shell
-    finally:
-        for process in tree.descendants(shell.pid):
-            tree.send(process, 9)
-        shell.kill()
-        shell.wait()
-
-
-def pin(shell: int, cores: set[int]) -> None:
-    """Hold every thread below a shell to `cores`."""
-
-    def scan() -> tuple[list[int], bool]:
-        found, is_all = tree.settled(shell)
-        return [thread for process in found for thread in tree.threads_of(process)], is_all
-
-    tree.place(scan, list, lambda thread: os.sched_setaffinity(thread, cores) is None)
 
 
 def processes(shell: subprocess.Popen[bytes]) -> int:
@@ -57,12 +25,6 @@ def processes(shell: subprocess.Popen[bytes]) -> int:
 def burns(shell: subprocess.Popen[bytes]) -> bool:
     """Return whether the program has come to its work."""
     return any(process.cpu_s > 0.03 for process in tree.descendants(shell.pid))
-
-
-def used_s() -> float:
-    """Return the CPU time of the children that this process has waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 @needs_two_cores
@@ -109,7 +71,7 @@ def test_cores_that_came_before_the_start_are_used() -> None:
 @needs_two_cores
 def test_growing_and_shrinking_leave_the_work_as_it_is() -> None:
     # Given work that is moved again and again between one core and two
-    before = used_s()
+    before = children_s()
     with burning(ONE, "0.5", "1", "1", "2") as shell:
         for move in range(MOVES):
             if shell.poll() is not None:
@@ -119,7 +81,7 @@ def test_growing_and_shrinking_leave_the_work_as_it_is() -> None:
         # When it has ended; then all is well
         assert shell.wait(60) == 0
     # And as much CPU time was used at least
-    assert used_s() - before >= 0.5
+    assert children_s() - before >= 0.5
 
 
 @needs_two_cores

@@ -13,7 +13,7 @@ from scheduler.live.descriptions import node_spec
 from tangram.settings import Settings
 from workers.cpu.cores import CoreMap
 from workers.cpu.topology import Domain, Topology, read_topology
-from workers.start import _describe, _offered_cores
+from workers.start import _offered_cores, describe
 
 
 def offered(machine: Topology, **given: int) -> list[list[int]]:
@@ -54,18 +54,18 @@ def test_nothing_left_is_refused_in_one_line(reserved: int) -> None:
 
 def test_the_scheduler_learns_the_domains() -> None:
     # Given a worker's description with domains; when the scheduler takes it in; then it knows as many cores in them
-    description = _describe("cpu", Settings(node_name="n0"), cores=3, domains=[[4, 6], [5]])
+    description = describe("cpu", Settings(node_name="n0"), cores=3, domains=[[4, 6], [5]])
     assert (node_spec(description).cores, node_spec(description).domains) == (3, ((4, 6), (5,)))
 
 
 def test_a_description_without_domains_is_one_of_numbered_cores() -> None:
     # Given a description without domains; when the scheduler takes it in; then the cores are 0 to n - 1
-    spec = node_spec(_describe("cpu", Settings(node_name="n0"), cores=3))
+    spec = node_spec(describe("cpu", Settings(node_name="n0"), cores=3))
     assert [list(domain) for domain in spec.core_domains()] == [[0, 1, 2]]
 
 
 def test_a_core_that_is_named_twice_counts_once() -> None:
-    spec = node_spec(_describe("cpu", Settings(node_name="n0"), cores=5, domains=[[1, 2, 1], [2], [2, 3]]))
+    spec = node_spec(describe("cpu", Settings(node_name="n0"), cores=5, domains=[[1, 2, 1], [2], [2, 3]]))
     assert (spec.cores, spec.domains) == (3, ((1, 2), (3,)))
 
 

@@ -18,7 +18,7 @@ from tangram import clock
 from tangram.blobs import Blobs
 from tangram.connection import OUTAGE_LIMIT_S
 from tangram.settings import Settings
-from tangram.wire import GRANT_HEADER, WireNode, node_label, node_queue
+from tangram.wire import GRANT_HEADER, node_queue
 from tests.virtual.clock import Process
 from tests.virtual.network import Network
 from tests.virtual.sandbox import Ledger, VirtualSandbox
@@ -28,6 +28,7 @@ from workers.cpu import tasks
 from workers.cpu.giving import Giving
 from workers.cpu.streams import OutputStreams
 from workers.node import Node
+from workers.start import describe
 
 assert tasks, "importing it registers the tasks"
 APP = worker_app.app
@@ -89,19 +90,7 @@ class VirtualNode:
         worker = f"{self.name}/{self.starts}"
         random = self._network.world.random
         self.sandbox = sandbox = VirtualSandbox(worker, self._ledger, lambda: random.choice((0.01, 0.1, 0.5, 2.0)))
-        description: WireNode = {
-            "name": self.name,
-            "kinds": ["cpu"],
-            "labels": [node_label(self.name)],
-            "cores": self.cores,
-            "memory_mb": 4096,
-            "cells": 0,
-            "cell_memory_mb": 0,
-            "services": {},
-            "running": [],
-            "environments": [],
-            "takes_causes": True,
-        }
+        description = describe("cpu", settings.model_copy(update={"node_name": self.name}), cores=self.cores, memory_mb=4096)
         self._node = node = Node(
             APP,
             store,  # type: ignore[arg-type]
