@@ -21,7 +21,7 @@ from tangram import Client
 from tests.conftest import RedisServer
 from tests.journals import new_journal
 from tests.live.network import Network
-from tests.live.support import INCLUDE, SERVICES, Live, running_forks
+from tests.live.support import INCLUDE, SERVICES, Live, running
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def live(real_component: None, tmp_path_factory: pytest.TempPathFactory, service
     """Run the stack that most tests share; none of them may harm it. Who needs more than a CPU node asks for `gpu_node` or `api_node`."""
     folder = tmp_path_factory.mktemp("live")
     plan = StackPlan(nodes=1, cores=2, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE)
-    with running_forks(folder, plan) as started:
+    with running(folder, plan) as started:
         yield started
 
 
@@ -65,7 +65,7 @@ def api_node(live: Live) -> None:
 def repairable_stack(real_component: None, tmp_path_factory: pytest.TempPathFactory, services_file: Path) -> Iterator[Live]:
     """Run the stack of `repaired`."""
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, services_file=services_file, include=INCLUDE)
-    with running_forks(tmp_path_factory.mktemp("repaired"), plan) as started:
+    with running(tmp_path_factory.mktemp("repaired"), plan) as started:
         yield started
 
 
@@ -83,7 +83,7 @@ def own_stack(real_component: None, tmp_path: Path, services_file: Path) -> Iter
 
         def start(**plan: Any) -> Live:
             usual: dict[str, Any] = {"nodes": 1, "cores": 2, "memory_mb": 4096, "api_nodes": 0, "services_file": services_file}
-            return stacks.enter_context(running_forks(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", StackPlan(**usual | plan)))
+            return stacks.enter_context(running(tmp_path / f"state-{len(list(tmp_path.iterdir()))}", StackPlan(**usual | plan)))
 
         yield start
 

@@ -178,6 +178,3 @@ def running(folder: Path, plan: StackPlan) -> Iterator[Live]:
         live = Live(started, plan)
         yield live
         live.journal.dispose()
-
-
-running_forks = running

@@ -15,7 +15,7 @@ from tangram import Client
 from tangram.client import Environment
 from tangram.session import Session
 from tests.cli.template import PROGRAM, Forked
-from tests.live.support import Live, running_forks
+from tests.live.support import Live, running
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 def pair(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack of two nodes; each test puts back what it has drained."""
     plan = StackPlan(nodes=2, cores=2, memory_mb=4096, api_nodes=0)
-    with running_forks(tmp_path_factory.mktemp("pair"), plan) as started:
+    with running(tmp_path_factory.mktemp("pair"), plan) as started:
         yield started
 
 

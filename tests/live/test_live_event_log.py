@@ -18,7 +18,7 @@ import pytest
 from app.local.processes import Command
 from app.local.stack import StackPlan
 from tangram import ActionCancelled
-from tests.live.support import Live, running_forks
+from tests.live.support import Live, running
 from workers.node import LEAST_GROWTH, LEAST_GROWTH_S
 
 
@@ -106,7 +106,7 @@ def two_cores_by_module(real_component: None, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("log")
     variables = {"TANGRAM_EVENT_LOG": str(folder / "events.jsonl"), "TANGRAM_USAGE_S": "0.2", "TANGRAM_WITHOUT": "learning"}
     plan = StackPlan(nodes=0, cores=2, memory_mb=4096, api_nodes=0, variables=variables)
-    with running_forks(folder / "state", plan) as started:
+    with running(folder / "state", plan) as started:
         started.plan = replace(plan, nodes=1)
         worker = started.command("cpu-0")
         started.stack.spawn(Command("cpu-0", (sys.executable, "-c", HELD_BY_AFFINITY, *worker.argv[3:]), worker.env))

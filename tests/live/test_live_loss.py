@@ -29,7 +29,7 @@ from tangram.wire import (
     node_queue,
 )
 from tests.freezing import freeze
-from tests.live.support import FAST_BEATS, INCLUDE, Live, running_forks
+from tests.live.support import FAST_BEATS, INCLUDE, Live, running
 from tests.workers_cpu.support import RUN
 
 GRANT = {
@@ -73,7 +73,7 @@ def publish(live: Live, action_id: str, path: Path) -> None:
 def impatient_stack(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run the stack of `impatient`."""
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, include=INCLUDE, variables=FAST_BEATS)
-    with running_forks(tmp_path_factory.mktemp("impatient"), plan) as started:
+    with running(tmp_path_factory.mktemp("impatient"), plan) as started:
         yield started
 
 

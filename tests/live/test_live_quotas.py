@@ -11,7 +11,7 @@ import pytest
 
 from app.local.stack import StackPlan
 from bench.quotas import call_all, seen
-from tests.live.support import Live, ended_calls, running_forks
+from tests.live.support import Live, ended_calls, running
 
 PLACES = 4
 QUOTAS = f'[quotas.search]\nconcurrency = {PLACES}\nhosts = ["127.0.0.1"]\n'
@@ -22,7 +22,7 @@ def fleet(real_component: None, tmp_path: Path) -> Iterator[Live]:
     """Run a stack with two API workers."""
     (tmp_path / "quotas.toml").write_text(QUOTAS)
     plan = StackPlan(nodes=0, api_nodes=2, services_file=tmp_path / "quotas.toml")
-    with running_forks(tmp_path / "state", plan) as started:
+    with running(tmp_path / "state", plan) as started:
         yield started
 
 

@@ -15,7 +15,7 @@ from app.journal.status import ServiceStatus, status
 from app.local.stack import StackPlan
 from tangram import calls
 from tangram.errors import ActionError
-from tests.live.support import FAST_BEATS, Live, running_forks
+from tests.live.support import FAST_BEATS, Live, running
 
 ITEM = [{"prompt": "p", "response": "r"}]
 TWO = """
@@ -69,7 +69,7 @@ def one_cell(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("services")
     (folder / "services.toml").write_text("[quotas.of_nobody]\nrate_per_s = 1\n")
     plan = StackPlan(nodes=0, api_nodes=0, cells=1, cell_memory_mb=1000, services_file=folder / "services.toml", variables=FAST_BEATS)
-    with running_forks(folder / "state", plan) as started:
+    with running(folder / "state", plan) as started:
         yield started
 
 

@@ -16,7 +16,7 @@ from app.local.stack import StackPlan
 from tangram import ActionCancelled, AsyncClient, AsyncEnvironment, Chunk, Client, EnvironmentLost, Handle, giving
 from tangram.connection import redis_url
 from tangram.publisher import ControlRequest
-from tests.live.support import Live, running_forks
+from tests.live.support import Live, running
 from workers.cpu.streams import HELD_S
 
 
@@ -167,7 +167,7 @@ def calm(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Run a stack that writes an event log, whose worker may be slow to answer; the last test of this file kills and replaces it."""
     folder = tmp_path_factory.mktemp("calm")
     variables = {"TANGRAM_EVENT_LOG": str(folder / "events"), "TANGRAM_ISOLATION": "none"}
-    with running_forks(folder, StackPlan(nodes=1, cores=2, memory_mb=4096, cells=0, api_nodes=0, variables=variables)) as started:
+    with running(folder, StackPlan(nodes=1, cores=2, memory_mb=4096, cells=0, api_nodes=0, variables=variables)) as started:
         yield started
 
 

@@ -19,7 +19,7 @@ from tangram.connection import open_store
 from tangram.life_signs import silences
 from tangram.wire import INGRESS_QUEUE
 from tests.freezing import freeze
-from tests.live.support import Live, running_forks
+from tests.live.support import Live, running
 
 ORPHAN_S = 15.0
 
@@ -28,7 +28,7 @@ ORPHAN_S = 15.0
 def watched(real_component: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Run a stack that soon gives up clients that are silent; tests may leave commands of theirs running."""
     plan = StackPlan(cores=4, memory_mb=4096, api_nodes=0, variables={"TANGRAM_ORPHAN_S": str(ORPHAN_S)})
-    with running_forks(tmp_path_factory.mktemp("watched"), plan) as started:
+    with running(tmp_path_factory.mktemp("watched"), plan) as started:
         yield started
 
 
